@@ -1,0 +1,65 @@
+//! How much there is to compute.
+
+use super::Layout;
+use super::masks::ones;
+use super::parts::{Content, Parts};
+
+/// What a layout holds, counted in closed form a run.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Blocks of which every pair is seen.
+    pub full_blocks: u128,
+    /// Blocks of which some pairs are seen.
+    pub partial_blocks: u128,
+    /// Pairs of query and key that are seen.
+    pub active_pairs: u128,
+}
+
+impl Counts {
+    /// Blocks of which any pair is seen.
+    pub fn active_blocks(&self) -> u128 {
+        self.full_blocks + self.partial_blocks
+    }
+
+    /// Floating-point operations of a forward pass of one head: two products, `Q Kᵀ` and `P V`.
+    pub fn forward_flops(&self, key_dim: u32, value_dim: u32) -> u128 {
+        self.active_pairs * 2 * (u128::from(key_dim) + u128::from(value_dim))
+    }
+
+    /// Floating-point operations of a backward pass of one head: five products, three over the
+    /// key dim (the scores again, `dQ`, `dK`) and two over the value dim (`dP`, `dV`).
+    pub fn backward_flops(&self, key_dim: u32, value_dim: u32) -> u128 {
+        self.active_pairs * 2 * (3 * u128::from(key_dim) + 2 * u128::from(value_dim))
+    }
+}
+
+pub(super) fn count(layout: &Layout) -> Counts {
+    let mut counts = Counts::default();
+    let block = layout.block().get() as u128;
+    // Keys that the last column lacks.
+    let missing = u128::from(layout.columns()) * block - u128::from(layout.keys());
+    let mut parts = Parts::new(layout);
+    for row in layout.rows() {
+        let tokens = layout.row_tokens(row);
+        let queries = u128::from(tokens.end - tokens.start);
+        parts.row(row, |comb, content| {
+            let blocks = u128::from(comb.count);
+            match content {
+                Content::Full => {
+                    let last = comb.start + comb.count == layout.columns();
+                    counts.full_blocks += blocks;
+                    counts.active_pairs += queries * (blocks * block - u128::from(last) * missing);
+                }
+                Content::Stored(id) => {
+                    counts.partial_blocks += blocks;
+                    counts.active_pairs += blocks * u128::from(layout.table.pairs(id));
+                }
+                Content::Made(mask) => {
+                    counts.partial_blocks += blocks;
+                    counts.active_pairs += blocks * u128::from(ones(mask));
+                }
+            }
+        });
+    }
+    counts
+}

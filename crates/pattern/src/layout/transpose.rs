@@ -1,0 +1,111 @@
+//! Columns of runs, from rows of runs.
+//!
+//! Going down the rows, a column's run opens where a row has a block that the row above hasn't,
+//! and closes where that ends. Comparing two neighbouring rows run by run finds just the columns
+//! that change, so the work is that of reading the rows and writing the columns: a run of a
+//! million blocks that the next row has too is looked at once.
+
+use super::{Layout, Run};
+use crate::error::{Error, Result};
+
+/// The columns of a layout: for each column of key blocks the runs of query blocks that see it.
+/// Masks are those of the rows, not turned: read them with the same
+/// [`Masks`](super::Masks).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Transpose {
+    starts: Vec<u32>,
+    runs: Vec<Run>,
+}
+
+impl Transpose {
+    /// The runs of query blocks that see a column of key blocks, ascending.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such column.
+    pub fn column(&self, column: u32) -> &[Run] {
+        let column = column as usize;
+        &self.runs[self.starts[column] as usize..self.starts[column + 1] as usize]
+    }
+
+    /// How many runs all columns have.
+    pub fn run_count(&self) -> usize {
+        self.runs.len()
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        self.starts.capacity() * size_of::<u32>() + self.runs.capacity() * size_of::<Run>()
+    }
+}
+
+pub(super) fn transpose(layout: &Layout) -> Result<Transpose> {
+    let columns = layout.columns() as usize;
+    let mut starts = vec![0u32; columns + 1];
+    let mut total = 0u64;
+    changes(layout, |_, from, to, before, _| {
+        if before.is_some() {
+            total += u64::from(to - from);
+            // Past the bound the counts no longer matter.
+            starts[from as usize..to as usize].iter_mut().for_each(|n| *n = n.wrapping_add(1));
+        }
+    });
+    let limit = layout.frame.max_bytes;
+    if total * size_of::<Run>() as u64 > limit || total > u32::MAX.into() {
+        let rows = layout.rows().len() as u64;
+        return Err(Error::TooLarge { limit, row: rows, rows });
+    }
+    // From counts to the place where each column's next run goes.
+    let mut sum = 0;
+    for start in &mut starts {
+        sum += std::mem::replace(start, sum);
+    }
+    let mut runs = vec![Run { start: 0, len: 0, mask: 0 }; total as usize];
+    changes(layout, |row, from, to, before, after| {
+        for column in from as usize..to as usize {
+            // The run that is open in a column lies, unfinished, where it will stay.
+            if before.is_some() {
+                let run = &mut runs[starts[column] as usize];
+                run.len = row - run.start;
+                starts[column] += 1;
+            }
+            if let Some(mask) = after {
+                runs[starts[column] as usize] = Run { start: row, len: 0, mask };
+            }
+        }
+    });
+    // Each start has moved to its column's end, which is the next column's start.
+    starts.rotate_right(1);
+    starts[0] = 0;
+    Ok(Transpose { starts, runs })
+}
+
+/// Calls `visit(row, from, to, before, after)` for the columns `from..to` whose mask is `before`
+/// in the row above and `after` in `row`, where they differ; one row past the last included.
+fn changes(layout: &Layout, mut visit: impl FnMut(u32, u32, u32, Option<u32>, Option<u32>)) {
+    let rows = layout.rows();
+    let mut above: &[Run] = &[];
+    for row in rows.start..=rows.end {
+        let here = if row < rows.end { layout.row(row) } else { &[] };
+        let (mut i, mut j, mut at) = (0, 0, 0);
+        while i < above.len() || j < here.len() {
+            let (a, b) = (above.get(i), here.get(j));
+            let before = a.filter(|run| run.start <= at);
+            let after = b.filter(|run| run.start <= at);
+            let mut end = u32::MAX;
+            for (next, current) in [(a, before), (b, after)] {
+                if let Some(run) = next {
+                    end = end.min(if current.is_some() { run.end() } else { run.start });
+                }
+            }
+            let (before, after) = (before.map(|run| run.mask), after.map(|run| run.mask));
+            if before != after && at < end {
+                visit(row, at, end, before, after);
+            }
+            at = end;
+            i += usize::from(a.is_some_and(|run| run.end() <= at));
+            j += usize::from(b.is_some_and(|run| run.end() <= at));
+        }
+        above = here;
+    }
+}

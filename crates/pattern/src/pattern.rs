@@ -1,0 +1,374 @@
+//! The algebra: primitives, `&`, `|`, `!`.
+//!
+//! A [`Pattern`] is a lazy predicate over global positions (query, key). It costs nothing until a
+//! [`Layout`](crate::Layout) is compiled from it. Arguments are checked here, once; whatever a
+//! `Pattern` holds is legal, so nothing behind it needs to check again.
+
+use std::ops::{BitAnd, BitOr, Not, Range};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::plan::Plan;
+
+mod block_rows;
+mod lengths;
+
+pub(crate) use block_rows::BlockRows;
+pub(crate) use lengths::Lengths;
+
+/// The largest argument of a primitive: a position and an argument then add up inside 64 bits.
+pub(crate) const LARGEST: u64 = 1 << 61;
+
+/// The most blocks that a row of `random` draws (or leaves out): a bound on what a short text can
+/// make a compiler hold. BigBird draws three.
+pub(crate) const MOST_DRAWS: u64 = 1 << 16;
+
+/// Which query may attend to which key, by global position.
+///
+/// ```
+/// use longspan_pattern::Pattern;
+///
+/// let pattern = Pattern::causal() & (Pattern::window(256, 0)? | Pattern::sinks(16)?);
+/// assert_eq!(pattern, "causal & (window(256, 0) | sinks(16))".parse()?);
+/// assert!(pattern.allows(1_000, 3));
+/// assert!(!pattern.allows(1_000, 700));
+/// # Ok::<_, longspan_pattern::Error>(())
+/// ```
+#[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Pattern(pub(crate) Expr);
+
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) enum Expr {
+    Full,
+    Causal,
+    Window {
+        left: u64,
+        right: u64,
+    },
+    Sinks {
+        tokens: u64,
+    },
+    GlobalTokens {
+        tokens: u64,
+    },
+    Dilated {
+        segment: u64,
+        rate: u64,
+        offset: u64,
+    },
+    Strided {
+        stride: u64,
+    },
+    Hierarchical(Vec<Level>),
+    Documents(Lengths),
+    Packed {
+        queries: Lengths,
+        keys: Lengths,
+        inner: Box<Pattern>,
+    },
+    BlocksDilated {
+        block: u64,
+        rates: Vec<u64>,
+    },
+    Butterfly {
+        block: u64,
+    },
+    Random {
+        block: u64,
+        per_row: u64,
+        blocks: u64,
+        seed: u64,
+    },
+    Blocks {
+        block: u64,
+        rows: BlockRows,
+    },
+    /// Two or more, none of them an `And`.
+    And(Vec<Pattern>),
+    /// Two or more, none of them an `Or`.
+    Or(Vec<Pattern>),
+    /// Never of a `Not`.
+    Not(Box<Pattern>),
+}
+
+/// One level of [`Pattern::hierarchical`]: keys at most `window` away whose group of `grain`
+/// tokens is every `stride`-th.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Level {
+    /// Largest distance of query and key.
+    pub window: u64,
+    /// Every how many groups one is seen.
+    pub stride: u64,
+    /// Tokens a group.
+    pub grain: u64,
+}
+
+impl Pattern {
+    /// Everything.
+    pub fn full() -> Self {
+        Pattern(Expr::Full)
+    }
+
+    /// `key ≤ query`.
+    pub fn causal() -> Self {
+        Pattern(Expr::Causal)
+    }
+
+    /// `query − left ≤ key ≤ query + right`, both ends included.
+    pub fn window(left: u64, right: u64) -> Result<Self> {
+        let check = Check("window");
+        check.size("left", left)?;
+        check.size("right", right)?;
+        Ok(Pattern(Expr::Window { left, right }))
+    }
+
+    /// The last `width` positions up to and including the query's own: `window(width − 1, 0)`.
+    pub fn sliding_window(width: u64) -> Result<Self> {
+        Check("sliding_window").count("width", width)?;
+        Pattern::window(width - 1, 0)
+    }
+
+    /// The first `tokens` keys, for everybody: `0 ≤ key < tokens`.
+    pub fn sinks(tokens: u64) -> Result<Self> {
+        Check("sinks").size("tokens", tokens)?;
+        Ok(Pattern(Expr::Sinks { tokens }))
+    }
+
+    /// The first `tokens` positions see all and are seen by all.
+    pub fn global_tokens(tokens: u64) -> Result<Self> {
+        Check("global_tokens").size("tokens", tokens)?;
+        Ok(Pattern(Expr::GlobalTokens { tokens }))
+    }
+
+    /// Query and key in the same segment of `segment` tokens, and both `≡ offset` mod `rate`
+    /// counted from its start. Negative positions are in no segment.
+    pub fn dilated(segment: u64, rate: u64, offset: u64) -> Result<Self> {
+        let check = Check("dilated");
+        check.count("segment", segment)?;
+        check.count("rate", rate)?;
+        if offset >= rate {
+            return Err(check.error("offset", offset, "less than the rate"));
+        }
+        Ok(Pattern(Expr::Dilated { segment, rate, offset }))
+    }
+
+    /// `(query − key) mod stride = 0`.
+    pub fn strided(stride: u64) -> Result<Self> {
+        Check("strided").count("stride", stride)?;
+        Ok(Pattern(Expr::Strided { stride }))
+    }
+
+    /// Fine near, coarse far: any level suffices (see [`Level`]).
+    pub fn hierarchical(levels: impl IntoIterator<Item = Level>) -> Result<Self> {
+        let check = Check("hierarchical");
+        let levels: Vec<_> = levels.into_iter().collect();
+        check.some("levels", levels.len())?;
+        for level in &levels {
+            check.size("window", level.window)?;
+            check.count("stride", level.stride)?;
+            check.count("grain", level.grain)?;
+        }
+        Ok(Pattern(Expr::Hierarchical(levels)))
+    }
+
+    /// Query and key in the same document. The lengths (zero is legal) add up to the keys'
+    /// tokens, which is checked when a layout is compiled. Positions go on counting across
+    /// documents; [`packed`](Self::packed) starts anew in each.
+    pub fn documents(lengths: impl IntoIterator<Item = u64>) -> Result<Self> {
+        Ok(Pattern(Expr::Documents(Lengths::new("documents", "lengths", lengths)?)))
+    }
+
+    /// Many sequences in one call: query and key in the same sequence, and `inner` sees positions
+    /// counted within it, queries aligned to its last keys. So packed equals unpacked.
+    pub fn packed(
+        query_lengths: impl IntoIterator<Item = u64>,
+        key_lengths: impl IntoIterator<Item = u64>,
+        inner: Pattern,
+    ) -> Result<Self> {
+        let queries = Lengths::new("packed", "query lengths", query_lengths)?;
+        let keys = Lengths::new("packed", "key lengths", key_lengths)?;
+        if queries.count() != keys.count() {
+            return Err(Error::PackedCounts { queries: queries.count(), keys: keys.count() });
+        }
+        inner.fits_each(&queries, &keys)?;
+        Ok(Pattern(Expr::Packed { queries, keys, inner: Box::new(inner) }))
+    }
+
+    /// Block `i` sees itself and blocks `i ± r` for each rate.
+    pub fn blocks_dilated(block: u64, rates: impl IntoIterator<Item = u64>) -> Result<Self> {
+        let check = Check("blocks_dilated");
+        check.count("block", block)?;
+        let rates: Vec<_> = rates.into_iter().collect();
+        for &rate in &rates {
+            check.count("rate", rate)?;
+        }
+        Ok(Pattern(Expr::BlocksDilated { block, rates }))
+    }
+
+    /// Block `i` sees itself and the blocks whose number differs from `i` in one bit.
+    pub fn butterfly(block: u64) -> Result<Self> {
+        Check("butterfly").count("block", block)?;
+        Ok(Pattern(Expr::Butterfly { block }))
+    }
+
+    /// Query block `i` sees `min(per_row, blocks)` distinct key blocks of `0..blocks`, drawn from
+    /// `seed` and `i` alone: the same on every machine. A row names at most 65,536 blocks, seen or
+    /// left out.
+    pub fn random(block: u64, per_row: u64, blocks: u64, seed: u64) -> Result<Self> {
+        let check = Check("random");
+        check.count("block", block)?;
+        check.count("blocks", blocks)?;
+        if per_row.min(blocks.saturating_sub(per_row)) > MOST_DRAWS {
+            return Err(check.error("per_row", per_row, "65536 blocks a row to draw at most"));
+        }
+        Ok(Pattern(Expr::Random { block, per_row, blocks, seed }))
+    }
+
+    /// An explicit mask of blocks: for each row of query blocks the ranges of key blocks that it
+    /// sees, ascending. Query blocks past the last row see nothing.
+    ///
+    /// ```
+    /// use longspan_pattern::Pattern;
+    ///
+    /// let chosen = Pattern::blocks(64, [vec![0..1], vec![0..2], vec![0..1, 2..3]])?;
+    /// assert_eq!(chosen.to_string(), "blocks(64, [[0], [0..2], [0, 2]])");
+    /// # Ok::<_, longspan_pattern::Error>(())
+    /// ```
+    pub fn blocks<Row>(block: u64, rows: impl IntoIterator<Item = Row>) -> Result<Self>
+    where
+        Row: IntoIterator<Item = Range<u64>>,
+    {
+        Check("blocks").count("block", block)?;
+        Ok(Pattern(Expr::Blocks { block, rows: BlockRows::new(rows)? }))
+    }
+
+    /// Whether the query at position `query` may attend to the key at position `key`.
+    ///
+    /// For looking at single positions; a layout answers for all of them.
+    pub fn allows(&self, query: i64, key: i64) -> bool {
+        Plan::new(self, None).allows(query, key)
+    }
+
+    /// Checks that inner documents and sequences fill each sequence they stand in.
+    fn fits_each(&self, queries: &Lengths, keys: &Lengths) -> Result<()> {
+        if !self.has_lengths() {
+            return Ok(());
+        }
+        let mut last = None;
+        for i in 0..queries.count() {
+            let lengths = (queries.length(i), keys.length(i));
+            if lengths.0 > 0 && lengths.1 > 0 && last != Some(lengths) {
+                self.fits(lengths.0, lengths.1 - lengths.0, lengths.1)?;
+                last = Some(lengths);
+            }
+        }
+        Ok(())
+    }
+
+    fn has_lengths(&self) -> bool {
+        match &self.0 {
+            Expr::Documents(_) | Expr::Packed { .. } => true,
+            Expr::And(parts) | Expr::Or(parts) => parts.iter().any(Pattern::has_lengths),
+            Expr::Not(inner) => inner.has_lengths(),
+            _ => false,
+        }
+    }
+
+    /// Checks documents and sequences against the tokens they lie on.
+    pub(crate) fn fits(&self, tokens_q: i64, query_offset: i64, key_end: i64) -> Result<()> {
+        const KEYS: &str = "the position after the last key";
+        const QUERIES: &str = "the number of queries";
+        let sum = |primitive, argument, lengths: &Lengths, tokens, rule| {
+            let sum = lengths.total();
+            if sum == tokens {
+                return Ok(());
+            }
+            Err(Error::Sum { primitive, argument, sum, tokens, rule })
+        };
+        match &self.0 {
+            Expr::Documents(lengths) => sum("documents", "lengths", lengths, key_end, KEYS),
+            Expr::Packed { queries, keys, .. } => {
+                sum("packed", "query lengths", queries, tokens_q, QUERIES)?;
+                sum("packed", "key lengths", keys, key_end, KEYS)?;
+                let expected = keys.total() - queries.total();
+                if query_offset != expected {
+                    return Err(Error::PackedOffset { offset: query_offset, expected });
+                }
+                Ok(())
+            }
+            Expr::And(parts) | Expr::Or(parts) => {
+                parts.iter().try_for_each(|part| part.fits(tokens_q, query_offset, key_end))
+            }
+            Expr::Not(inner) => inner.fits(tokens_q, query_offset, key_end),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl BitAnd for Pattern {
+    type Output = Pattern;
+
+    fn bitand(self, other: Pattern) -> Pattern {
+        let mut parts = Vec::new();
+        for part in [self, other] {
+            match part.0 {
+                Expr::And(inner) => parts.extend(inner),
+                expr => parts.push(Pattern(expr)),
+            }
+        }
+        Pattern(Expr::And(parts))
+    }
+}
+
+impl BitOr for Pattern {
+    type Output = Pattern;
+
+    fn bitor(self, other: Pattern) -> Pattern {
+        let mut parts = Vec::new();
+        for part in [self, other] {
+            match part.0 {
+                Expr::Or(inner) => parts.extend(inner),
+                expr => parts.push(Pattern(expr)),
+            }
+        }
+        Pattern(Expr::Or(parts))
+    }
+}
+
+impl Not for Pattern {
+    type Output = Pattern;
+
+    fn not(self) -> Pattern {
+        match self.0 {
+            Expr::Not(inner) => *inner,
+            expr => Pattern(Expr::Not(Box::new(Pattern(expr)))),
+        }
+    }
+}
+
+/// The checks that primitives share, by the name of the primitive.
+#[derive(Clone, Copy)]
+pub(crate) struct Check(pub(crate) &'static str);
+
+impl Check {
+    fn error(self, argument: &'static str, value: u64, rule: &'static str) -> Error {
+        Error::Argument { primitive: self.0, argument, value: value.into(), rule }
+    }
+
+    fn size(self, argument: &'static str, value: u64) -> Result<()> {
+        if value > LARGEST { Err(self.error(argument, value, "at most 2^61")) } else { Ok(()) }
+    }
+
+    fn count(self, argument: &'static str, value: u64) -> Result<()> {
+        if value == 0 || value > LARGEST {
+            return Err(self.error(argument, value, "1 to 2^61"));
+        }
+        Ok(())
+    }
+
+    fn some(self, argument: &'static str, len: usize) -> Result<()> {
+        if len == 0 { Err(self.error(argument, 0, "at least one")) } else { Ok(()) }
+    }
+}

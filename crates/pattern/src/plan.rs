@@ -1,0 +1,283 @@
+//! A pattern made ready to be asked.
+//!
+//! [`Plan::new`] lowers the primitives of a [`Pattern`] onto a few leaves (`causal` is a window,
+//! `sinks` a range of keys, a level of `hierarchical` a window and a comb) and puts the narrow
+//! parts of a conjunction first. A plan answers three kinds of question about a band of queries ×
+//! a progression of keys:
+//!
+//! ```text
+//! ask        which stretches of keys are seen, and how surely     (ask.rs)
+//! fill       the very bits, one word a query                      (fill.rs)
+//! signature  what the bits depend on, so that equal masks are
+//!            recognised without making them                       (signature.rs)
+//! ```
+//!
+//! A conjunction asks its second part only about keys that its first part sees. So what nobody
+//! sees costs nothing, however much the other part has to say there.
+//!
+//! A plan carries its own scratch and remembers where it last looked; it is cheap to make, and
+//! each thread has its own.
+
+use std::ops::Range;
+
+use crate::pattern::{Expr, Lengths, Pattern};
+
+pub(crate) mod arith;
+mod ask;
+mod fill;
+mod relation;
+pub(crate) mod segment;
+mod signature;
+
+use arith::div_ceil;
+use relation::Relation;
+use segment::Segment;
+
+/// A band of queries: `len` positions from `start` on, `step` apart; never empty.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Band {
+    pub(crate) start: i64,
+    pub(crate) step: i64,
+    pub(crate) len: i64,
+}
+
+impl Band {
+    pub(crate) fn one(position: i64) -> Self {
+        Band { start: position, step: 1, len: 1 }
+    }
+
+    pub(crate) fn at(&self, index: i64) -> i64 {
+        self.start + self.step * index
+    }
+
+    pub(crate) fn last(&self) -> i64 {
+        self.at(self.len - 1)
+    }
+
+    /// Part of the band, by number.
+    pub(crate) fn part(&self, start: i64, len: i64) -> Self {
+        Band { start: self.at(start), step: self.step, len }
+    }
+
+    fn moved(&self, by: i64) -> Self {
+        Band { start: self.start + by, ..*self }
+    }
+
+    /// The first number (at most `len`) whose position is at least `position`.
+    #[inline]
+    fn number_at_least(&self, position: i64) -> i64 {
+        div_ceil(position.saturating_sub(self.start), self.step).clamp(0, self.len)
+    }
+}
+
+/// A progression of keys, asked about from number `low` to below number `high`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Keys {
+    /// Position of key number 0.
+    pub(crate) start: i64,
+    pub(crate) step: i64,
+    pub(crate) low: i64,
+    pub(crate) high: i64,
+    /// Keys a block: gaps and periods below it aren't worth telling apart.
+    pub(crate) block: i64,
+}
+
+impl Keys {
+    /// The first number in `low..=high` whose position is at least `position`.
+    #[inline]
+    fn number_at_least(&self, position: i64) -> i64 {
+        div_ceil(position.saturating_sub(self.start), self.step).clamp(self.low, self.high)
+    }
+
+    fn position(&self, number: i64) -> i64 {
+        self.start + self.step * number
+    }
+
+    fn within(&self, low: i64, high: i64) -> Self {
+        Keys { low, high, ..*self }
+    }
+
+    fn moved(&self, by: i64) -> Self {
+        Keys { start: self.start + by, ..*self }
+    }
+}
+
+/// A pattern made ready to be asked.
+pub(crate) struct Plan {
+    root: Node,
+    /// Questions that leaves have answered: the measure of a compilation's work.
+    pub(crate) questions: u64,
+    signature: Vec<i64>,
+}
+
+enum Node {
+    Full,
+    Window {
+        left: i64,
+        right: i64,
+    },
+    KeyRange {
+        low: i64,
+        high: i64,
+    },
+    QueryRange {
+        low: i64,
+        high: i64,
+    },
+    Strided {
+        stride: i64,
+    },
+    /// The first `grain` keys of every `period`.
+    Comb {
+        period: i64,
+        grain: i64,
+    },
+    Dilated {
+        segment: i64,
+        rate: i64,
+        offset: i64,
+    },
+    Documents {
+        lengths: Lengths,
+        hint: usize,
+    },
+    Packed(Box<Packed>),
+    Blocks {
+        size: i64,
+        relation: Relation,
+    },
+    /// The parts, narrow ones first.
+    And(Vec<Node>, Scratch),
+    Or(Vec<Node>, Scratch),
+    Not(Box<Node>, Scratch),
+}
+
+struct Packed {
+    queries: Lengths,
+    keys: Lengths,
+    inner: Node,
+    hint: usize,
+    scratch: Scratch,
+}
+
+/// Buffers of an inner node, kept from question to question.
+#[derive(Default)]
+struct Scratch {
+    left: Vec<Segment>,
+    right: Vec<Segment>,
+    words: Vec<u64>,
+}
+
+impl Plan {
+    /// Lowers `pattern`; keys outside the positions `valid` are seen by nobody.
+    pub(crate) fn new(pattern: &Pattern, valid: Option<&Range<i64>>) -> Self {
+        let mut root = lower(pattern);
+        if let Some(valid) = valid {
+            root = all([Node::KeyRange { low: valid.start, high: valid.end }, root]);
+        }
+        Plan { root, questions: 0, signature: Vec::new() }
+    }
+
+    /// Appends what `band` sees of `keys`.
+    pub(crate) fn ask(&mut self, band: Band, keys: Keys, out: &mut Vec<Segment>) {
+        self.root.ask(band, keys, &mut self.questions, out);
+    }
+
+    /// Sets `out[i]` to the bits that query `i` of the band sees of `keys` (at most 64).
+    pub(crate) fn fill(&mut self, band: Band, keys: Band, out: &mut [u64]) {
+        debug_assert!(keys.len <= 64 && out.len() as i64 == band.len);
+        self.root.fill(band, keys, out);
+    }
+
+    /// What the bits of `band` × `keys` depend on, or `None` if that takes too many words: equal
+    /// signatures have equal bits.
+    pub(crate) fn signature(&mut self, band: Band, keys: Band) -> Option<&[i64]> {
+        self.signature.clear();
+        self.signature.extend([band.len, band.step, keys.len, keys.step]);
+        self.root.signature(band, keys, &mut self.signature).then_some(&self.signature[..])
+    }
+
+    pub(crate) fn allows(&mut self, query: i64, key: i64) -> bool {
+        let mut word = [0];
+        self.fill(Band::one(query), Band::one(key), &mut word);
+        word[0] != 0
+    }
+}
+
+fn lower(pattern: &Pattern) -> Node {
+    let int = |value: &u64| *value as i64;
+    match &pattern.0 {
+        Expr::Full => Node::Full,
+        Expr::Causal => Node::Window { left: crate::pattern::LARGEST as i64, right: 0 },
+        Expr::Window { left, right } => Node::Window { left: int(left), right: int(right) },
+        Expr::Sinks { tokens } => Node::KeyRange { low: 0, high: int(tokens) },
+        Expr::GlobalTokens { tokens } => any([
+            Node::KeyRange { low: 0, high: int(tokens) },
+            Node::QueryRange { low: 0, high: int(tokens) },
+        ]),
+        Expr::Dilated { segment, rate, offset } => {
+            Node::Dilated { segment: int(segment), rate: int(rate), offset: int(offset) }
+        }
+        Expr::Strided { stride } => Node::Strided { stride: int(stride) },
+        Expr::Hierarchical(levels) => any(levels.iter().map(|level| {
+            let window = Node::Window { left: int(&level.window), right: int(&level.window) };
+            // A period past every position may as well end there; 2^62 is past all of them, the
+            // groups on its far side included.
+            let period = level.stride.saturating_mul(level.grain).min(1 << 62);
+            all([window, Node::Comb { period: int(&period), grain: int(&level.grain) }])
+        })),
+        Expr::Documents(lengths) => Node::Documents { lengths: lengths.clone(), hint: 0 },
+        Expr::Packed { queries, keys, inner } => Node::Packed(Box::new(Packed {
+            queries: queries.clone(),
+            keys: keys.clone(),
+            inner: lower(inner),
+            hint: 0,
+            scratch: Scratch::default(),
+        })),
+        Expr::BlocksDilated { block, rates } => {
+            Node::Blocks { size: int(block), relation: Relation::dilated(rates) }
+        }
+        Expr::Butterfly { block } => {
+            Node::Blocks { size: int(block), relation: Relation::butterfly() }
+        }
+        Expr::Random { block, per_row, blocks, seed } => {
+            Node::Blocks { size: int(block), relation: Relation::random(*per_row, *blocks, *seed) }
+        }
+        Expr::Blocks { block, rows } => {
+            Node::Blocks { size: int(block), relation: Relation::explicit(rows.clone()) }
+        }
+        Expr::And(parts) => all(parts.iter().map(lower)),
+        Expr::Or(parts) => any(parts.iter().map(lower)),
+        Expr::Not(inner) => Node::Not(Box::new(lower(inner)), Scratch::default()),
+    }
+}
+
+/// A conjunction, narrow parts first.
+fn all(parts: impl IntoIterator<Item = Node>) -> Node {
+    let mut parts: Vec<_> = parts.into_iter().collect();
+    parts.sort_by_key(Node::breadth);
+    Node::And(parts, Scratch::default())
+}
+
+fn any(parts: impl IntoIterator<Item = Node>) -> Node {
+    let mut parts: Vec<_> = parts.into_iter().collect();
+    if parts.len() == 1 { parts.remove(0) } else { Node::Or(parts, Scratch::default()) }
+}
+
+impl Node {
+    /// About how many keys a query sees stretches of, which is what asking about it costs.
+    fn breadth(&self) -> i64 {
+        match self {
+            Node::Full | Node::QueryRange { .. } | Node::Strided { .. } => i64::MAX,
+            Node::Comb { .. } | Node::Not(..) => i64::MAX,
+            Node::Window { left, right } => left.saturating_add(*right),
+            Node::KeyRange { low, high } => high - low,
+            Node::Dilated { segment, .. } => *segment,
+            Node::Documents { lengths, .. } => lengths.total() / (lengths.count() as i64).max(1),
+            Node::Packed(packed) => packed.keys.total() / (packed.keys.count() as i64).max(1),
+            Node::Blocks { size, relation } => size.saturating_mul(relation.degree()),
+            Node::And(parts, _) => parts.iter().map(Node::breadth).min().unwrap_or(i64::MAX),
+            Node::Or(parts, _) => parts.iter().map(Node::breadth).fold(0, i64::saturating_add),
+        }
+    }
+}

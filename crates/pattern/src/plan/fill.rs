@@ -1,0 +1,167 @@
+//! The very bits: one word of at most 64 keys for each query of a band.
+
+use super::arith::{Congruence, bit_range};
+use super::{Band, Node, Scratch};
+
+impl Band {
+    /// The bits of the keys at the positions `from..to`, this band being the keys.
+    #[inline]
+    fn bits(&self, from: i64, to: i64) -> u64 {
+        bit_range(self.number_at_least(from), self.number_at_least(to))
+    }
+
+    /// The bits of all keys.
+    fn all_bits(&self) -> u64 {
+        bit_range(0, self.len)
+    }
+
+    /// The bits of the keys for which `holds`.
+    fn bits_where(&self, holds: impl Fn(i64) -> bool) -> u64 {
+        (0..self.len).filter(|&i| holds(self.at(i))).fold(0, |bits, i| bits | 1 << i)
+    }
+}
+
+impl Node {
+    pub(super) fn fill(&mut self, band: Band, keys: Band, out: &mut [u64]) {
+        match self {
+            Node::Full => out.fill(keys.all_bits()),
+            Node::Window { left, right } => {
+                let mut query = band.start;
+                for word in out {
+                    *word = keys.bits(query - *left, query + *right + 1);
+                    query += band.step;
+                }
+            }
+            Node::KeyRange { low, high } => out.fill(keys.bits(*low, *high)),
+            Node::QueryRange { low, high } => {
+                let inside = band.number_at_least(*low)..band.number_at_least(*high);
+                out.fill(0);
+                if !inside.is_empty() {
+                    out[inside.start as usize..inside.end as usize].fill(keys.all_bits());
+                }
+            }
+            Node::Strided { stride } => strided(*stride, band, keys, out),
+            Node::Comb { period, grain } => {
+                out.fill(keys.bits_where(|key| key.rem_euclid(*period) < *grain));
+            }
+            Node::Dilated { segment, rate, offset } => {
+                dilated(*segment, *rate, *offset, band, keys, out);
+            }
+            Node::Documents { lengths, hint } => {
+                out.fill(0);
+                let mut from = band.number_at_least(0);
+                let end = band.number_at_least(lengths.total());
+                while from < end {
+                    *hint = lengths.find(band.at(from), *hint);
+                    let to = band.number_at_least(lengths.end(*hint));
+                    let bits = keys.bits(lengths.start(*hint), lengths.end(*hint));
+                    out[from as usize..to as usize].fill(bits);
+                    from = to;
+                }
+            }
+            Node::Packed(packed) => {
+                out.fill(0);
+                packed.sequences(band, |packed, from, to, index| {
+                    let bits = keys.bits(packed.keys.start(index), packed.keys.end(index));
+                    if bits == 0 {
+                        return;
+                    }
+                    let (query_origin, key_origin) = packed.origins(index);
+                    let inner_band = band.part(from, to - from).moved(-query_origin);
+                    let rows = &mut out[from as usize..to as usize];
+                    packed.inner.fill(inner_band, keys.moved(-key_origin), rows);
+                    rows.iter_mut().for_each(|word| *word &= bits);
+                });
+            }
+            Node::Blocks { size, relation } => {
+                out.fill(0);
+                let mut from = band.number_at_least(0);
+                while from < band.len {
+                    let query_block = band.at(from) / *size;
+                    let end = (query_block + 1).saturating_mul(*size);
+                    let to = band.number_at_least(end).max(from + 1);
+                    let (low, high) = (keys.start.div_euclid(*size), keys.last().div_euclid(*size));
+                    let ranges = relation.row(query_block);
+                    let first = ranges.partition_point(|range| range.1 <= low);
+                    let mut bits = 0;
+                    for range in ranges[first..].iter().take_while(|range| range.0 <= high) {
+                        bits |=
+                            keys.bits(range.0.saturating_mul(*size), range.1.saturating_mul(*size));
+                    }
+                    out[from as usize..to as usize].fill(bits);
+                    from = to;
+                }
+            }
+            Node::And(parts, Scratch { words, .. }) => {
+                fill_with(parts, words, band, keys, out, |word, part| word & part);
+            }
+            Node::Or(parts, Scratch { words, .. }) => {
+                fill_with(parts, words, band, keys, out, |word, part| word | part);
+            }
+            Node::Not(inner, _) => {
+                inner.fill(band, keys, out);
+                let all = keys.all_bits();
+                out.iter_mut().for_each(|word| *word = !*word & all);
+            }
+        }
+    }
+}
+
+fn fill_with(
+    parts: &mut [Node],
+    words: &mut Vec<u64>,
+    band: Band,
+    keys: Band,
+    out: &mut [u64],
+    combine: impl Fn(u64, u64) -> u64,
+) {
+    let (first, rest) = parts.split_first_mut().expect("two or more parts");
+    first.fill(band, keys, out);
+    words.resize(out.len(), 0);
+    for part in rest {
+        part.fill(band, keys, words);
+        for (word, part) in out.iter_mut().zip(&*words) {
+            *word = combine(*word, *part);
+        }
+    }
+}
+
+/// Every `period`-th bit from the first solution on.
+fn strided(stride: i64, band: Band, keys: Band, out: &mut [u64]) {
+    let congruence = Congruence::new(keys.step, stride);
+    let every = every_bit(congruence.period);
+    let all = keys.all_bits();
+    let mut query = band.start;
+    for word in out {
+        *word = match congruence.first(keys.start - query) {
+            Some(first) if first < 64 => every << first & all,
+            _ => 0,
+        };
+        query += band.step;
+    }
+}
+
+fn every_bit(period: i64) -> u64 {
+    (0..64).step_by(period.min(64) as usize).fold(0, |bits, i| bits | 1 << i)
+}
+
+fn dilated(segment: i64, rate: i64, offset: i64, band: Band, keys: Band, out: &mut [u64]) {
+    let congruence = Congruence::new(keys.step, rate);
+    let every = every_bit(congruence.period);
+    out.fill(0);
+    let mut from = band.number_at_least(0);
+    while from < band.len {
+        let start = band.at(from) - band.at(from) % segment;
+        let to = band.number_at_least(start + segment).max(from + 1);
+        let bits = match congruence.first(keys.start - start - offset) {
+            Some(first) if first < 64 => every << first & keys.bits(start, start + segment),
+            _ => 0,
+        };
+        for number in from..to {
+            if (band.at(number) - start) % rate == offset {
+                out[number as usize] = bits;
+            }
+        }
+        from = to;
+    }
+}

@@ -1,0 +1,147 @@
+//! Which key blocks a query block sees, for the primitives made of blocks.
+
+use crate::pattern::BlockRows;
+
+/// A relation of block numbers, and the row it was last asked for.
+pub(crate) struct Relation {
+    kind: Kind,
+    row: i64,
+    /// Ascending, disjoint, never touching.
+    ranges: Vec<(i64, i64)>,
+    picked: Vec<u64>,
+    /// Scratch for bands that touch several rows.
+    pub(super) edges: Vec<(i64, i64)>,
+}
+
+enum Kind {
+    Dilated(Vec<i64>),
+    Butterfly,
+    Random { per_row: u64, blocks: u64, seed: u64 },
+    Explicit(BlockRows),
+}
+
+impl Relation {
+    fn new(kind: Kind) -> Self {
+        Relation { kind, row: -1, ranges: Vec::new(), picked: Vec::new(), edges: Vec::new() }
+    }
+
+    pub(crate) fn dilated(rates: &[u64]) -> Self {
+        let mut rates: Vec<_> = rates.iter().map(|&rate| rate as i64).collect();
+        rates.sort_unstable();
+        rates.dedup();
+        Relation::new(Kind::Dilated(rates))
+    }
+
+    pub(crate) fn butterfly() -> Self {
+        Relation::new(Kind::Butterfly)
+    }
+
+    pub(crate) fn random(per_row: u64, blocks: u64, seed: u64) -> Self {
+        Relation::new(Kind::Random { per_row, blocks, seed })
+    }
+
+    pub(crate) fn explicit(rows: BlockRows) -> Self {
+        Relation::new(Kind::Explicit(rows))
+    }
+
+    /// About how many blocks a row sees.
+    pub(crate) fn degree(&self) -> i64 {
+        match &self.kind {
+            Kind::Dilated(rates) => 1 + 2 * rates.len() as i64,
+            Kind::Butterfly => 64,
+            Kind::Random { per_row, blocks, .. } => (*per_row.min(blocks)).min(1 << 40) as i64,
+            Kind::Explicit(_) => 1 << 20,
+        }
+    }
+
+    /// The ranges of key blocks that query block `row` (not negative) sees.
+    pub(crate) fn row(&mut self, row: i64) -> &[(i64, i64)] {
+        if self.row != row {
+            self.row = row;
+            self.picked.clear();
+            self.ranges.clear();
+            self.pick(row);
+        }
+        match &self.kind {
+            Kind::Explicit(rows) => rows.row(row),
+            _ => &self.ranges,
+        }
+    }
+
+    fn pick(&mut self, row: i64) {
+        let Relation { kind, ranges, picked, .. } = self;
+        match kind {
+            Kind::Explicit(_) => {}
+            Kind::Dilated(rates) => {
+                picked.push(row as u64);
+                for &rate in rates.iter() {
+                    picked.extend(
+                        [row - rate, row + rate].iter().filter_map(|&b| u64::try_from(b).ok()),
+                    );
+                }
+                list(picked, ranges);
+            }
+            Kind::Butterfly => {
+                picked.push(row as u64);
+                picked.extend((0..62).map(|bit| row as u64 ^ 1 << bit));
+                list(picked, ranges);
+            }
+            &mut Kind::Random { per_row, blocks, seed } => {
+                let seen = per_row.min(blocks);
+                let left_out = blocks - seen;
+                draw(seen.min(left_out), blocks, splitmix64(seed ^ row as u64), picked);
+                if seen <= left_out {
+                    list(picked, ranges);
+                } else {
+                    list_others(picked, blocks, ranges);
+                }
+            }
+        }
+    }
+}
+
+/// Draws `count` distinct numbers below `blocks`: candidate `t` is a hash of `base + t`.
+fn draw(count: u64, blocks: u64, base: u64, picked: &mut Vec<u64>) {
+    let mut t = 0u64;
+    while (picked.len() as u64) < count {
+        // Draw as many as are missing, then throw out what came twice: the set drawn is the same
+        // as when each candidate is looked up before the next is made.
+        while (picked.len() as u64) < count {
+            picked.push(splitmix64(base.wrapping_add(t)) % blocks);
+            t += 1;
+        }
+        picked.sort_unstable();
+        picked.dedup();
+    }
+}
+
+/// Sorted ranges of single blocks, neighbours joined.
+fn list(picked: &mut [u64], ranges: &mut Vec<(i64, i64)>) {
+    picked.sort_unstable();
+    for &block in picked.iter() {
+        let block = block as i64;
+        match ranges.last_mut() {
+            Some(last) if block <= last.1 => last.1 = last.1.max(block + 1),
+            _ => ranges.push((block, block + 1)),
+        }
+    }
+}
+
+/// Sorted ranges of what isn't picked.
+fn list_others(picked: &mut [u64], blocks: u64, ranges: &mut Vec<(i64, i64)>) {
+    picked.sort_unstable();
+    let mut at = 0;
+    for end in picked.iter().copied().chain([blocks]) {
+        if at < end {
+            ranges.push((at as i64, end as i64));
+        }
+        at = end + 1;
+    }
+}
+
+fn splitmix64(x: u64) -> u64 {
+    let z = x.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}

@@ -1,0 +1,188 @@
+//! Where the tokens at hand stand in the whole sequence.
+//!
+//! A pattern speaks of global positions only. A call holds *some* tokens, in *some* order: all of
+//! them, a shard, every fourth, two chunks of a zigzag. [`Positions`] says which, as a short list
+//! of [`Progression`]s; the token with local number `i` stands at the `i`-th position of their
+//! concatenation. Nothing else in the crate knows what a shard is.
+
+use crate::error::{Error, Result};
+
+/// The farthest a position may be from zero: sums of a position and a pattern's argument then
+/// stay inside 64 bits.
+pub(crate) const FARTHEST: i64 = 1 << 60;
+
+/// The positions `start, start + step, …`, `len` of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Progression {
+    /// The first position.
+    pub start: i64,
+    /// From one position to the next; at least 1.
+    pub step: u64,
+    /// How many positions.
+    pub len: u64,
+}
+
+impl Progression {
+    /// The last position, wide enough for any input.
+    fn last(&self) -> i128 {
+        i128::from(self.start) + i128::from(self.step) * (i128::from(self.len) - 1)
+    }
+}
+
+/// Global positions of local tokens, as a list of progressions.
+///
+/// ```
+/// use longspan_pattern::{Positions, Progression};
+///
+/// // Rank 1 of 4 in a striped ring: positions 1, 5, 9, …
+/// let striped = Positions::new([Progression { start: 1, step: 4, len: 250 }])?;
+/// assert_eq!(striped.len(), 250);
+/// assert_eq!(striped.get(2), Some(9));
+/// # Ok::<_, longspan_pattern::Error>(())
+/// ```
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct Positions {
+    pieces: Vec<Piece>,
+    len: u64,
+}
+
+/// A progression and the local number of its first token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Piece {
+    pub(crate) local: i64,
+    pub(crate) start: i64,
+    pub(crate) step: i64,
+    pub(crate) len: i64,
+}
+
+impl Piece {
+    pub(crate) fn last(&self) -> i64 {
+        self.start + self.step * (self.len - 1)
+    }
+}
+
+impl Positions {
+    /// Positions from progressions, in the order of the local tokens. Empty ones are dropped and
+    /// neighbours that continue each other are joined, so equal maps compare equal.
+    pub fn new(progressions: impl IntoIterator<Item = Progression>) -> Result<Self> {
+        let mut positions = Positions::default();
+        for (index, progression) in progressions.into_iter().enumerate() {
+            if progression.step == 0 {
+                return Err(Error::Step { index });
+            }
+            if progression.len > 0 {
+                positions.push(progression)?;
+            }
+        }
+        Ok(positions)
+    }
+
+    /// The positions `start..start + len`.
+    pub fn range(start: i64, len: u64) -> Result<Self> {
+        Positions::new([Progression { start, step: 1, len }])
+    }
+
+    fn push(&mut self, next: Progression) -> Result<()> {
+        for value in [i128::from(next.start), next.last()] {
+            if value.unsigned_abs() > FARTHEST as u128 {
+                return Err(Error::TooFar { what: "positions", value });
+            }
+        }
+        let len = self.len + next.len;
+        if len > FARTHEST as u64 {
+            return Err(Error::TooFar { what: "positions", value: len.into() });
+        }
+        // A lone token has no step of its own.
+        let step = if next.len == 1 { 1 } else { next.step as i64 };
+        let joined = self.pieces.last_mut().is_some_and(|last| {
+            let gap = next.start - last.last();
+            let step_fits = (last.len == 1 || last.step == gap) && (next.len == 1 || step == gap);
+            let joins = gap > 0 && step_fits && (gap == 1 || last.len > 1 || next.len > 1);
+            if joins {
+                last.step = gap;
+                last.len += next.len as i64;
+            }
+            joins
+        });
+        if !joined {
+            let (local, len) = (self.len as i64, next.len as i64);
+            self.pieces.push(Piece { local, start: next.start, step, len });
+        }
+        self.len = len;
+        Ok(())
+    }
+
+    /// How many tokens there are.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether there is no token.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The position of the token with local number `index`.
+    pub fn get(&self, index: u64) -> Option<i64> {
+        if index >= self.len {
+            return None;
+        }
+        let piece = &self.pieces[self.piece_of(index as i64)];
+        Some(piece.start + piece.step * (index as i64 - piece.local))
+    }
+
+    /// The progressions, neighbours joined.
+    pub fn progressions(&self) -> impl Iterator<Item = Progression> + '_ {
+        self.pieces.iter().map(|p| Progression {
+            start: p.start,
+            step: p.step as u64,
+            len: p.len as u64,
+        })
+    }
+
+    pub(crate) fn pieces(&self) -> &[Piece] {
+        &self.pieces
+    }
+
+    /// The piece that holds the local token `index`.
+    pub(crate) fn piece_of(&self, index: i64) -> usize {
+        self.pieces.partition_point(|p| p.local <= index) - 1
+    }
+
+    /// Smallest and largest position.
+    pub(crate) fn extremes(&self) -> Option<(i64, i64)> {
+        let first = self.pieces.iter().map(|p| p.start).min()?;
+        let last = self.pieces.iter().map(Piece::last).max()?;
+        Some((first, last))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn steps(start: i64, step: u64, len: u64) -> Progression {
+        Progression { start, step, len }
+    }
+
+    #[test]
+    fn neighbours_that_continue_each_other_are_joined() {
+        let split = Positions::new([steps(0, 1, 3), steps(3, 1, 0), steps(3, 1, 4)]).unwrap();
+        assert_eq!(split, Positions::range(0, 7).unwrap());
+        let striped = Positions::new([steps(1, 4, 2), steps(9, 7, 1), steps(13, 4, 2)]).unwrap();
+        assert_eq!(striped, Positions::new([steps(1, 4, 5)]).unwrap());
+        let apart = Positions::new([steps(0, 1, 3), steps(4, 1, 3)]).unwrap();
+        assert_eq!(apart.progressions().count(), 2);
+        assert_eq!((0..6).map(|i| apart.get(i).unwrap()).collect::<Vec<_>>(), [0, 1, 2, 4, 5, 6]);
+        let repeated = Positions::new([steps(5, 1, 1), steps(5, 1, 1), steps(2, 1, 1)]).unwrap();
+        assert_eq!((0..3).map(|i| repeated.get(i).unwrap()).collect::<Vec<_>>(), [5, 5, 2]);
+    }
+
+    #[test]
+    fn what_cannot_be_a_position_is_refused() {
+        assert_eq!(Positions::new([steps(0, 0, 1)]), Err(Error::Step { index: 0 }));
+        assert!(Positions::range(FARTHEST, 2).is_err());
+        assert!(Positions::new([steps(0, u64::MAX, u64::MAX)]).is_err());
+        assert!(Positions::range(-FARTHEST, 1).is_ok());
+    }
+}

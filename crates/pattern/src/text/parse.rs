@@ -1,0 +1,377 @@
+//! A pattern from its text.
+
+use std::str::FromStr;
+
+use winnow::ascii::multispace0;
+use winnow::combinator::{opt, peek};
+use winnow::error::ParserError;
+use winnow::stream::Stream;
+use winnow::token::{any, take_while};
+use winnow::{Parser, Result as Parsed};
+
+use super::ParseError;
+use crate::error::{Error, Result};
+use crate::heads::Heads;
+use crate::pattern::{Level, Pattern};
+
+/// Parentheses, negations and `packed` inside each other, at most.
+const DEEPEST: usize = 64;
+
+impl FromStr for Pattern {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        whole(text, |input| or(input, 0))
+    }
+}
+
+impl TryFrom<String> for Pattern {
+    type Error = Error;
+
+    fn try_from(text: String) -> Result<Self> {
+        text.parse()
+    }
+}
+
+impl FromStr for Heads {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        whole(text, |input| {
+            if peek(name).parse_next(input) != Ok("heads") {
+                return or(input, 0).map(Heads::from);
+            }
+            let start = input.len();
+            name(input)?;
+            symbol("(").parse_next(input)?;
+            let bracket = opt(symbol("[")).parse_next(input)?;
+            let mut patterns = vec![or(input, 1)?];
+            while opt(symbol(",")).parse_next(input)?.is_some() {
+                patterns.push(or(input, 1)?);
+            }
+            if bracket.is_some() {
+                symbol("]").parse_next(input)?;
+            }
+            symbol(")").parse_next(input)?;
+            Heads::each(patterns).map_err(|error| Failure::because(start, input, error))
+        })
+    }
+}
+
+impl TryFrom<String> for Heads {
+    type Error = Error;
+
+    fn try_from(text: String) -> Result<Self> {
+        text.parse()
+    }
+}
+
+/// Runs a parser over all of a text.
+fn whole<T>(text: &str, parser: impl Fn(&mut &str) -> Parsed<T, Failure>) -> Result<T> {
+    let mut input = text;
+    let result = multispace0.parse_next(&mut input).and_then(|_: &str| parser(&mut input));
+    let failure = match result {
+        Ok(value) if input.is_empty() => return Ok(value),
+        Ok(_) => Failure::expected(input, "`&`, `|` or the end"),
+        Err(failure) => failure,
+    };
+    Err(failure.into_error(text).into())
+}
+
+/// Why parsing stopped: what was expected, and how many bytes were left.
+#[derive(Debug, PartialEq)]
+struct Failure {
+    left: usize,
+    /// Bytes at fault, 0 for whatever stands there.
+    len: usize,
+    reason: Reason,
+}
+
+#[derive(Debug, PartialEq)]
+enum Reason {
+    Expected(&'static str),
+    Argument(&'static str),
+    Name,
+    Because(Error),
+}
+
+impl ParserError<&str> for Failure {
+    type Inner = Self;
+
+    fn from_input(input: &&str) -> Self {
+        Failure::expected(input, "something else")
+    }
+
+    fn into_inner(self) -> Result<Self, Self> {
+        Ok(self)
+    }
+}
+
+impl Failure {
+    fn expected(input: &str, what: &'static str) -> Self {
+        Failure { left: input.len(), len: 0, reason: Reason::Expected(what) }
+    }
+
+    /// What was read from where `start` bytes were left is refused.
+    fn because(start: usize, input: &str, error: Error) -> Self {
+        Failure { left: start, len: start - input.len(), reason: Reason::Because(error) }
+    }
+
+    fn into_error(self, text: &str) -> ParseError {
+        let offset = text.len() - self.left;
+        let rest = &text[offset..];
+        let word = rest.len() - rest.trim_start_matches(in_name).len();
+        let len = if self.len > 0 { self.len } else { word };
+        let found = match (word, rest.chars().next()) {
+            (_, None) => "the end".to_owned(),
+            (0, Some(c)) => format!("`{}`", c.escape_debug()),
+            (_, _) => format!("`{}`", shortened(&rest[..word])),
+        };
+        let message = match self.reason {
+            Reason::Expected(what) => format!("expected {what}, found {found}"),
+            Reason::Argument(name) => format!("expected a number for `{name}`, found {found}"),
+            Reason::Name => {
+                let hint = match suggestion(&rest[..word]) {
+                    Some("heads") => "; `heads` must be outermost".to_owned(),
+                    Some(name) => format!("; did you mean `{name}`?"),
+                    None => format!("; patterns are {}", NAMES.join(", ")),
+                };
+                format!("expected a pattern, found {found}{hint}")
+            }
+            Reason::Because(error) => error.to_string(),
+        };
+        ParseError::new(text, offset, len, message)
+    }
+}
+
+fn shortened(word: &str) -> String {
+    const MOST: usize = 32;
+    if word.len() <= MOST { word.to_owned() } else { format!("{}…", &word[..MOST]) }
+}
+
+const NAMES: [&str; 15] = [
+    "full",
+    "causal",
+    "window",
+    "sliding_window",
+    "sinks",
+    "global_tokens",
+    "dilated",
+    "strided",
+    "hierarchical",
+    "documents",
+    "packed",
+    "blocks_dilated",
+    "butterfly",
+    "random",
+    "blocks",
+];
+
+/// The name that a misspelt one is nearest to.
+fn suggestion(word: &str) -> Option<&'static str> {
+    let distance = |name: &&str| (strsim::jaro_winkler(word, name) * 1000.0) as u32;
+    let nearest = NAMES.into_iter().chain(["heads"]).max_by_key(distance)?;
+    (distance(&nearest) > 800).then_some(nearest)
+}
+
+fn in_name(c: char) -> bool {
+    c.is_ascii_alphanumeric() || c == '_'
+}
+
+/// A symbol and the space behind it.
+fn symbol(symbol: &'static str) -> impl Fn(&mut &str) -> Parsed<(), Failure> {
+    let expected = match symbol {
+        "(" => "`(`",
+        ")" => "`)`",
+        "[" => "`[`",
+        "]" => "`]`",
+        "," => "`,`",
+        _ => symbol,
+    };
+    move |input| match input.strip_prefix(symbol) {
+        Some(rest) => {
+            *input = rest.trim_ascii_start();
+            Ok(())
+        }
+        None => Err(Failure::expected(input, expected)),
+    }
+}
+
+/// A name and the space behind it.
+fn name<'a>(input: &mut &'a str) -> Parsed<&'a str, Failure> {
+    let failure = Failure { left: input.len(), len: 0, reason: Reason::Name };
+    (take_while(1.., in_name), multispace0)
+        .parse_next(input)
+        .map(|(name, _): (&str, &str)| name)
+        .map_err(|_: Failure| failure)
+}
+
+fn or(input: &mut &str, depth: usize) -> Parsed<Pattern, Failure> {
+    let mut pattern = and(input, depth)?;
+    while opt(symbol("|")).parse_next(input)?.is_some() {
+        pattern = pattern | and(input, depth)?;
+    }
+    Ok(pattern)
+}
+
+fn and(input: &mut &str, depth: usize) -> Parsed<Pattern, Failure> {
+    let mut pattern = unary(input, depth)?;
+    while opt(symbol("&")).parse_next(input)?.is_some() {
+        pattern = pattern & unary(input, depth)?;
+    }
+    Ok(pattern)
+}
+
+fn unary(input: &mut &str, depth: usize) -> Parsed<Pattern, Failure> {
+    if depth > DEEPEST {
+        return Err(Failure::expected(input, "at most 64 levels of nesting"));
+    }
+    match opt(peek(any)).parse_next(input)? {
+        Some('!' | '~') => {
+            any.parse_next(input)?;
+            *input = input.trim_ascii_start();
+            Ok(!unary(input, depth + 1)?)
+        }
+        Some('(') => {
+            symbol("(")(input)?;
+            let pattern = or(input, depth + 1)?;
+            match input.strip_prefix(')') {
+                Some(_) => symbol(")")(input)?,
+                None => return Err(Failure::expected(input, "`&`, `|` or `)`")),
+            }
+            Ok(pattern)
+        }
+        _ => primitive(input, depth),
+    }
+}
+
+fn primitive(input: &mut &str, depth: usize) -> Parsed<Pattern, Failure> {
+    let start = *input;
+    let name = name(input)?;
+    let plain = match name {
+        "full" => Some(Pattern::full()),
+        "causal" => Some(Pattern::causal()),
+        _ => None,
+    };
+    if let Some(pattern) = plain {
+        // `causal()` is what Rust and Python write.
+        if opt(symbol("(")).parse_next(input)?.is_some() {
+            symbol(")")(input)?;
+        }
+        return Ok(pattern);
+    }
+    if !NAMES.contains(&name) {
+        return Err(Failure { left: start.len(), len: 0, reason: Reason::Name });
+    }
+    symbol("(")(input)?;
+    let made = arguments(name, input, depth)?;
+    let end = *input;
+    symbol(")")(input)?;
+    made.map_err(|error| Failure::because(start.len(), &end[1..], error))
+}
+
+/// Reads the arguments of a primitive; whether they are legal is for the pattern to say.
+fn arguments(name: &str, input: &mut &str, depth: usize) -> Parsed<Result<Pattern>, Failure> {
+    let number = |input: &mut &str, name| number(input, name);
+    let next = |input: &mut &str, name| {
+        symbol(",")(input)?;
+        self::number(input, name)
+    };
+    Ok(match name {
+        "window" => Pattern::window(number(input, "left")?, next(input, "right")?),
+        "sliding_window" => Pattern::sliding_window(number(input, "width")?),
+        "sinks" => Pattern::sinks(number(input, "tokens")?),
+        "global_tokens" => Pattern::global_tokens(number(input, "tokens")?),
+        "dilated" => {
+            let (segment, rate) = (number(input, "segment")?, next(input, "rate")?);
+            let offset = if input.starts_with(',') { next(input, "offset")? } else { 0 };
+            Pattern::dilated(segment, rate, offset)
+        }
+        "strided" => Pattern::strided(number(input, "stride")?),
+        "hierarchical" => Pattern::hierarchical(list(input, |input| {
+            symbol("(")(input)?;
+            let (window, stride) = (number(input, "window")?, next(input, "stride")?);
+            let grain = next(input, "grain")?;
+            symbol(")")(input)?;
+            Ok(Level { window, stride, grain })
+        })?),
+        "documents" => Pattern::documents(list(input, |input| number(input, "length"))?),
+        "packed" => {
+            let queries = list(input, |input| number(input, "query length"))?;
+            symbol(",")(input)?;
+            let keys = list(input, |input| number(input, "key length"))?;
+            symbol(",")(input)?;
+            Pattern::packed(queries, keys, or(input, depth + 1)?)
+        }
+        "blocks_dilated" => {
+            let block = number(input, "block")?;
+            symbol(",")(input)?;
+            Pattern::blocks_dilated(block, list(input, |input| number(input, "rate"))?)
+        }
+        "butterfly" => Pattern::butterfly(number(input, "block")?),
+        "random" => {
+            let (block, per_row) = (number(input, "block")?, next(input, "per_row")?);
+            Pattern::random(block, per_row, next(input, "blocks")?, next(input, "seed")?)
+        }
+        _ => {
+            let block = number(input, "block")?;
+            symbol(",")(input)?;
+            let rows = list(input, |input| {
+                list(input, |input| {
+                    let first = number(input, "block")?;
+                    if input.starts_with("..") {
+                        symbol("..")(input)?;
+                        return Ok(first..number(input, "end of the range")?);
+                    }
+                    Ok(first..first.saturating_add(1))
+                })
+            })?;
+            Pattern::blocks(block, rows)
+        }
+    })
+}
+
+/// `[`, items with commas between, `]`.
+fn list<T>(
+    input: &mut &str,
+    mut item: impl FnMut(&mut &str) -> Parsed<T, Failure>,
+) -> Parsed<Vec<T>, Failure> {
+    symbol("[")(input)?;
+    let mut items = Vec::new();
+    while !input.starts_with(']') {
+        items.push(item(input)?);
+        if opt(symbol(",")).parse_next(input)?.is_none() && !input.starts_with(']') {
+            return Err(Failure::expected(input, "`,` or `]`"));
+        }
+    }
+    symbol("]")(input)?;
+    Ok(items)
+}
+
+/// A number, underscores allowed between its digits, and the space behind it.
+fn number(input: &mut &str, name: &'static str) -> Parsed<u64, Failure> {
+    let start = input.checkpoint();
+    let left = input.len();
+    let digits: &str = take_while(1.., in_name)
+        .parse_next(input)
+        .map_err(|_: Failure| Failure { left, len: 0, reason: Reason::Argument(name) })?;
+    let mut value = 0u64;
+    for (index, byte) in digits.bytes().enumerate() {
+        match byte {
+            b'_' if index > 0 => continue,
+            b'0'..=b'9' => {}
+            _ => {
+                input.reset(&start);
+                return Err(Failure { left, len: 0, reason: Reason::Argument(name) });
+            }
+        }
+        let next = value.checked_mul(10).and_then(|v| v.checked_add((byte - b'0').into()));
+        value = next.ok_or(Failure {
+            left,
+            len: digits.len(),
+            reason: Reason::Expected("a number below 2^64"),
+        })?;
+    }
+    *input = input.trim_ascii_start();
+    Ok(value)
+}

@@ -1,0 +1,41 @@
+//! The oracle that Longspan is tested against, and the cases it is tested with.
+//!
+//! A [`Rule`] is an attention pattern as the definition states it: one `bool` for one query and one
+//! key, found by arithmetic a reader can check by eye. It shares no code with the pattern compiler,
+//! and is slow on purpose; what has to be fast is compared with it at every pair.
+//!
+//! A [`Case`] is a rule together with everything a layout is compiled for: lengths, offsets, block
+//! size, maps, padding. [`Case::from_seed`] makes the same one on every machine, the `Arbitrary`
+//! implementation makes one from a fuzzer's bytes, and [`Case::truth`] says what is right.
+//!
+//! ```
+//! use longspan_testing::{Case, Rule};
+//!
+//! let rule = Rule::And(vec![Rule::Causal, Rule::Window { left: 2, right: 2 }]);
+//! assert_eq!(rule.to_string(), "causal & window(2, 2)");
+//! assert!(rule.allows(10, 8) && !rule.allows(10, 11));
+//!
+//! let case = Case::from_seed(1);
+//! let truth = case.truth();
+//! assert_eq!(truth.queries(), case.query_positions().len());
+//! ```
+//!
+//! # Crate layout
+//!
+//! | file | what |
+//! |---|---|
+//! | `rule.rs`, `rule/` | the oracle, its text form, its tests by hand-made numbers |
+//! | `splitmix.rs` | the one random generator: draws of `random`, bytes of a seed |
+//! | `case.rs` | a case and its truth |
+//! | `generate.rs`, `generate/` | random cases: lengths and offsets, rules, maps |
+
+#![forbid(unsafe_code)]
+
+mod case;
+mod generate;
+mod rule;
+mod splitmix;
+
+pub use case::{Case, Steps, Truth};
+pub use rule::{Level, Rule};
+pub use splitmix::seeded_bytes;
