@@ -2,7 +2,7 @@
 //!
 //! [`Plan::new`] lowers the primitives of a [`Pattern`] onto a few leaves (`causal` is a window,
 //! `sinks` a range of keys, a level of `hierarchical` a window and a comb) and puts the narrow
-//! parts of a conjunction first. A plan answers three kinds of question about a band of queries ×
+//! parts of a conjunction first. A plan answers four kinds of question about a band of queries ×
 //! a progression of keys:
 //!
 //! ```text
@@ -10,6 +10,7 @@
 //! fill       the very bits, one word a query                      (fill.rs)
 //! signature  what the bits depend on, so that equal masks are
 //!            recognised without making them                       (signature.rs)
+//! edges      for how many rows the answer just moves along        (steady.rs)
 //! ```
 //!
 //! A conjunction asks its second part only about keys that its first part sees. So what nobody
@@ -28,10 +29,12 @@ mod fill;
 mod relation;
 pub(crate) mod segment;
 mod signature;
+mod steady;
 
-use arith::div_ceil;
+use arith::{Divisor, div_ceil};
 use relation::Relation;
 use segment::Segment;
+pub(crate) use steady::Edges;
 
 /// A band of queries: `len` positions from `start` on, `step` apart; never empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -143,7 +146,7 @@ enum Node {
     },
     Packed(Box<Packed>),
     Blocks {
-        size: i64,
+        size: Divisor,
         relation: Relation,
     },
     /// The parts, narrow ones first.
@@ -165,6 +168,7 @@ struct Packed {
 struct Scratch {
     left: Vec<Segment>,
     right: Vec<Segment>,
+    both: Vec<Segment>,
     words: Vec<u64>,
 }
 
@@ -195,6 +199,14 @@ impl Plan {
         self.signature.clear();
         self.signature.extend([band.len, band.step, keys.len, keys.step]);
         self.root.signature(band, keys, &mut self.signature).then_some(&self.signature[..])
+    }
+
+    /// Replaces `out` by the edges of the answer and tells for how many rows they hold, the moving
+    /// ones moved; `None` if never.
+    pub(crate) fn edges(&mut self, band: Band, keys: Keys, out: &mut Edges) -> Option<i64> {
+        out.clear();
+        out.standing.extend([keys.low, keys.high]);
+        self.root.edges(band, keys, out)
     }
 
     pub(crate) fn allows(&mut self, query: i64, key: i64) -> bool {
@@ -235,17 +247,19 @@ fn lower(pattern: &Pattern) -> Node {
             scratch: Scratch::default(),
         })),
         Expr::BlocksDilated { block, rates } => {
-            Node::Blocks { size: int(block), relation: Relation::dilated(rates) }
+            Node::Blocks { size: Divisor::new(int(block)), relation: Relation::dilated(rates) }
         }
         Expr::Butterfly { block } => {
-            Node::Blocks { size: int(block), relation: Relation::butterfly() }
+            Node::Blocks { size: Divisor::new(int(block)), relation: Relation::butterfly() }
         }
-        Expr::Random { block, per_row, blocks, seed } => {
-            Node::Blocks { size: int(block), relation: Relation::random(*per_row, *blocks, *seed) }
-        }
-        Expr::Blocks { block, rows } => {
-            Node::Blocks { size: int(block), relation: Relation::explicit(rows.clone()) }
-        }
+        Expr::Random { block, per_row, blocks, seed } => Node::Blocks {
+            size: Divisor::new(int(block)),
+            relation: Relation::random(*per_row, *blocks, *seed),
+        },
+        Expr::Blocks { block, rows } => Node::Blocks {
+            size: Divisor::new(int(block)),
+            relation: Relation::explicit(rows.clone()),
+        },
         Expr::And(parts) => all(parts.iter().map(lower)),
         Expr::Or(parts) => any(parts.iter().map(lower)),
         Expr::Not(inner) => Node::Not(Box::new(lower(inner)), Scratch::default()),
@@ -275,7 +289,7 @@ impl Node {
             Node::Dilated { segment, .. } => *segment,
             Node::Documents { lengths, .. } => lengths.total() / (lengths.count() as i64).max(1),
             Node::Packed(packed) => packed.keys.total() / (packed.keys.count() as i64).max(1),
-            Node::Blocks { size, relation } => size.saturating_mul(relation.degree()),
+            Node::Blocks { size, relation } => size.by.saturating_mul(relation.degree()),
             Node::And(parts, _) => parts.iter().map(Node::breadth).min().unwrap_or(i64::MAX),
             Node::Or(parts, _) => parts.iter().map(Node::breadth).fold(0, i64::saturating_add),
         }

@@ -25,7 +25,8 @@ pub struct Progression {
 impl Progression {
     /// The last position, wide enough for any input.
     fn last(&self) -> i128 {
-        i128::from(self.start) + i128::from(self.step) * (i128::from(self.len) - 1)
+        let reach = i128::from(self.step).saturating_mul(i128::from(self.len) - 1);
+        reach.saturating_add(self.start.into())
     }
 }
 

@@ -44,6 +44,9 @@ pub enum Padding {
     Each(Vec<Range<u64>>),
 }
 
+/// What decides a layout within a set.
+type Asked<'a> = (&'a Pattern, &'a Option<Range<u64>>);
+
 impl LayoutSet {
     /// Compiles the patterns of `heads` query heads for every batch entry, through `cache` if
     /// there is one.
@@ -63,7 +66,7 @@ impl LayoutSet {
         {
             return Err(Error::HeadCount { patterns, heads });
         }
-        let mut made: Vec<((&Pattern, &Option<Range<u64>>), Arc<Layout>)> = Vec::new();
+        let mut made: Vec<(Asked<'_>, Arc<Layout>)> = Vec::new();
         let mut each = Vec::with_capacity(ranges.len() * heads);
         for valid in &ranges {
             for head in 0..heads {

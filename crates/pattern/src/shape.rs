@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use crate::error::{Error, Result};
+use crate::plan::arith::Divisor;
 use crate::positions::{FARTHEST, Positions, Progression};
 
 /// How many tokens make a block: 16 to 256, and 64 where left to Longspan.
@@ -214,6 +215,7 @@ impl Shape {
             columns,
             valid,
             block: self.block,
+            divisor: Divisor::new(self.block.get() as i64),
             mask_bytes: self.mask_bytes,
             max_bytes: self.max_bytes,
         })
@@ -233,6 +235,8 @@ pub(crate) struct Frame {
     pub(crate) columns: u32,
     pub(crate) valid: Option<Range<i64>>,
     pub(crate) block: BlockSize,
+    /// The block size again, to divide by.
+    pub(crate) divisor: Divisor,
     pub(crate) mask_bytes: Option<u64>,
     pub(crate) max_bytes: u64,
 }

@@ -6,6 +6,8 @@
 //!         Full     one run
 //!         Mixed    one run; its mask by signature, or on demand
 //!         Unknown  look at one period of it, then as above
+//!     while the walker knows that rows repeat
+//!         the runs of the row above, moved
 //! keep the masks that are used most, within the budget; the rest are made on demand
 //! ```
 
@@ -35,7 +37,16 @@ const CANDIDATE_BYTES: u64 = 2 << 20;
 const FEW_MASKS: u64 = 6;
 
 /// Rows between two calls of a progress hook.
-const ROWS_A_STEP: u32 = 8192;
+const ROWS_A_STEP: u64 = 8192;
+
+/// Rows that are moved at one go, so that progress is still told.
+const ROWS_AT_ONCE: u32 = 1 << 20;
+
+/// Rows that must repeat for the work of finding out to be saved.
+const WORTH_MOVING: u32 = 3;
+
+/// Rows to let pass, at most, when the last look found none that repeat.
+const LONGEST_PAUSE: u32 = 8;
 
 /// What became of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,13 +73,20 @@ pub(super) fn compile(
     let mut builder = Builder::new(pattern, &frame);
     let mut starts = Vec::with_capacity(rows as usize + 1);
     starts.push(0);
-    let mut stretches = Vec::new();
-    for (done, row) in (0..).zip(frame.rows.clone()) {
-        if done % ROWS_A_STEP == 0 && progress(done.into(), rows).is_break() {
-            return Err(Error::Stopped { row: done.into(), rows });
+    let mut report = 0;
+    let mut row = frame.rows.start;
+    while row < frame.rows.end {
+        let done = u64::from(row - frame.rows.start);
+        if done >= report {
+            if progress(done, rows).is_break() {
+                return Err(Error::Stopped { row: done, rows });
+            }
+            report = done + ROWS_A_STEP;
         }
-        builder.row(row, &mut stretches).map_err(|TooLarge| too_large(done.into()))?;
+        builder.row(row).map_err(|TooLarge| too_large(done))?;
         starts.push(builder.runs.len() as u32);
+        row += 1;
+        row += builder.repeat(row, &mut starts).map_err(|TooLarge| too_large(done))?;
     }
     let questions = builder.walker.questions();
     let Builder { mut runs, candidates, uses, .. } = builder;
@@ -85,8 +103,13 @@ struct Builder<'a> {
     walker: Walker<'a>,
     runs: Vec<Run>,
     most_runs: usize,
-    /// First run of the row at hand.
+    /// First run of the row at hand, and of the one above it.
     row_start: usize,
+    above: usize,
+    stretches: Vec<Stretch>,
+    /// Rows to let pass before looking again for rows that repeat.
+    pause: u32,
+    last_pause: u32,
     candidates: MaskTable,
     candidate_bytes: u64,
     /// Store masks that are used only once too: the caller gave a budget for them.
@@ -108,6 +131,10 @@ impl<'a> Builder<'a> {
             runs: Vec::new(),
             most_runs: most.min(u32::MAX.into()) as usize,
             row_start: 0,
+            above: 0,
+            stretches: Vec::new(),
+            pause: 0,
+            last_pause: 0,
             candidates: MaskTable::new(words),
             candidate_bytes: frame.mask_bytes.unwrap_or(CANDIDATE_BYTES),
             store_all: frame.mask_bytes.is_some(),
@@ -119,10 +146,12 @@ impl<'a> Builder<'a> {
         }
     }
 
-    fn row(&mut self, row: u32, stretches: &mut Vec<Stretch>) -> Result<(), TooLarge> {
+    fn row(&mut self, row: u32) -> Result<(), TooLarge> {
+        self.above = self.row_start;
         self.row_start = self.runs.len();
-        self.walker.row(row, stretches);
-        for stretch in &*stretches {
+        let mut stretches = std::mem::take(&mut self.stretches);
+        self.walker.row(row, &mut stretches);
+        for stretch in &stretches {
             let (start, end) = (stretch.start, stretch.end);
             match stretch.class {
                 Class::Full => self.push(start, end, ALL)?,
@@ -140,7 +169,70 @@ impl<'a> Builder<'a> {
                 Class::Unknown => self.unknown(row, stretch)?,
             }
         }
+        self.stretches = stretches;
         Ok(())
+    }
+
+    /// Writes the rows from `next` on that repeat the one before it, and tells how many they are.
+    /// The first is asked about like any other row; how its runs lie to those above tells which of
+    /// them move.
+    fn repeat(&mut self, next: u32, starts: &mut Vec<u32>) -> Result<u32, TooLarge> {
+        if self.pause > 0 {
+            self.pause -= 1;
+            return Ok(0);
+        }
+        let rows = match self.walker.steady(next - 1) {
+            Some(rows) => rows.min(ROWS_AT_ONCE),
+            None => {
+                self.pause = u32::MAX;
+                return Ok(0);
+            }
+        };
+        if rows < WORTH_MOVING {
+            self.last_pause = (2 * self.last_pause + 1).min(LONGEST_PAUSE);
+            self.pause = self.last_pause;
+            return Ok(0);
+        }
+        self.last_pause = 0;
+        self.row(next)?;
+        starts.push(self.runs.len() as u32);
+        let Some(moves) = self.moves() else { return Ok(1) };
+        let more = (rows - 1) as usize;
+        self.runs.reserve(moves.len().saturating_mul(more).min(self.most_runs));
+        starts.reserve(more);
+        for _ in 1..rows {
+            let from = self.row_start;
+            self.row_start = self.runs.len();
+            for (index, &(start, len)) in moves.iter().enumerate() {
+                let Run { start: above, len: above_len, mask } = self.runs[from + index];
+                let run = Run { start: above + start, len: above_len.wrapping_add(len), mask };
+                if let Some(id) = run.stored() {
+                    self.uses[id as usize] += u64::from(run.len);
+                }
+                self.runs.push(run);
+            }
+            if self.runs.len() > self.most_runs {
+                return Err(TooLarge);
+            }
+            starts.push(self.runs.len() as u32);
+        }
+        Ok(rows)
+    }
+
+    /// By how much each run of the last row starts later and is longer than the one above it;
+    /// `None` if the two rows aren't alike after all, which is when room for masks ran out between
+    /// them.
+    fn moves(&self) -> Option<Vec<(u32, u32)>> {
+        let (above, here) = self.runs[self.above..].split_at(self.row_start - self.above);
+        let alike = above.len() == here.len();
+        let moves = above.iter().zip(here).map(|(above, here)| {
+            let start = here.start.wrapping_sub(above.start);
+            let end = here.end().wrapping_sub(above.end());
+            // A run may grow or move, or lose its first block as it stands at its end.
+            let steady = start <= 1 && end <= 1 && above.mask == here.mask;
+            steady.then_some((start, end.wrapping_sub(start)))
+        });
+        if alike { moves.collect() } else { None }
     }
 
     fn unknown(&mut self, row: u32, stretch: &Stretch) -> Result<(), TooLarge> {

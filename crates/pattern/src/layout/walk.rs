@@ -21,7 +21,7 @@ use std::ops::Range;
 use crate::pattern::Pattern;
 use crate::plan::arith::gcd;
 use crate::plan::segment::{Class, Segment, join, push};
-use crate::plan::{Band, Keys, Plan};
+use crate::plan::{Band, Edges, Keys, Plan};
 use crate::positions::{Piece, Positions};
 use crate::shape::Frame;
 
@@ -52,6 +52,7 @@ pub(crate) struct Walker<'a> {
     found: Vec<Segment>,
     joined: Vec<Segment>,
     words: Vec<u64>,
+    edges: Edges,
 }
 
 impl<'a> Walker<'a> {
@@ -64,6 +65,7 @@ impl<'a> Walker<'a> {
             found: Vec::new(),
             joined: Vec::new(),
             words: vec![0; frame.block.get()],
+            edges: Edges::default(),
         }
     }
 
@@ -88,6 +90,40 @@ impl<'a> Walker<'a> {
         }
         out.clear();
         cut(&self.answer, self.frame, out);
+    }
+
+    /// How many rows after `row` are this row with some of its blocks moved along by one a row;
+    /// `None` if that can't happen in this frame.
+    pub(crate) fn steady(&mut self, row: u32) -> Option<u32> {
+        let Walker { frame, plan, edges, .. } = self;
+        let block = frame.block.get() as i64;
+        let pieces = frame.keys.pieces();
+        if pieces.len() > MOST_STEADY {
+            return None;
+        }
+        let tokens = frame.row_tokens(row);
+        let Some(band) = only_band(&frame.queries, tokens.clone()) else { return Some(0) };
+        if band.len < block {
+            return Some(0);
+        }
+        // Whole rows that follow in the same progression of queries.
+        let held = &frame.queries.pieces()[frame.queries.piece_of(tokens.start)];
+        let mut rows = (held.local + held.len - tokens.end) / block;
+        for piece in pieces {
+            let keys = Keys {
+                start: piece.start - piece.local.checked_mul(piece.step)?,
+                step: piece.step,
+                low: piece.local,
+                high: piece.local + piece.len,
+                block,
+            };
+            rows = rows.min(plan.edges(band, keys, edges)?);
+            if rows == 0 {
+                break;
+            }
+            rows = rows.min(edges.rows_apart(block));
+        }
+        Some(rows.min((frame.rows.end - 1 - row).into()) as u32)
     }
 
     /// Appends to `found` what the band sees, by local key number.
@@ -204,7 +240,8 @@ fn words_of(keys: Band) -> impl Iterator<Item = Band> {
 
 /// Cuts a row's answer at block edges.
 fn cut(segments: &[Segment], frame: &Frame, out: &mut Vec<Stretch>) {
-    let block = frame.block.get() as i64;
+    let blocks = frame.divisor;
+    let block = blocks.by;
     let total = frame.keys.len() as i64;
     let mut edge = Edge::default();
     for &Segment { start, end, class, period } in segments {
@@ -212,17 +249,17 @@ fn cut(segments: &[Segment], frame: &Frame, out: &mut Vec<Stretch>) {
         let whole_end = if class == Class::Full && end == total {
             i64::from(frame.columns)
         } else {
-            end / block
+            blocks.floor(end)
         };
-        let whole_start = (start + block - 1) / block;
-        if start % block != 0 {
-            edge.add(start / block, end.min(whole_start * block) - start, class, frame, out);
+        let whole_start = blocks.floor(start + block - 1);
+        if start < whole_start * block {
+            edge.add(whole_start - 1, end.min(whole_start * block) - start, class, frame, out);
         }
         if whole_start < whole_end {
             edge.flush(frame, out);
-            let period = match i64::from(period) {
-                0 => 0,
-                period => (period / gcd(period, block)) as u32,
+            let period = match period {
+                0 | 1 => period,
+                _ => (i64::from(period) / gcd(period.into(), block)) as u32,
             };
             let (start, end) = (whole_start as u32, whole_end as u32);
             out.push(Stretch { start, end, class, period });
@@ -293,6 +330,10 @@ struct Index {
 
 /// Up to this many progressions are simply all asked: fewer questions than finding out which.
 const FEW: usize = 4;
+
+/// With more progressions of keys than this, looking for rows that repeat takes longer than it
+/// saves.
+const MOST_STEADY: usize = 64;
 
 impl Index {
     fn new(keys: &Positions) -> Option<Self> {

@@ -14,14 +14,33 @@ pub(crate) fn div_ceil(a: i64, b: i64) -> i64 {
     if b == 1 { a } else { -(-a).div_euclid(b) }
 }
 
-/// The `n` lowest bits from bit `from` on, below bit `to`.
+/// Floors a division by the same number again and again; a shift where that number is a power of
+/// two, which blocks mostly are.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Divisor {
+    pub(crate) by: i64,
+    shift: Option<u32>,
+}
+
+impl Divisor {
+    pub(crate) fn new(by: i64) -> Self {
+        debug_assert!(by > 0);
+        Divisor { by, shift: (by & (by - 1) == 0).then(|| by.trailing_zeros()) }
+    }
+
+    #[inline]
+    pub(crate) fn floor(self, a: i64) -> i64 {
+        match self.shift {
+            Some(shift) => a >> shift,
+            None => a.div_euclid(self.by),
+        }
+    }
+}
+
+/// The bits from bit `from` on, below bit `to`; both in `0..=64`.
 #[inline]
 pub(crate) fn bit_range(from: i64, to: i64) -> u64 {
-    let below = |n: i64| match n {
-        ..=0 => 0,
-        1..=63 => (1u64 << n) - 1,
-        _ => u64::MAX,
-    };
+    let below = |n: i64| if n == 0 { 0 } else { u64::MAX >> (64 - n) };
     below(to) & !below(from)
 }
 
@@ -98,12 +117,22 @@ mod tests {
     }
 
     #[test]
+    fn divisors_floor() {
+        for by in [1, 2, 3, 16, 48, 64] {
+            for a in -200..200 {
+                let expected = (a as f64 / by as f64).floor() as i64;
+                assert_eq!(Divisor::new(by).floor(a), expected);
+            }
+        }
+    }
+
+    #[test]
     fn bit_ranges() {
         assert_eq!(bit_range(0, 64), u64::MAX);
-        assert_eq!(bit_range(-5, 3), 0b111);
+        assert_eq!(bit_range(0, 3), 0b111);
         assert_eq!(bit_range(2, 4), 0b1100);
         assert_eq!(bit_range(5, 5), 0);
         assert_eq!(bit_range(7, 3), 0);
-        assert_eq!(bit_range(63, 200), 1 << 63);
+        assert_eq!(bit_range(63, 64), 1 << 63);
     }
 }

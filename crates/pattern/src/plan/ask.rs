@@ -1,6 +1,6 @@
 //! Which stretches of keys a band of queries sees, for every leaf and for the algebra.
 
-use super::arith::{Congruence, gcd};
+use super::arith::{Congruence, Divisor, gcd};
 use super::segment::{self, Class, Segment, push};
 use super::{Band, Keys, Node, Packed, Relation, Scratch};
 use crate::pattern::Lengths;
@@ -87,7 +87,7 @@ fn whole_or_part(seen: i64, band: Band) -> Class {
 /// Each part after the first is asked only about what the parts before it see.
 fn ask_all(
     parts: &mut [Node],
-    Scratch { left, right, .. }: &mut Scratch,
+    Scratch { left, right, both, .. }: &mut Scratch,
     band: Band,
     keys: Keys,
     asked: &mut u64,
@@ -101,9 +101,9 @@ fn ask_all(
     for part in middle {
         right.clear();
         ask_within(part, left, band, keys, asked, right);
-        let so_far = std::mem::take(left);
-        segment::and(&so_far, right, left);
-        *right = so_far;
+        both.clear();
+        segment::and(left, right, both);
+        std::mem::swap(left, both);
     }
     right.clear();
     ask_within(last, left, band, keys, asked, right);
@@ -135,7 +135,7 @@ fn ask_within(
 
 fn ask_any(
     parts: &mut [Node],
-    Scratch { left, right, .. }: &mut Scratch,
+    Scratch { left, right, both, .. }: &mut Scratch,
     band: Band,
     keys: Keys,
     asked: &mut u64,
@@ -149,9 +149,9 @@ fn ask_any(
     for part in middle {
         right.clear();
         part.ask(band, keys, asked, right);
-        let so_far = std::mem::take(left);
-        segment::or(&so_far, right, left);
-        *right = so_far;
+        both.clear();
+        segment::or(left, right, both);
+        std::mem::swap(left, both);
     }
     right.clear();
     last.ask(band, keys, asked, right);
@@ -204,9 +204,9 @@ fn comb(period: i64, grain: i64, keys: Keys, out: &mut Vec<Segment>) {
     if period == grain {
         keys.emit_all(Class::Full, 1, out);
     } else if period - grain >= keys.block.saturating_mul(keys.step) {
-        let first = keys.position(keys.low).div_euclid(period) * period;
-        let mut tooth = first;
-        while tooth <= keys.position(keys.high - 1) {
+        let mut tooth = keys.position(keys.low).div_euclid(period) * period;
+        let end = keys.position(keys.high - 1);
+        while tooth <= end {
             keys.emit(tooth, tooth + grain, Class::Full, 1, out);
             tooth += period;
         }
@@ -306,22 +306,22 @@ impl Packed {
 
 /// A band may touch several query blocks. A key block that all of them see is Full, one that some
 /// see is Mixed: count the views that begin and end at each edge.
-fn blocks(size: i64, relation: &mut Relation, band: Band, keys: Keys, out: &mut Vec<Segment>) {
-    let first_key_block = keys.position(keys.low).div_euclid(size);
-    let last_key_block = keys.position(keys.high - 1).div_euclid(size);
+fn blocks(size: Divisor, relation: &mut Relation, band: Band, keys: Keys, out: &mut Vec<Segment>) {
+    let first_key_block = size.floor(keys.position(keys.low));
+    let last_key_block = size.floor(keys.position(keys.high - 1));
     let inside = |ranges: &[(i64, i64)]| {
         let from = ranges.partition_point(|range| range.1 <= first_key_block);
         let to = ranges.partition_point(|range| range.0 <= last_key_block);
         from..to.max(from)
     };
-    let position = |block: i64| block.saturating_mul(size);
+    let position = |block: i64| block.saturating_mul(size.by);
 
     let from = band.number_at_least(0);
     if from == band.len {
         return;
     }
-    let query_block = band.at(from) / size;
-    if from == 0 && band.last() / size == query_block {
+    let query_block = size.floor(band.at(from));
+    if from == 0 && size.floor(band.last()) == query_block {
         let ranges = relation.row(query_block);
         for range in &ranges[inside(ranges)] {
             keys.emit(position(range.0), position(range.1), Class::Full, 1, out);
@@ -332,7 +332,7 @@ fn blocks(size: i64, relation: &mut Relation, band: Band, keys: Keys, out: &mut 
     edges.clear();
     let mut at = from;
     while at < band.len {
-        let query_block = band.at(at) / size;
+        let query_block = size.floor(band.at(at));
         let to = band.number_at_least(position(query_block + 1)).max(at + 1);
         let ranges = relation.row(query_block);
         for range in &ranges[inside(ranges)] {

@@ -77,16 +77,16 @@ impl Node {
                 out.fill(0);
                 let mut from = band.number_at_least(0);
                 while from < band.len {
-                    let query_block = band.at(from) / *size;
-                    let end = (query_block + 1).saturating_mul(*size);
+                    let query_block = size.floor(band.at(from));
+                    let end = (query_block + 1).saturating_mul(size.by);
                     let to = band.number_at_least(end).max(from + 1);
-                    let (low, high) = (keys.start.div_euclid(*size), keys.last().div_euclid(*size));
+                    let (low, high) = (size.floor(keys.start), size.floor(keys.last()));
                     let ranges = relation.row(query_block);
                     let first = ranges.partition_point(|range| range.1 <= low);
                     let mut bits = 0;
                     for range in ranges[first..].iter().take_while(|range| range.0 <= high) {
-                        bits |=
-                            keys.bits(range.0.saturating_mul(*size), range.1.saturating_mul(*size));
+                        bits |= keys
+                            .bits(range.0.saturating_mul(size.by), range.1.saturating_mul(size.by));
                     }
                     out[from as usize..to as usize].fill(bits);
                     from = to;

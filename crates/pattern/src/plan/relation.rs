@@ -79,11 +79,13 @@ impl Relation {
                         [row - rate, row + rate].iter().filter_map(|&b| u64::try_from(b).ok()),
                     );
                 }
+                picked.sort_unstable();
                 list(picked, ranges);
             }
             Kind::Butterfly => {
                 picked.push(row as u64);
                 picked.extend((0..62).map(|bit| row as u64 ^ 1 << bit));
+                picked.sort_unstable();
                 list(picked, ranges);
             }
             &mut Kind::Random { per_row, blocks, seed } => {
@@ -100,7 +102,7 @@ impl Relation {
     }
 }
 
-/// Draws `count` distinct numbers below `blocks`: candidate `t` is a hash of `base + t`.
+/// Draws `count` distinct numbers below `blocks`, in order: candidate `t` is a hash of `base + t`.
 fn draw(count: u64, blocks: u64, base: u64, picked: &mut Vec<u64>) {
     let mut t = 0u64;
     while (picked.len() as u64) < count {
@@ -115,10 +117,9 @@ fn draw(count: u64, blocks: u64, base: u64, picked: &mut Vec<u64>) {
     }
 }
 
-/// Sorted ranges of single blocks, neighbours joined.
-fn list(picked: &mut [u64], ranges: &mut Vec<(i64, i64)>) {
-    picked.sort_unstable();
-    for &block in picked.iter() {
+/// Ranges of single blocks, neighbours joined.
+fn list(picked: &[u64], ranges: &mut Vec<(i64, i64)>) {
+    for &block in picked {
         let block = block as i64;
         match ranges.last_mut() {
             Some(last) if block <= last.1 => last.1 = last.1.max(block + 1),
@@ -127,9 +128,8 @@ fn list(picked: &mut [u64], ranges: &mut Vec<(i64, i64)>) {
     }
 }
 
-/// Sorted ranges of what isn't picked.
-fn list_others(picked: &mut [u64], blocks: u64, ranges: &mut Vec<(i64, i64)>) {
-    picked.sort_unstable();
+/// Ranges of what isn't picked.
+fn list_others(picked: &[u64], blocks: u64, ranges: &mut Vec<(i64, i64)>) {
     let mut at = 0;
     for end in picked.iter().copied().chain([blocks]) {
         if at < end {

@@ -69,39 +69,74 @@ fn common(a: u32, b: u32) -> u32 {
     u32::try_from(a / gcd(a, b) * b).unwrap_or(0)
 }
 
-/// Walks two lists together and calls `visit` for each stretch where at least one has a segment.
+/// Appends segments that already are in order among themselves.
 #[inline]
-fn together(
-    a: &[Segment],
-    b: &[Segment],
-    mut visit: impl FnMut(i64, i64, Option<&Segment>, Option<&Segment>),
+fn push_all(out: &mut Vec<Segment>, mut segments: impl Iterator<Item = Segment>) {
+    if let Some(first) = segments.next() {
+        push(out, first);
+        out.extend(segments);
+    }
+}
+
+/// How many of the first segments end at `end` or before.
+#[inline]
+fn up_to(segments: &[Segment], end: i64) -> usize {
+    segments.iter().take_while(|segment| segment.end <= end).count()
+}
+
+/// Walks two lists together: `only` answers for stretches that one of them has, `both` for those
+/// that both have.
+#[inline]
+fn merge(
+    mut a: &[Segment],
+    mut b: &[Segment],
+    out: &mut Vec<Segment>,
+    only: impl Fn(Segment) -> Segment,
+    both: impl Fn(&Segment, &Segment) -> (Class, u32),
 ) {
-    let (mut i, mut j) = (0, 0);
-    let mut at = i64::MIN;
-    while i < a.len() || j < b.len() {
-        let (next_a, next_b) = (a.get(i), b.get(j));
-        let here_a = next_a.filter(|s| s.start <= at);
-        let here_b = next_b.filter(|s| s.start <= at);
-        let mut end = i64::MAX;
-        for (next, here) in [(next_a, here_a), (next_b, here_b)] {
-            if let Some(next) = next {
-                end = end.min(if here.is_some() { next.end } else { next.start });
+    // Where the heads of the lists begin; their first parts may have gone out.
+    let (mut from_a, mut from_b) = (i64::MIN, i64::MIN);
+    while let ([x, rest_a @ ..], [y, rest_b @ ..]) = (a, b) {
+        let (start_a, start_b) = (x.start.max(from_a), y.start.max(from_b));
+        if x.end <= start_b {
+            push(out, only(Segment { start: start_a, ..*x }));
+            let apart = up_to(rest_a, start_b);
+            push_all(out, rest_a[..apart].iter().map(|x| only(*x)));
+            a = &rest_a[apart..];
+        } else if y.end <= start_a {
+            push(out, only(Segment { start: start_b, ..*y }));
+            let apart = up_to(rest_b, start_a);
+            push_all(out, rest_b[..apart].iter().map(|y| only(*y)));
+            b = &rest_b[apart..];
+        } else {
+            if start_a < start_b {
+                push(out, only(Segment { start: start_a, end: start_b, ..*x }));
+            } else if start_b < start_a {
+                push(out, only(Segment { start: start_b, end: start_a, ..*y }));
+            }
+            let (start, end) = (start_a.max(start_b), x.end.min(y.end));
+            let (class, period) = both(x, y);
+            push(out, Segment { start, end, class, period });
+            (from_a, from_b) = (end, end);
+            if x.end == end {
+                a = rest_a;
+            }
+            if y.end == end {
+                b = rest_b;
             }
         }
-        if here_a.is_some() || here_b.is_some() {
-            visit(at, end, here_a, here_b);
+    }
+    for (left, from) in [(a, from_a), (b, from_b)] {
+        if let [first, rest @ ..] = left {
+            push(out, only(Segment { start: first.start.max(from), ..*first }));
+            push_all(out, rest.iter().map(|segment| only(*segment)));
         }
-        at = end;
-        i += usize::from(next_a.is_some_and(|s| s.end <= at));
-        j += usize::from(next_b.is_some_and(|s| s.end <= at));
     }
 }
 
 /// What both see.
-pub(crate) fn and(a: &[Segment], b: &[Segment], out: &mut Vec<Segment>) {
-    let (mut i, mut j) = (0, 0);
-    while i < a.len() && j < b.len() {
-        let (x, y) = (&a[i], &b[j]);
+pub(crate) fn and(mut a: &[Segment], mut b: &[Segment], out: &mut Vec<Segment>) {
+    while let ([x, rest_a @ ..], [y, rest_b @ ..]) = (a, b) {
         let (start, end) = (x.start.max(y.start), x.end.min(y.end));
         if start < end {
             let (class, period) = match (x.class, y.class) {
@@ -111,24 +146,33 @@ pub(crate) fn and(a: &[Segment], b: &[Segment], out: &mut Vec<Segment>) {
             };
             push(out, Segment { start, end, class, period });
         }
-        i += usize::from(x.end <= y.end);
-        j += usize::from(y.end <= x.end);
+        if y.end <= x.end {
+            b = rest_b;
+            if x.class == Class::Full {
+                // All of them lie behind the start of `x`.
+                let inside = up_to(b, x.end);
+                push_all(out, b[..inside].iter().copied());
+                b = &b[inside..];
+            }
+        }
+        if x.end <= y.end {
+            a = rest_a;
+        }
     }
 }
 
 /// What either sees.
 pub(crate) fn or(a: &[Segment], b: &[Segment], out: &mut Vec<Segment>) {
-    together(a, b, |start, end, x, y| {
-        let (class, period) = match (x, y) {
-            (Some(x), Some(y)) => match (x.class, y.class) {
-                (Class::Full, _) | (_, Class::Full) => (Class::Full, 1),
-                _ => (Class::Unknown, common(x.period, y.period)),
-            },
-            (Some(only), None) | (None, Some(only)) => (only.class, only.period),
-            (None, None) => return,
-        };
-        push(out, Segment { start, end, class, period });
-    });
+    merge(
+        a,
+        b,
+        out,
+        |only| only,
+        |x, y| match (x.class, y.class) {
+            (Class::Full, _) | (_, Class::Full) => (Class::Full, 1),
+            _ => (Class::Unknown, common(x.period, y.period)),
+        },
+    );
 }
 
 /// What isn't seen, within `low..high`.
@@ -147,20 +191,14 @@ pub(crate) fn not(a: &[Segment], low: i64, high: i64, out: &mut Vec<Segment>) {
 
 /// The answer for two bands taken as one.
 pub(crate) fn join(a: &[Segment], b: &[Segment], out: &mut Vec<Segment>) {
-    together(a, b, |start, end, x, y| {
-        let (class, period) = match (x, y) {
-            (Some(x), Some(y)) => {
-                let class = match (x.class, y.class) {
-                    (Class::Full, Class::Full) => Class::Full,
-                    (Class::Mixed, _) | (_, Class::Mixed) => Class::Mixed,
-                    _ => Class::Unknown,
-                };
-                (class, common(x.period, y.period))
-            }
-            (Some(only), None) | (None, Some(only)) => (beside_nothing(only.class), only.period),
-            (None, None) => return,
+    let only = |only: Segment| Segment { class: beside_nothing(only.class), ..only };
+    merge(a, b, out, only, |x, y| {
+        let class = match (x.class, y.class) {
+            (Class::Full, Class::Full) => Class::Full,
+            (Class::Mixed, _) | (_, Class::Mixed) => Class::Mixed,
+            _ => Class::Unknown,
         };
-        push(out, Segment { start, end, class, period });
+        (class, common(x.period, y.period))
     });
 }
 

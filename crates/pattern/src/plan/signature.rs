@@ -83,11 +83,11 @@ impl Node {
                 packed.inner.signature(band.moved(-query_origin), keys.moved(-key_origin), out)
             }
             Node::Blocks { size, relation } => {
-                let (query_block, key_block) = (band.start / *size, keys.start / *size);
+                let (query_block, key_block) = (size.floor(band.start), size.floor(keys.start));
                 let one_each = band.start >= 0
                     && keys.start >= 0
-                    && band.last() / *size == query_block
-                    && keys.last() / *size == key_block;
+                    && size.floor(band.last()) == query_block
+                    && size.floor(keys.last()) == key_block;
                 if one_each {
                     let ranges = relation.row(query_block);
                     let at = ranges.partition_point(|range| range.1 <= key_block);

@@ -1,0 +1,247 @@
+//! What can be typed after `longspan`.
+//!
+//! Token counts are numbers with optional underscores and a binary suffix, because that is how
+//! lengths are spoken of: `64k` is 65,536 and `1M` is 1,048,576. Everything that only the library
+//! can judge (a block size, a range of rows) is handed on and judged there.
+
+use std::ops::Range;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+/// Attention for sequences too long for attention.
+#[derive(Debug, Parser)]
+#[command(name = "longspan", version, arg_required_else_help = true)]
+#[command(after_help = "\
+Example:
+  longspan inspect \"causal & (window(256, 0) | sinks(16))\" --tokens 8192
+
+`longspan inspect --help` explains patterns and has more examples.")]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Say what a pattern computes at a given length, and draw it.
+    Inspect(Inspect),
+}
+
+const PATTERNS: &str = "\
+Patterns:
+  full                                everything
+  causal                              key <= query
+  window(left, right)                 query - left <= key <= query + right
+  sliding_window(w)                   window(w - 1, 0)
+  sinks(n)                            the first n keys
+  global_tokens(n)                    the first n keys, and the first n queries
+  dilated(segment, rate, offset)      every rate-th token inside each segment
+  strided(stride)                     keys at a multiple of stride from the query
+  hierarchical([(window, stride, grain), ...])
+                                      fine near, coarse far
+  documents([length, ...])            query and key in the same document
+  packed([q length, ...], [k length, ...], pattern)
+                                      many sequences in one call
+  blocks_dilated(block, [rate, ...])  blocks i and i ± rate
+  butterfly(block)                    blocks whose index differs in one bit
+  random(block, per_row, blocks, seed)
+                                      per_row random blocks out of so many
+  blocks(block, [[column, first..end, ...], ...])
+                                      an explicit mask of blocks, row by row
+  a & b,  a | b,  !a,  (a)            and, or, not
+  heads([a, b, ...])                  one pattern a query head, outermost only
+
+Examples:
+  A pattern at 8,192 tokens, as numbers and as a small picture
+    longspan inspect \"causal & (window(256, 0) | sinks(16))\" --tokens 8192 --block 64
+
+  The same numbers for a program
+    longspan inspect causal --tokens 64k --json
+
+  A picture of a million tokens
+    longspan inspect \"causal & (window(4096, 0) | sinks(64))\" --tokens 1M --png million.png
+
+  Packed documents, their lengths in a file
+    longspan inspect @documents.txt --tokens 16M
+
+  One pattern a head: a table, and one small picture for each layout
+    longspan inspect \"heads([causal, causal & window(128, 0)])\" --tokens 4k --svg heads.svg
+
+  Decoding: one query against 32,768 keys
+    longspan inspect \"causal & window(1024, 0)\" --tokens 32k --queries 1
+
+  A key cache of 4,096 slots whose first key stands at position 100,000
+    longspan inspect \"causal & window(2048, 0)\" --tokens 4096 --queries 1 \\
+        --key-offset 100000 --query-offset 104095
+
+  Padding: only keys 100 to 999 hold tokens
+    longspan inspect causal --tokens 1000 --valid 100..1000
+
+  The first 16 rows of blocks of a billion tokens
+    longspan inspect causal --tokens 1G --rows 0..16";
+
+#[derive(Debug, Args)]
+#[command(after_long_help = PATTERNS)]
+#[command(after_help = "`--help` (instead of `-h`) lists the patterns and has examples.")]
+pub(crate) struct Inspect {
+    /// The pattern, or @FILE to read it from a file
+    pub(crate) pattern: String,
+
+    /// How many keys: 8192, 8_192, 64k (× 1,024), 1M (× 1,024²), 1G (× 1,024³)
+    #[arg(long, short = 'n', value_name = "N", value_parser = tokens)]
+    pub(crate) tokens: u64,
+
+    /// How many queries, the last of the tokens [default: as many as tokens]
+    #[arg(long, value_name = "N", value_parser = tokens)]
+    pub(crate) queries: Option<u64>,
+
+    /// Tokens a block, 16 to 256
+    #[arg(long, short = 'b', value_name = "N", default_value = "64", value_parser = tokens)]
+    pub(crate) block: u64,
+
+    /// Query i stands at position i + N [default: tokens - queries]
+    #[arg(long, value_name = "N", value_parser = offset, allow_hyphen_values = true)]
+    pub(crate) query_offset: Option<i64>,
+
+    /// Key j stands at position j + N
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = offset,
+        allow_hyphen_values = true,
+        default_value = "0"
+    )]
+    pub(crate) key_offset: i64,
+
+    /// Only these rows of query blocks: 0..16, or 16.. for all from the 17th on
+    #[arg(long, value_name = "A..B", value_parser = span)]
+    pub(crate) rows: Option<Span>,
+
+    /// Only these keys hold tokens, the rest is padding
+    #[arg(long, value_name = "A..B", value_parser = span)]
+    pub(crate) valid: Option<Span>,
+
+    /// Numbers that one head holds for a token; FLOPs follow from it
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) head_dim: u32,
+
+    /// Show every query head [default N: as many as heads([...]) has patterns]
+    #[arg(long, value_name = "N", num_args = 0..=1, value_parser = heads)]
+    pub(crate) heads: Option<Option<usize>>,
+
+    /// Draw only this head, counted from 0
+    #[arg(long, value_name = "H")]
+    pub(crate) head: Option<usize>,
+
+    /// Print one JSON object and nothing else
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Print the numbers without the picture
+    #[arg(long)]
+    pub(crate) no_picture: bool,
+
+    /// Draw the layout into a PNG file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) png: Option<PathBuf>,
+
+    /// Draw the layout into an SVG file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<PathBuf>,
+}
+
+/// A range whose end may be left open.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Span {
+    start: u64,
+    end: Option<u64>,
+}
+
+impl Span {
+    /// The range on an axis of `limit`.
+    pub(crate) fn within(&self, limit: u64) -> Range<u64> {
+        self.start..self.end.unwrap_or(limit)
+    }
+}
+
+/// More query heads than any model has; a table beyond this is a typing error.
+const MOST_HEADS: usize = 4_096;
+
+fn heads(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(heads) if (1..=MOST_HEADS).contains(&heads) => Ok(heads),
+        _ => Err(format!("expected a number of heads, 1 to {MOST_HEADS}")),
+    }
+}
+
+fn tokens(text: &str) -> Result<u64, String> {
+    let (digits, shift) = match text.char_indices().next_back() {
+        Some((at, 'k' | 'K')) => (&text[..at], 10),
+        Some((at, 'm' | 'M')) => (&text[..at], 20),
+        Some((at, 'g' | 'G')) => (&text[..at], 30),
+        _ => (text, 0),
+    };
+    let plain: String = digits.chars().filter(|&c| c != '_').collect();
+    if plain.is_empty() || !plain.bytes().all(|b| b.is_ascii_digit()) {
+        return Err("expected a whole number such as 8192, 8_192, 64k or 1M".into());
+    }
+    let number = plain.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift));
+    number.ok_or_else(|| "expected less than 2^64".into())
+}
+
+fn offset(text: &str) -> Result<i64, String> {
+    let (negative, digits) = match text.strip_prefix('-') {
+        Some(digits) => (true, digits),
+        None => (false, text),
+    };
+    let number = tokens(digits)?;
+    let number = i64::try_from(number).map_err(|_| "expected less than 2^63".to_string())?;
+    Ok(if negative { -number } else { number })
+}
+
+fn span(text: &str) -> Result<Span, String> {
+    let Some((start, end)) = text.split_once("..") else {
+        return Err("expected a range such as 0..16, ..16 or 16..".into());
+    };
+    let start = if start.is_empty() { 0 } else { tokens(start)? };
+    let end = if end.is_empty() { None } else { Some(tokens(end)?) };
+    Ok(Span { start, end })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn token_counts() {
+        let cases =
+            [("0", 0), ("8_192", 8_192), ("64k", 65_536), ("16M", 1 << 24), ("1g", 1 << 30)];
+        for (text, number) in cases {
+            assert_eq!(tokens(text), Ok(number), "{text}");
+        }
+        for text in
+            ["", "k", "_", "-1", "+1", "1.5M", "1kk", "99999999999999999999", "17179869184G"]
+        {
+            assert!(tokens(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn offsets_and_ranges() {
+        assert_eq!(offset("-64k"), Ok(-65_536));
+        assert_eq!(offset("7"), Ok(7));
+        assert!(offset("--7").is_err());
+        assert_eq!(span("4..1k"), Ok(Span { start: 4, end: Some(1_024) }));
+        assert_eq!(span("4..").map(|s| s.within(9)), Ok(4..9));
+        assert_eq!(span("..").map(|s| s.within(9)), Ok(0..9));
+        assert!(span("4").is_err());
+    }
+}

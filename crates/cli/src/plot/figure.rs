@@ -1,0 +1,355 @@
+//! Where everything goes: title, axes, grids, legend.
+//!
+//! ```text
+//! title = the pattern
+//! lengths, block, density
+//!            key position
+//!            0    2,048    …        one such panel,
+//!          0 ┌──────────┐           or one for each distinct layout
+//!   query    │          │
+//!   position │          │
+//!            └──────────┘
+//! ■ Full  ■ Partial  □ skipped      what colours mean
+//! ```
+//!
+//! Sizes are in pixels of a picture that is looked at in half its size, as it is on a screen with
+//! two pixels a point.
+
+use longspan_pattern::Layout;
+use plotters_backend::text_anchor::HPos;
+
+use super::grid::{Grid, MASKS, Meaning, Partials, Room};
+use super::palette::{FAINT_INK, INK, LEVELS, LINE, PAGE, Shade};
+use super::scene::Scene;
+use super::text::{Face, Type};
+use crate::inspect::Inspection;
+use crate::number::{axis, percent, ranges, shortened, significant, thousands};
+
+/// Empty border around everything.
+const MARGIN: i32 = 48;
+/// Pixels of a lone panel's longer side.
+const SIDE: i32 = 1_280;
+/// Pixels across of several panels together.
+const TOGETHER: i32 = 1_640;
+/// Pixels between panels.
+const BETWEEN: i32 = 56;
+/// Panels at most: 4 × 4 can still be compared.
+pub(super) const MOST: usize = 16;
+/// Text needs this much, however narrow the grid.
+const NARROWEST: i32 = 1_100;
+/// Lines between cells need cells at least this large.
+const RULED: i32 = 8;
+
+const TITLE: f32 = 30.0;
+const TEXT: f32 = 25.0;
+const LABEL: f32 = 23.0;
+/// Height of a line of text, in ems.
+const LEADING: f32 = 1.45;
+/// Side of a colour sample in the legend.
+const SWATCH: i32 = 26;
+const TICK: i32 = 10;
+
+fn leading(em: f32) -> i32 {
+    (em * LEADING).round() as i32
+}
+
+/// The whole picture, with cells of at least `cell` pixels.
+pub(super) fn compose(inspection: &Inspection, cell: i32) -> Scene {
+    let drawn = inspection.drawn();
+    let shown = &drawn[..drawn.len().min(MOST)];
+    let panels = panels(inspection, shown, cell);
+    let per_line = abreast(panels.len());
+    let gutter = panels.iter().map(Panel::gutter).max().unwrap_or(0);
+    let panel_width = gutter + panels.iter().map(|p| p.grid.across.length()).max().unwrap_or(0);
+    let panel_height = panels.iter().map(Panel::height).max().unwrap_or(0);
+    let lines = panels.len().div_ceil(per_line) as i32;
+    let across = per_line as i32 * (panel_width + BETWEEN) - BETWEEN;
+    let width = across.max(NARROWEST);
+
+    let mut scene = Scene::new();
+    let mut y = MARGIN;
+    let title = Type::new(Face::Mono, TITLE, INK);
+    for line in title.wrap(&title_of(inspection), width, 3) {
+        scene.text(MARGIN, y + leading(TITLE) / 2, line, title);
+        y += leading(TITLE);
+    }
+    let subtitle = Type::new(Face::Sans, TEXT, FAINT_INK);
+    y += 6;
+    for line in subtitle.wrap(&about(inspection, shown), width, 2) {
+        scene.text(MARGIN, y + leading(TEXT) / 2, line, subtitle);
+        y += leading(TEXT);
+    }
+    y += 28;
+
+    for (index, panel) in panels.iter().enumerate() {
+        let (column, line) = ((index % per_line) as i32, (index / per_line) as i32);
+        let x = MARGIN + column * (panel_width + BETWEEN) + gutter;
+        panel.draw(&mut scene, x, y + line * (panel_height + BETWEEN));
+    }
+    y += lines * (panel_height + BETWEEN) - BETWEEN + 36;
+
+    y = legend(&mut scene, panels[0].grid.meaning, inspection.block, y, width);
+    if drawn.len() > shown.len() {
+        let note = format!("{} of {} layouts", shown.len(), drawn.len());
+        scene.text(MARGIN, y + leading(TEXT) / 2, note, subtitle);
+        y += leading(TEXT);
+    }
+    scene.width = width + 2 * MARGIN;
+    scene.height = y + MARGIN - 12;
+    scene
+}
+
+/// How many panels stand side by side.
+fn abreast(panels: usize) -> usize {
+    (1..).find(|n| n * n >= panels).unwrap_or(1)
+}
+
+fn title_of(inspection: &Inspection) -> String {
+    match inspection.drawn {
+        Some(head) => inspection.heads[head].pattern.clone(),
+        None => inspection.pattern.clone(),
+    }
+}
+
+/// The line below the title.
+fn about(inspection: &Inspection, shown: &[(usize, Vec<usize>)]) -> String {
+    let layout = &inspection.layouts[shown[0].0];
+    let tokens = match (layout.queries(), layout.keys()) {
+        (queries, keys) if queries == keys => format!("{} tokens", thousands(keys)),
+        (queries, keys) => format!("{} queries × {} keys", thousands(queries), thousands(keys)),
+    };
+    let mut parts = vec![tokens, format!("blocks of {}", inspection.block)];
+    let heads: Vec<usize> = shown.iter().flat_map(|(_, heads)| heads.clone()).collect();
+    match (inspection.drawn, inspection.heads.len()) {
+        (Some(head), 2..) => parts.push(format!("head {head}")),
+        (None, heads @ 2..) => parts.push(format!("{heads} heads")),
+        _ => {}
+    }
+    let densities =
+        heads.iter().map(|&head| inspection.layouts[inspection.heads[head].layout].density());
+    let density = densities.sum::<f64>() / heads.len() as f64;
+    parts.push(format!("{} of pairs seen", percent(density)));
+    if density > 0.0 && density < 0.67 {
+        parts.push(format!("{}× fewer than dense", significant(1.0 / density)));
+    }
+    parts.join("  ·  ")
+}
+
+fn panels(inspection: &Inspection, shown: &[(usize, Vec<usize>)], cell: i32) -> Vec<Panel> {
+    let layouts: Vec<&Layout> =
+        shown.iter().map(|(layout, _)| &*inspection.layouts[*layout]).collect();
+    let per_line = abreast(shown.len()) as i32;
+    let side = if per_line == 1 { SIDE } else { TOGETHER / per_line - BETWEEN };
+    // All panels speak one language, so one with too many masks makes all of them plain.
+    let partials = match layouts.iter().all(|layout| layout.counts().partial_blocks <= MASKS) {
+        true => Partials::Shaded,
+        false => Partials::Plain,
+    };
+    let titled = |what, offset| match axis(what, offset) {
+        (name, Some(note)) => format!("{name} ({note})"),
+        (name, None) => name,
+    };
+    shown
+        .iter()
+        .zip(layouts)
+        .map(|((_, heads), layout)| {
+            let alone = shown.len() == 1;
+            let name = if heads.len() == 1 { "head" } else { "heads" };
+            Panel {
+                grid: Grid::new(layout, Room { side, cell }, partials),
+                heading: (!alone).then(|| {
+                    (
+                        format!("{name} {}", ranges(heads)),
+                        inspection.heads[heads[0]].pattern.clone(),
+                    )
+                }),
+                key_title: titled("key", inspection.key_offset),
+                query_title: titled("query", inspection.query_offset),
+            }
+        })
+        .collect()
+}
+
+/// One grid with its axes.
+struct Panel {
+    grid: Grid,
+    /// Which heads, and their pattern, where there are several panels.
+    heading: Option<(String, String)>,
+    key_title: String,
+    query_title: String,
+}
+
+impl Panel {
+    const LABELS: Type = Type {
+        face: Face::Sans,
+        em: LABEL,
+        ink: FAINT_INK,
+        align: HPos::Center,
+        turn: super::text::Turn::Across,
+    };
+
+    fn key_ticks(&self) -> Vec<(u64, String)> {
+        self.grid.across.ticks((self.grid.across.length() / 140).max(1) as u64)
+    }
+
+    fn query_ticks(&self) -> Vec<(u64, String)> {
+        self.grid.down.ticks((self.grid.down.length() / 80).clamp(1, 8) as u64)
+    }
+
+    /// Pixels left of the grid.
+    fn gutter(&self) -> i32 {
+        let labels = self.query_ticks().iter().map(|(_, label)| Self::LABELS.width(label)).max();
+        leading(TEXT) + 8 + labels.unwrap_or(0) + 8 + TICK
+    }
+
+    /// Pixels above the grid.
+    fn header(&self) -> i32 {
+        let heading = if self.heading.is_some() { 2 * leading(LABEL) + 10 } else { 0 };
+        heading + leading(TEXT) + leading(LABEL) + TICK
+    }
+
+    fn height(&self) -> i32 {
+        self.header() + self.grid.down.length()
+    }
+
+    /// Draws with the grid's left edge at `x` and the panel's top at `y`.
+    fn draw(&self, scene: &mut Scene, x: i32, top: i32) {
+        let grid = &self.grid;
+        let (width, height) = (grid.across.length(), grid.down.length());
+        let y = top + self.header();
+        if let Some((heads, pattern)) = &self.heading {
+            let room = width.max(1);
+            let bold = Type::new(Face::Sans, LABEL, INK);
+            let mono = Type::new(Face::Mono, LABEL * 0.86, INK);
+            scene.text(x, top + leading(LABEL) / 2, bold.cut(heads, room), bold);
+            let line = top + leading(LABEL) * 3 / 2;
+            scene.text(x, line, mono.cut(&shortened(pattern, 200), room), mono);
+        }
+
+        // The frame, two pixels outside of the cells.
+        scene.rectangle(x - 2, y - 2, width + 4, height + 4, LINE);
+        let ground = if grid.meaning == Meaning::Pair { LINE } else { Shade::Empty.colour() };
+        scene.rectangle(x, y, width, height, ground);
+        let on_ground = |shade: Shade| shade.colour() != ground;
+        for patch in grid.patches(on_ground) {
+            scene.rectangle(
+                x + patch.x,
+                y + patch.y,
+                patch.width,
+                patch.height,
+                patch.shade.colour(),
+            );
+        }
+        if !matches!(grid.meaning, Meaning::Blocks(..)) {
+            self.rule(scene, x, y);
+        }
+
+        let axis_title = Type::new(Face::Sans, TEXT, INK).align(HPos::Center);
+        for (token, label) in self.key_ticks() {
+            let at = x + grid.across.place(token);
+            scene.rectangle(at - 1, y - 2 - TICK, 2, TICK, LINE);
+            scene.text(at, y - TICK - leading(LABEL) / 2, label, Self::LABELS);
+        }
+        let above = y - TICK - leading(LABEL) - leading(TEXT) / 2;
+        scene.text(x + width / 2, above, axis_title.cut(&self.key_title, width), axis_title);
+        let right = Self::LABELS.align(HPos::Right);
+        for (token, label) in self.query_ticks() {
+            let at = y + grid.down.place(token);
+            scene.rectangle(x - 2 - TICK, at - 1, TICK, 2, LINE);
+            scene.text(x - TICK - 10, at, label, right);
+        }
+        let left = x - self.gutter() + leading(TEXT) / 2;
+        let up = axis_title.upwards();
+        scene.text(left, y + height / 2, up.cut(&self.query_title, height), up);
+    }
+
+    /// Thin lines between cells that are large enough.
+    fn rule(&self, scene: &mut Scene, x: i32, y: i32) {
+        let (across, down) = (&self.grid.across, &self.grid.down);
+        let (width, height) = (across.length(), down.length());
+        if across.pixels >= RULED {
+            for cell in (1..across.cells).filter(|&cell| across.touches(cell - 1)) {
+                scene.rectangle(x + across.start(cell), y, 1, height, PAGE);
+            }
+        }
+        if down.pixels >= RULED {
+            for cell in (1..down.cells).filter(|&cell| down.touches(cell - 1)) {
+                scene.rectangle(x, y + down.start(cell), width, 1, PAGE);
+            }
+        }
+    }
+}
+
+/// What the colours mean; the height at which it ends.
+fn legend(scene: &mut Scene, meaning: Meaning, block: u64, top: i32, width: i32) -> i32 {
+    let set = Type::new(Face::Sans, TEXT, INK);
+    let ramp = |kind: fn(u8) -> Shade| {
+        (1..=LEVELS).step_by(2).chain([LEVELS]).map(kind).collect::<Vec<_>>()
+    };
+    let (entries, note): (Vec<(Vec<Shade>, &str)>, Option<String>) = match meaning {
+        Meaning::Pair => (
+            vec![
+                (vec![Shade::FULL], "pair in a Full block"),
+                (vec![Shade::PARTIAL], "pair in a Partial block"),
+                (vec![Shade::Masked], "masked pair of a Partial block"),
+                (vec![Shade::Empty], "block skipped"),
+            ],
+            None,
+        ),
+        Meaning::Block(Partials::Plain) => (
+            vec![
+                (vec![Shade::FULL], "Full block: every pair seen"),
+                (vec![Shade::PARTIAL], "Partial block: some pairs seen"),
+                (vec![Shade::Empty], "block skipped"),
+            ],
+            None,
+        ),
+        Meaning::Block(Partials::Shaded) => (
+            vec![
+                (vec![Shade::FULL], "Full block: every pair seen"),
+                (ramp(Shade::Partial), "Partial block: few to most pairs seen"),
+                (vec![Shade::Empty], "block skipped"),
+            ],
+            None,
+        ),
+        Meaning::Blocks(across, down) => (
+            vec![
+                (ramp(Shade::Full), "mostly Full blocks"),
+                (ramp(Shade::Partial), "mostly Partial blocks"),
+                (vec![Shade::Empty], "nothing seen"),
+            ],
+            Some(format!(
+                "one cell = {} × {} blocks = {} × {} tokens; shade = share of its blocks that are active",
+                significant(down),
+                significant(across),
+                significant(down * block as f64),
+                significant(across * block as f64),
+            )),
+        ),
+    };
+    let (mut x, mut y) = (MARGIN, top);
+    for (shades, text) in entries {
+        let length = shades.len() as i32 * SWATCH + 12 + set.width(text);
+        if x > MARGIN && x + length > MARGIN + width {
+            (x, y) = (MARGIN, y + leading(TEXT) + 4);
+        }
+        let upper = y + (leading(TEXT) - SWATCH) / 2;
+        let swatches = shades.len() as i32 * SWATCH;
+        scene.rectangle(x - 2, upper - 2, swatches + 4, SWATCH + 4, LINE);
+        for (index, shade) in (0..).zip(shades) {
+            scene.rectangle(x + index * SWATCH, upper, SWATCH, SWATCH, shade.colour());
+        }
+        scene.text(x + swatches + 12, y + leading(TEXT) / 2, text, set);
+        x += length + 44;
+    }
+    y += leading(TEXT);
+    if let Some(note) = note {
+        let faint = Type::new(Face::Sans, TEXT, FAINT_INK);
+        y += 8;
+        for line in faint.wrap(&note, width, 2) {
+            scene.text(MARGIN, y + leading(TEXT) / 2, line, faint);
+            y += leading(TEXT);
+        }
+    }
+    y
+}

@@ -1,0 +1,224 @@
+//! Text in pictures.
+//!
+//! A PNG file needs outlines, so the DejaVu fonts are part of the program. An SVG file names them,
+//! and what resembles them where they are missing; widths are measured alike for both.
+//!
+//! [`Type`] draws its glyphs itself, at fractions of a pixel and with their own bearings: at this
+//! size whole pixels would tear words apart.
+
+use std::convert::Infallible;
+use std::sync::LazyLock;
+
+use ab_glyph::{Font, FontRef, PxScale, ScaleFont, point};
+use plotters_backend::text_anchor::{HPos, Pos, VPos};
+use plotters_backend::{
+    BackendColor, BackendCoord, BackendStyle, BackendTextStyle, FontFamily, FontTransform,
+};
+
+use super::palette::Colour;
+
+/// The two typefaces: one for prose, one for patterns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Face {
+    Sans,
+    Mono,
+}
+
+impl Face {
+    fn font(self) -> &'static FontRef<'static> {
+        static SANS: LazyLock<FontRef<'static>> = LazyLock::new(|| parse(dejavu::sans::regular()));
+        static MONO: LazyLock<FontRef<'static>> =
+            LazyLock::new(|| parse(dejavu::sans_mono::regular()));
+        match self {
+            Face::Sans => &SANS,
+            Face::Mono => &MONO,
+        }
+    }
+
+    fn family(self) -> &'static str {
+        match self {
+            Face::Sans => "DejaVu Sans, Verdana, sans-serif",
+            Face::Mono => "DejaVu Sans Mono, Menlo, Consolas, monospace",
+        }
+    }
+}
+
+fn parse(bytes: &'static [u8]) -> FontRef<'static> {
+    FontRef::try_from_slice(bytes).expect("a font that is part of the program")
+}
+
+/// How a piece of text is set.
+#[derive(Clone, Copy)]
+pub(super) struct Type {
+    pub(super) face: Face,
+    /// Pixels of an em.
+    pub(super) em: f32,
+    pub(super) ink: Colour,
+    pub(super) align: HPos,
+    pub(super) turn: Turn,
+}
+
+/// Which way text runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// From left to right.
+    Across,
+    /// From bottom to top.
+    Up,
+}
+
+impl Type {
+    pub(super) fn new(face: Face, em: f32, ink: Colour) -> Self {
+        Type { face, em, ink, align: HPos::Left, turn: Turn::Across }
+    }
+
+    pub(super) fn align(self, align: HPos) -> Self {
+        Type { align, ..self }
+    }
+
+    pub(super) fn upwards(self) -> Self {
+        Type { turn: Turn::Up, ..self }
+    }
+
+    /// Pixels that `text` is long.
+    pub(super) fn width(&self, text: &str) -> i32 {
+        self.set(text, |_, _| {}).ceil() as i32
+    }
+
+    /// The text cut to so many pixels.
+    pub(super) fn cut(&self, text: &str, room: i32) -> String {
+        if self.width(text) <= room {
+            return text.into();
+        }
+        let mut kept: Vec<char> = text.chars().collect();
+        while let Some(_) = kept.pop() {
+            let shorter = format!("{}…", kept.iter().collect::<String>().trim_end());
+            if self.width(&shorter) <= room {
+                return shorter;
+            }
+        }
+        String::new()
+    }
+
+    /// The text in lines of so many pixels, broken at spaces; the last of at most `most` lines is
+    /// cut.
+    pub(super) fn wrap(&self, text: &str, room: i32, most: usize) -> Vec<String> {
+        let mut lines: Vec<String> = Vec::new();
+        let mut words = text.split(' ').peekable();
+        while let Some(word) = words.next() {
+            let joined = lines.last().map(|line| format!("{line} {word}"));
+            match joined {
+                Some(joined) if self.width(&joined) <= room => {
+                    *lines.last_mut().expect("joined") = joined
+                }
+                _ if lines.len() < most => lines.push(word.into()),
+                _ => {
+                    let rest: Vec<&str> = std::iter::once(word).chain(words).collect();
+                    let last = lines.last_mut().expect("at least one line");
+                    *last = self.cut(&format!("{last} {}", rest.join(" ")), room);
+                    break;
+                }
+            }
+        }
+        lines.iter().map(|line| self.cut(line, room)).collect()
+    }
+
+    fn scale(&self) -> PxScale {
+        let font = self.face.font();
+        // ab_glyph counts a font's height from its lowest to its highest, not its em.
+        let em = font.units_per_em().unwrap_or(1_000.0);
+        PxScale::from(self.em * font.height_unscaled() / em)
+    }
+
+    /// Walks over the glyphs with their places; the width of all.
+    fn set(&self, text: &str, mut each: impl FnMut(char, f32)) -> f32 {
+        let font = self.face.font().as_scaled(self.scale());
+        let mut x = 0.0;
+        let mut before = None;
+        for c in text.chars() {
+            let glyph = font.glyph_id(c);
+            if let Some(before) = before {
+                x += font.kern(before, glyph);
+            }
+            each(c, x);
+            x += font.h_advance(glyph);
+            before = Some(glyph);
+        }
+        x
+    }
+}
+
+impl BackendTextStyle for Type {
+    type FontError = Infallible;
+
+    fn color(&self) -> BackendColor {
+        self.ink.color()
+    }
+
+    fn size(&self) -> f64 {
+        // The SVG backend divides by this to get the em.
+        f64::from(self.em) * 1.24
+    }
+
+    fn transform(&self) -> FontTransform {
+        match self.turn {
+            Turn::Across => FontTransform::None,
+            Turn::Up => FontTransform::Rotate270,
+        }
+    }
+
+    fn anchor(&self) -> Pos {
+        Pos::new(self.align, VPos::Center)
+    }
+
+    fn family(&self) -> FontFamily<'_> {
+        FontFamily::Name(self.face.family())
+    }
+
+    fn layout_box(&self, text: &str) -> Result<((i32, i32), (i32, i32)), Infallible> {
+        Ok(((0, 0), (self.width(text), self.em.round() as i32)))
+    }
+
+    fn draw<E, F: FnMut(i32, i32, BackendColor) -> Result<(), E>>(
+        &self,
+        text: &str,
+        (left, top): BackendCoord,
+        mut draw: F,
+    ) -> Result<Result<(), E>, Infallible> {
+        let font = self.face.font();
+        // Where an SVG viewer puts the baseline of text that is centred on a point: half the
+        // height of an x, which is 0.55 em, below it.
+        let baseline = self.em * (0.5 + 0.55 / 2.0);
+        let ink = self.ink.color();
+        let mut result = Ok(());
+        self.set(text, |c, x| {
+            let glyph = font.glyph_id(c).with_scale_and_position(self.scale(), point(x, baseline));
+            let Some(outline) = font.outline_glyph(glyph) else { return };
+            let corner = outline.px_bounds().min;
+            outline.draw(|x, y, cover| {
+                let at = (left + corner.x as i32 + x as i32, top + corner.y as i32 + y as i32);
+                if result.is_ok() && cover > 0.0 {
+                    let alpha = f64::from(cover.min(1.0));
+                    result = draw(at.0, at.1, BackendColor { alpha, ..ink });
+                }
+            });
+        });
+        Ok(result)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::palette::INK;
+    use super::*;
+
+    #[test]
+    fn text_keeps_to_its_room() {
+        let mono = Type::new(Face::Mono, 10.0, INK);
+        let room = mono.width("causal & full");
+        assert_eq!(mono.cut("causal & full", room), "causal & full");
+        assert_eq!(mono.cut("causal & fully", room), "causal & ful…");
+        assert_eq!(mono.wrap("causal & full | sinks(4)", room, 3), ["causal & full", "| sinks(4)"]);
+        assert_eq!(mono.wrap("causal & full | sinks(4)", room, 1), ["causal & ful…"]);
+    }
+}

@@ -1,0 +1,293 @@
+//! A small picture made of characters.
+//!
+//! On a terminal with colours a character shows two cells, one above the other, as `▀` with a
+//! foreground and a background: cells are square and as many as fit. Elsewhere a character is one
+//! cell, and its darkness tells Full from Partial. A cell that holds several blocks has the kind
+//! of most of its active ones, so a thin line never vanishes.
+
+use std::fmt::Write;
+
+use anstyle::{Ansi256Color, Color, Style};
+use longspan_pattern::{Cell, Layout};
+
+use crate::inspect::{ByHead, Inspection};
+use crate::number::{axis, ranges, shortened, significant, thousands};
+
+/// Characters across and down of a picture that stands alone: half of a usual terminal.
+const LARGE: (usize, usize) = (48, 24);
+/// The same for one of several.
+const SMALL: (usize, usize) = (20, 10);
+/// Small pictures side by side.
+const ABREAST: usize = 4;
+/// Small pictures in all; more of them say less.
+const MOST: usize = 16;
+
+/// Blue and orange, which every kind of colour vision tells apart, on dark and on light.
+const FULL: Color = Color::Ansi256(Ansi256Color(33));
+const PARTIAL: Color = Color::Ansi256(Ansi256Color(214));
+
+/// What Full and Partial are told apart by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ink {
+    Colour,
+    Shades,
+}
+
+/// The picture with its axes and legend; several small ones where heads differ.
+pub(crate) fn picture(inspection: &Inspection, ink: Ink) -> String {
+    let drawn = inspection.drawn();
+    let layout = &inspection.layouts[drawn[0].0];
+    if layout.rows().is_empty() || layout.columns() == 0 {
+        return "no blocks, so no picture\n".into();
+    }
+    match drawn.len() {
+        1 => large(inspection, drawn[0].0, ink),
+        _ => small(inspection, &drawn, ink),
+    }
+}
+
+fn large(inspection: &Inspection, index: usize, ink: Ink) -> String {
+    let layout = &inspection.layouts[index];
+    let raster = Raster::new(layout, LARGE, ink);
+    let rows = layout.rows();
+    let first = thousands(layout.row_tokens(rows.start).start);
+    let end = thousands(layout.row_tokens(rows.end - 1).end);
+    let (key_name, key_note) = axis("key", inspection.key_offset);
+    let (query_name, query_note) = axis("query", inspection.query_offset);
+    let (query, name) = query_name.split_once(' ').expect("two words");
+
+    let lines = raster.lines();
+    let gutter = [first.len(), end.len(), query.len(), name.len()].into_iter().max().unwrap_or(0);
+    let border = "─".repeat(raster.width);
+    let mut text = String::new();
+    let keys = thousands(layout.keys());
+    // The numbers at both ends of the keys, their name between them.
+    let between = raster.width.saturating_sub(keys.len());
+    let _ = writeln!(text, "{:gutter$}  0{key_name:^between$}{keys}", "");
+    let _ = writeln!(text, "{first:>gutter$} ┌{border}┐");
+    for (index, line) in lines.iter().enumerate() {
+        let label = match (index + 1).checked_sub(lines.len() / 2) {
+            Some(0) => query,
+            Some(1) => name,
+            _ => "",
+        };
+        let _ = writeln!(text, "{label:>gutter$} │{line}│");
+    }
+    let _ = writeln!(text, "{end:>gutter$} └{border}┘");
+    let _ = writeln!(text, "{:gutter$}  {}", "", raster.legend(ink));
+    for (what, note) in [("key", key_note), ("query", query_note)] {
+        if let Some(note) = note {
+            let _ = writeln!(text, "{:gutter$}  {what} {note}", "");
+        }
+    }
+    text
+}
+
+fn small(inspection: &Inspection, drawn: &[(usize, Vec<usize>)], ink: Ink) -> String {
+    let mut text = String::new();
+    let mut legend = String::new();
+    for group in drawn[..drawn.len().min(MOST)].chunks(ABREAST) {
+        let mut columns = Vec::new();
+        for (layout, heads) in group {
+            let raster = Raster::new(&inspection.layouts[*layout], SMALL, ink);
+            let name = if heads.len() == 1 { "head" } else { "heads" };
+            let title = shortened(&format!("{name} {}", ranges(heads)), raster.width + 2);
+            let border = "─".repeat(raster.width);
+            let mut lines = vec![format!("{title:<width$}", width = raster.width + 2)];
+            lines.push(format!("┌{border}┐"));
+            lines.extend(raster.lines().iter().map(|line| format!("│{line}│")));
+            lines.push(format!("└{border}┘"));
+            legend = raster.legend(ink);
+            columns.push(lines);
+        }
+        for line in 0..columns[0].len() {
+            let side_by_side: Vec<&str> = columns.iter().map(|c| c[line].as_str()).collect();
+            let _ = writeln!(text, "{}", side_by_side.join("  ").trim_end());
+        }
+    }
+    if drawn.len() > MOST {
+        let _ = writeln!(text, "{MOST} of {} layouts; --head shows any", drawn.len());
+    }
+    debug_assert_eq!(inspection.by_head, ByHead::Yes);
+    let _ = writeln!(text, "{legend}; keys across, queries down");
+    text
+}
+
+/// What a cell shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mark {
+    Empty,
+    /// Most active blocks are Partial.
+    Partial(Amount),
+    /// At least half of the active blocks are Full.
+    Full(Amount),
+}
+
+/// How many of a cell's blocks are active.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Amount {
+    Few,
+    Most,
+}
+
+impl Mark {
+    fn of(cell: Cell) -> Self {
+        let active = cell.full + cell.partial;
+        let amount = if active < 0.5 { Amount::Few } else { Amount::Most };
+        match active {
+            0.0 => Mark::Empty,
+            _ if cell.full >= cell.partial => Mark::Full(amount),
+            _ => Mark::Partial(amount),
+        }
+    }
+
+    fn shade(self) -> char {
+        match self {
+            Mark::Empty => ' ',
+            Mark::Partial(Amount::Few) => '░',
+            Mark::Partial(Amount::Most) => '▒',
+            Mark::Full(Amount::Few) => '▓',
+            Mark::Full(Amount::Most) => '█',
+        }
+    }
+
+    fn colour(self) -> Option<Color> {
+        match self {
+            Mark::Empty => None,
+            Mark::Partial(_) => Some(PARTIAL),
+            Mark::Full(_) => Some(FULL),
+        }
+    }
+}
+
+/// A layout as cells of the size that characters have.
+struct Raster {
+    /// Cells, and characters, across.
+    width: usize,
+    cells: Vec<Vec<Mark>>,
+    /// Blocks that a cell holds, across and down.
+    blocks: (f64, f64),
+    ink: Ink,
+}
+
+impl Raster {
+    fn new(layout: &Layout, room: (usize, usize), ink: Ink) -> Self {
+        let (columns, rows) = (layout.columns() as usize, layout.rows().len());
+        let (width, height) = size(columns, rows, room, ink);
+        let picture = layout.picture(width as u32, height as u32);
+        let (across, down) = (picture.width as usize, picture.height as usize);
+        let cells = (0..height)
+            .map(|y| {
+                let cell = |x| {
+                    Mark::of(picture.cell((x * across / width) as u32, (y * down / height) as u32))
+                };
+                (0..width).map(cell).collect()
+            })
+            .collect();
+        let blocks = (columns as f64 / across as f64, rows as f64 / down as f64);
+        Raster { width, cells, blocks, ink }
+    }
+
+    fn lines(&self) -> Vec<String> {
+        match self.ink {
+            Ink::Shades => {
+                self.cells.iter().map(|row| row.iter().map(|mark| mark.shade()).collect()).collect()
+            }
+            Ink::Colour => self.cells.chunks(2).map(|pair| self.half_blocks(pair)).collect(),
+        }
+    }
+
+    /// Two rows of cells as one line.
+    fn half_blocks(&self, rows: &[Vec<Mark>]) -> String {
+        let colours = |x: usize| (rows[0][x].colour(), rows.get(1).and_then(|row| row[x].colour()));
+        let mut line = String::new();
+        let mut x = 0;
+        while x < self.width {
+            let pair = colours(x);
+            let count = (x..self.width).take_while(|&x| colours(x) == pair).count();
+            let (style, character) = match pair {
+                (None, None) => (Style::new(), ' '),
+                (Some(top), None) => (Style::new().fg_color(Some(top)), '▀'),
+                (None, Some(bottom)) => (Style::new().fg_color(Some(bottom)), '▄'),
+                (Some(top), Some(bottom)) if top == bottom => {
+                    (Style::new().fg_color(Some(top)), '█')
+                }
+                (top, bottom) => (Style::new().fg_color(top).bg_color(bottom), '▀'),
+            };
+            let _ = write!(line, "{style}{}{style:#}", character.to_string().repeat(count));
+            x += count;
+        }
+        line
+    }
+
+    fn legend(&self, ink: Ink) -> String {
+        let (across, down) = (significant(self.blocks.0), significant(self.blocks.1));
+        let binned = self.blocks != (1.0, 1.0);
+        match ink {
+            Ink::Shades if binned => format!(
+                "█ ▓ Full, ▒ ░ Partial; one character is {across} × {down} blocks, ▓ ░ under half active"
+            ),
+            Ink::Shades => "█ Full, ▒ Partial".into(),
+            Ink::Colour => {
+                let [full, partial] = [FULL, PARTIAL].map(|c| Style::new().fg_color(Some(c)));
+                let kinds = format!("{full}█{full:#} Full, {partial}█{partial:#} Partial");
+                match binned {
+                    true => format!("{kinds}; one cell is {across} × {down} blocks"),
+                    false => kinds,
+                }
+            }
+        }
+    }
+}
+
+/// Cells across and down: whole multiples of the blocks where they fit, and square to the eye,
+/// to which a character is twice as high as wide.
+fn size(columns: usize, rows: usize, room: (usize, usize), ink: Ink) -> (usize, usize) {
+    // Rows of cells in a line of characters, and so how much higher than wide a cell is.
+    let (per_line, tall) = match ink {
+        Ink::Shades => (1, 2.0),
+        Ink::Colour => (2, 1.0),
+    };
+    let (most_across, most_down) = (room.0, room.1 * per_line);
+    let ratio = rows as f64 / columns as f64;
+    // Never so flat or so narrow that nothing can be seen.
+    let (least_across, least_down) = (room.0 / 6, 2 * per_line);
+    let wide = (most_down as f64 * tall / ratio).round() as usize;
+    let width = whole(columns, wide.clamp(least_across, most_across));
+    let high = (width as f64 * ratio / tall).round() as usize;
+    (width, whole(rows, high.clamp(least_down, most_down)))
+}
+
+/// The largest multiple of `blocks` that fits, or all that fits where not even one does.
+fn whole(blocks: usize, fits: usize) -> usize {
+    if blocks > fits { fits } else { fits / blocks * blocks }
+}
+
+#[cfg(test)]
+mod tests {
+    use longspan_pattern::{Pattern, Shape};
+
+    use super::*;
+
+    #[test]
+    fn blocks_stay_square() {
+        assert_eq!(size(6, 6, LARGE, Ink::Shades), (48, 24));
+        assert_eq!(size(6, 6, LARGE, Ink::Colour), (48, 48));
+        assert_eq!(size(40, 40, LARGE, Ink::Shades), (40, 20));
+        assert_eq!(size(16_384, 16_384, LARGE, Ink::Shades), (48, 24));
+        assert_eq!(size(16_384, 1, LARGE, Ink::Shades), (48, 2));
+        assert_eq!(size(1, 500, LARGE, Ink::Shades), (8, 24));
+    }
+
+    #[test]
+    fn two_cells_share_a_character() -> longspan_pattern::Result<()> {
+        let layout = Layout::compile(&Pattern::causal(), &Shape::new(256, 256))?;
+        let lines = Raster::new(&layout, (4, 2), Ink::Colour).lines();
+        // Rows of blocks: P... | FP.. / FFP. | FFFP
+        let (full, partial) = ("\u{1b}[38;5;33m", "\u{1b}[38;5;214m");
+        assert_eq!(lines.len(), 2);
+        assert_eq!(lines[0], format!("{partial}\u{1b}[48;5;33m▀\u{1b}[0m{partial}▄\u{1b}[0m  "));
+        assert!(lines[1].starts_with(&format!("{full}██\u{1b}[0m")), "{:?}", lines[1]);
+        Ok(())
+    }
+}
