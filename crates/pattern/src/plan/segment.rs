@@ -148,8 +148,8 @@ pub(crate) fn and(mut a: &[Segment], mut b: &[Segment], out: &mut Vec<Segment>) 
         }
         if y.end <= x.end {
             b = rest_b;
-            if x.class == Class::Full {
-                // All of them lie behind the start of `x`.
+            if x.class == Class::Full && x.start <= y.end {
+                // What comes next starts inside `x`.
                 let inside = up_to(b, x.end);
                 push_all(out, b[..inside].iter().copied());
                 b = &b[inside..];
