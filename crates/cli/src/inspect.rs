@@ -70,6 +70,12 @@ pub(crate) struct Head {
 }
 
 impl Inspection {
+    /// Whether only some rows of blocks were compiled.
+    pub(crate) fn some_rows(&self) -> bool {
+        let layout = &self.layouts[0];
+        layout.rows().len() as u64 != layout.queries().div_ceil(self.block)
+    }
+
     /// The layouts to draw, each with the heads that have it.
     pub(crate) fn drawn(&self) -> Vec<(usize, Vec<usize>)> {
         if let Some(head) = self.drawn {

@@ -15,6 +15,17 @@ pub(crate) fn thousands(number: impl Into<u128>) -> String {
     text
 }
 
+/// `1 query`, `8,192 queries`
+pub(crate) fn count(number: impl Into<u128>, what: &str) -> String {
+    let number = number.into();
+    let name = match what.strip_suffix('y') {
+        _ if number == 1 => what.to_string(),
+        Some(stem) if what != "key" => format!("{stem}ies"),
+        _ => format!("{what}s"),
+    };
+    format!("{} {name}", thousands(number))
+}
+
 /// Three significant digits, no exponent while that is readable: `3.14`, `0.0977`, `1,234`.
 pub(crate) fn significant(number: f64) -> String {
     if number == 0.0 {
@@ -144,6 +155,9 @@ mod tests {
         assert_eq!(thousands(0u32), "0");
         assert_eq!(thousands(999u32), "999");
         assert_eq!(thousands(1_048_576u32), "1,048,576");
+        assert_eq!(count(1u32, "query"), "1 query");
+        assert_eq!(count(2_000u32, "query"), "2,000 queries");
+        assert_eq!(count(0u32, "key"), "0 keys");
         assert_eq!(percent(0.032_5), "3.25 %");
         assert_eq!(percent(1.0), "100 %");
         assert_eq!(percent(0.000_976_6), "0.0977 %");

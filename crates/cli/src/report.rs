@@ -10,7 +10,7 @@ use longspan_pattern::Layout;
 use serde::Serialize;
 
 use crate::inspect::{ByHead, Inspection};
-use crate::number::{bytes, flops, percent, ranges, shortened, significant, thousands};
+use crate::number::{bytes, count, flops, percent, ranges, shortened, significant, thousands};
 
 /// Columns of a terminal that a line of text should stay within.
 const LINE: usize = 100;
@@ -161,19 +161,18 @@ pub(crate) fn summary(
     line("pattern", shortened(&inspection.pattern, 2 * LINE))?;
     line(
         "tokens",
-        format!("{} queries × {} keys", thousands(layout.queries()), thousands(layout.keys())),
+        format!("{} × {}", count(layout.queries(), "query"), count(layout.keys(), "key")),
     )?;
     let rows = layout.rows();
-    let which = match u64::from(rows.end - rows.start) * inspection.block >= layout.queries() {
-        true => String::new(),
-        false => format!(" ({}..{})", rows.start, rows.end),
+    let which = match inspection.some_rows() {
+        true => format!(" ({}..{})", rows.start, rows.end),
+        false => String::new(),
     };
-    let (row_count, column_count) = (thousands(numbers.rows), thousands(numbers.columns));
-    let grid = format!("{row_count} rows{which} × {column_count} columns");
+    let grid =
+        format!("{}{which} × {}", count(numbers.rows, "row"), count(numbers.columns, "column"));
     line("blocks", format!("{} tokens a side, {grid}", inspection.block))?;
     if by_head {
-        let layouts = inspection.layouts.len();
-        let distinct = if layouts == 1 { "1 layout".into() } else { format!("{layouts} layouts") };
+        let distinct = count(inspection.layouts.len() as u64, "layout");
         line(
             "heads",
             format!("{}, {distinct}; the numbers below are for all", thousands(heads as u64)),
@@ -193,7 +192,7 @@ pub(crate) fn summary(
     line("active pairs", thousands(numbers.active_pairs))?;
     let fewer = match numbers.density {
         0.0 => "nothing is seen".to_string(),
-        1.0 => "as many pairs as dense".to_string(),
+        0.95.. => "hardly fewer pairs than dense".to_string(),
         density => format!("{} times fewer pairs than dense", significant(1.0 / density)),
     };
     line("density", format!("{}, {fewer}", percent(numbers.density)))?;
@@ -206,14 +205,14 @@ pub(crate) fn summary(
     line(
         "layout",
         format!(
-            "{} runs, {} stored masks, {}",
-            thousands(numbers.runs as u64),
-            thousands(numbers.stored_masks as u64),
+            "{}, {}, {}",
+            count(numbers.runs as u64, "run"),
+            count(numbers.stored_masks as u64, "stored mask"),
             bytes(numbers.layout_bytes)
         ),
     )?;
-    let questions = thousands(numbers.questions);
-    line("compiled in", format!("{} ms, {questions} questions", significant(numbers.compile_ms)))?;
+    let questions = count(numbers.questions, "question");
+    line("compiled in", format!("{} ms, {questions}", significant(numbers.compile_ms)))?;
     if let Some(hash) = &numbers.hash {
         line("hash", hash.clone())?;
     }

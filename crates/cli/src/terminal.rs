@@ -61,9 +61,14 @@ fn large(inspection: &Inspection, index: usize, ink: Ink) -> String {
     let border = "─".repeat(raster.width);
     let mut text = String::new();
     let keys = thousands(layout.keys());
-    // The numbers at both ends of the keys, their name between them.
-    let between = raster.width.saturating_sub(keys.len());
-    let _ = writeln!(text, "{:gutter$}  0{key_name:^between$}{keys}", "");
+    // The numbers at both ends of the keys, their name between them if it fits.
+    let mut between = key_name.as_str();
+    let room = raster.width.saturating_sub(keys.len() + 1);
+    if room < key_name.len() + 2 {
+        let _ = writeln!(text, "{:gutter$}  {key_name}", "");
+        between = "";
+    }
+    let _ = writeln!(text, "{:gutter$}  0{between:^room$}{keys}", "");
     let _ = writeln!(text, "{first:>gutter$} ┌{border}┐");
     for (index, line) in lines.iter().enumerate() {
         let label = match (index + 1).checked_sub(lines.len() / 2) {

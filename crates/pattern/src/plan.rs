@@ -83,6 +83,8 @@ pub(crate) struct Keys {
     pub(crate) high: i64,
     /// Keys a block: gaps and periods below it aren't worth telling apart.
     pub(crate) block: i64,
+    /// Segments that an answer may have.
+    pub(crate) most: usize,
 }
 
 impl Keys {
@@ -108,9 +110,26 @@ impl Keys {
 /// A pattern made ready to be asked.
 pub(crate) struct Plan {
     root: Node,
-    /// Questions that leaves have answered: the measure of a compilation's work.
-    pub(crate) questions: u64,
+    pub(crate) tally: Tally,
     signature: Vec<i64>,
+}
+
+/// What asking has come to so far.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    /// Questions that nodes have answered, of every kind: the measure of a compilation's work.
+    pub(crate) questions: u64,
+    /// An answer had too many segments and was cut short.
+    pub(crate) overflow: bool,
+}
+
+impl Tally {
+    /// Whether an answer of `segments` segments may still grow.
+    #[inline]
+    fn has_room(&mut self, segments: usize, keys: &Keys) -> bool {
+        self.overflow |= segments >= keys.most;
+        !self.overflow
+    }
 }
 
 enum Node {
@@ -179,23 +198,25 @@ impl Plan {
         if let Some(valid) = valid {
             root = all([Node::KeyRange { low: valid.start, high: valid.end }, root]);
         }
-        Plan { root, questions: 0, signature: Vec::new() }
+        Plan { root, tally: Tally::default(), signature: Vec::new() }
     }
 
     /// Appends what `band` sees of `keys`.
     pub(crate) fn ask(&mut self, band: Band, keys: Keys, out: &mut Vec<Segment>) {
-        self.root.ask(band, keys, &mut self.questions, out);
+        self.root.ask(band, keys, &mut self.tally, out);
     }
 
     /// Sets `out[i]` to the bits that query `i` of the band sees of `keys` (at most 64).
     pub(crate) fn fill(&mut self, band: Band, keys: Band, out: &mut [u64]) {
         debug_assert!(keys.len <= 64 && out.len() as i64 == band.len);
+        self.tally.questions += 1;
         self.root.fill(band, keys, out);
     }
 
     /// What the bits of `band` × `keys` depend on, or `None` if that takes too many words: equal
     /// signatures have equal bits.
     pub(crate) fn signature(&mut self, band: Band, keys: Band) -> Option<&[i64]> {
+        self.tally.questions += 1;
         self.signature.clear();
         self.signature.extend([band.len, band.step, keys.len, keys.step]);
         self.root.signature(band, keys, &mut self.signature).then_some(&self.signature[..])
@@ -204,6 +225,7 @@ impl Plan {
     /// Replaces `out` by the edges of the answer and tells for how many rows they hold, the moving
     /// ones moved; `None` if never.
     pub(crate) fn edges(&mut self, band: Band, keys: Keys, out: &mut Edges) -> Option<i64> {
+        self.tally.questions += 1;
         out.clear();
         out.standing.extend([keys.low, keys.high]);
         self.root.edges(band, keys, out)

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use crate::error::{Error, Result};
+use crate::layout::Run;
 use crate::plan::arith::Divisor;
 use crate::positions::{FARTHEST, Positions, Progression};
 
@@ -84,8 +85,9 @@ pub struct Shape {
 
 impl Shape {
     /// Bytes that the runs of a layout may take where [`max_bytes`](Self::max_bytes) is left out:
-    /// 4 GiB. While it grows, a list may hold twice that.
-    pub const MAX_BYTES: u64 = 4 << 30;
+    /// 1 GiB, which is ninety million runs. No list that compilation makes takes over four times
+    /// the bound, or 16 MiB where that is more.
+    pub const MAX_BYTES: u64 = 1 << 30;
 
     /// `tokens_q` queries that are the last of `tokens_k` positions, all of them at hand.
     pub fn new(tokens_q: u64, tokens_k: u64) -> Self {
@@ -242,6 +244,11 @@ pub(crate) struct Frame {
 }
 
 impl Frame {
+    /// Runs that fit into the bound on bytes and into an index.
+    pub(crate) fn most_runs(&self) -> usize {
+        (self.max_bytes / size_of::<Run>() as u64).min(u32::MAX.into()) as usize
+    }
+
     /// Local query numbers of a row of blocks.
     pub(crate) fn row_tokens(&self, row: u32) -> Range<i64> {
         tokens(row, self.block, &self.queries)

@@ -6,6 +6,10 @@ use crate::number::{short, thousands};
 
 /// From this many tokens on, ticks say `64k` and not `65,536`.
 const LONG: u64 = 65_536;
+/// Characters of a label that may stand closer to its neighbour than others.
+const LONGEST_END: usize = 7;
+/// More labels than this tell nothing new.
+const MOST_LABELS: i32 = 10;
 
 /// One side of a picture. A cell is a whole number of pixels, so that edges are sharp.
 #[derive(Debug, Clone)]
@@ -49,45 +53,61 @@ impl Axis {
         self.end(cell) == self.start(cell + 1)
     }
 
+    /// Where cells that touch their left neighbour begin.
+    pub(super) fn seams(&self) -> Vec<i32> {
+        let touching = (1..self.cells).filter(|&cell| self.touches(cell - 1));
+        touching.map(|cell| self.start(cell)).collect()
+    }
+
+    /// Where the free pixels between blocks begin.
+    pub(super) fn gaps(&self) -> Vec<i32> {
+        let apart = (1..self.cells).filter(|&cell| !self.touches(cell - 1));
+        apart.map(|cell| self.end(cell - 1)).collect()
+    }
+
     /// Where a token begins, in pixels.
     pub(super) fn place(&self, token: u64) -> i32 {
         let token = token - self.tokens.start;
         if self.is_tokens() {
             return self.start(token as u32).min(self.length());
         }
-        let blocks = token as f64 / self.block as f64;
+        // A last block of fewer tokens is drawn as large as the others.
+        let index = token / self.block;
+        let first = index * self.block;
+        let tokens = self.block.min(self.tokens.end - self.tokens.start - first).max(1);
+        let blocks = index as f64 + (token - first) as f64 / tokens as f64;
         (blocks * f64::from(self.length()) / f64::from(self.blocks)).round() as i32
     }
 
-    /// Tokens worth a label, at most about `most` and the ends.
-    pub(super) fn ticks(&self, most: u64) -> Vec<(u64, String)> {
+    /// Tokens with labels, about `apart` pixels or more from each other.
+    pub(super) fn ticks(&self, apart: i32) -> Vec<(u64, String)> {
         let Range { start, end } = self.tokens;
-        let step = step(end - start, most.max(1));
-        let label = |token: u64| {
-            if end >= LONG && step >= 1_024 { short(token) } else { thousands(token) }
-        };
+        let most = (self.length() / apart).clamp(1, MOST_LABELS);
+        let step = step(end - start, most as u64);
+        let label = |token: u64| if end >= LONG { short(token) } else { thousands(token) };
         let mut ticks: Vec<_> =
             (start.div_ceil(step)..=end / step).map(|i| (i * step, label(i * step))).collect();
         // The ends have labels too where there is room.
-        let room = |a: u64, b: u64| (b - a) as f64 > 0.6 * step as f64;
-        if ticks.first().is_none_or(|(first, _)| room(start, *first)) {
+        let room = |a: u64, b: u64| self.place(b) - self.place(a) >= (apart * 3 / 4).max(1);
+        let fits = |token: u64| label(token).len() <= LONGEST_END;
+        if ticks.first().is_none_or(|(first, _)| room(start, *first) && fits(start)) {
             ticks.insert(0, (start, label(start)));
         }
-        if ticks.last().is_some_and(|(last, _)| room(*last, end)) {
+        if ticks.last().is_some_and(|(last, _)| room(*last, end)) && fits(end) {
             ticks.push((end, label(end)));
         }
         ticks
     }
 }
 
-/// The distance between ticks: a power of two or a round number, whichever the length is a
-/// multiple of; a round number where it is of neither.
+/// The distance between ticks: a power of two where the length is a multiple of it, or so long
+/// that labels need suffixes; a round number otherwise.
 fn step(length: u64, most: u64) -> u64 {
     let fits = |step: &u64| length.div_ceil(*step) <= most;
     let binary = (0..63).map(|shift| 1 << shift).find(fits).unwrap_or(1 << 62);
     let round = (0..18).flat_map(|zeros| [1, 2, 5].map(|digit| digit * 10u64.pow(zeros)));
     let round = round.into_iter().find(fits).unwrap_or(binary);
-    if length.is_multiple_of(binary) { binary } else { round }
+    if length.is_multiple_of(binary) || length >= LONG { binary } else { round }
 }
 
 #[cfg(test)]
@@ -99,8 +119,8 @@ mod tests {
         Axis { cells: blocks, pixels: 10, gap: 0, blocks, block, tokens }
     }
 
-    fn labels(axis: &Axis, most: u64) -> Vec<String> {
-        axis.ticks(most).into_iter().map(|(_, label)| label).collect()
+    fn labels(axis: &Axis, most: i32) -> Vec<String> {
+        axis.ticks(axis.length() / most).into_iter().map(|(_, label)| label).collect()
     }
 
     #[test]
@@ -111,19 +131,25 @@ mod tests {
         assert_eq!(labels(&blocks(0..1_777, 64), 4), ["0", "500", "1,000", "1,500"]);
         assert_eq!(labels(&blocks(0..1_900, 64), 4), ["0", "500", "1,000", "1,500", "1,900"]);
         assert_eq!(labels(&blocks(0..1, 64), 8), ["0", "1"]);
-        assert_eq!(
-            labels(&blocks(640..1_664, 64), 4),
-            ["640", "768", "1,024", "1,280", "1,536", "1,664"]
-        );
+        let long = blocks(0..16_495_446, 64);
+        assert_eq!(labels(&long, 4), ["0", "4M", "8M", "12M"]);
+        assert_eq!(labels(&blocks(0..100_000, 64), 4), ["0", "32k", "64k", "96k"]);
+        assert_eq!(labels(&blocks(0..124_000, 64), 4), ["0", "32k", "64k", "96k", "124,000"]);
+        assert_eq!(labels(&blocks(640..1_664, 64), 4), ["768", "1,024", "1,280", "1,536"]);
+        assert_eq!(labels(&blocks(600..1_664, 64), 2), ["600", "1,000", "1,664"]);
     }
 
     #[test]
     fn tokens_have_places() {
         let axis = blocks(640..1_664, 64);
         assert_eq!((axis.place(640), axis.place(1_152), axis.place(1_664)), (0, 80, 160));
+        // 36 tokens in the last block, drawn as large as the 64 before.
+        let ragged = blocks(0..100, 64);
+        assert_eq!((ragged.place(64), ragged.place(82), ragged.place(100)), (10, 15, 20));
         let tokens = Axis { cells: 40, pixels: 8, gap: 2, blocks: 3, block: 16, tokens: 0..40 };
         assert_eq!((tokens.start(15), tokens.end(15), tokens.start(16)), (120, 128, 130));
         assert!(tokens.touches(14) && !tokens.touches(15));
+        assert_eq!((tokens.gaps(), tokens.seams().len()), (vec![128, 258], 37));
         assert_eq!((tokens.place(32), tokens.length(), tokens.place(40)), (260, 324, 324));
     }
 }

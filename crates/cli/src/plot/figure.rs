@@ -18,12 +18,13 @@
 use longspan_pattern::Layout;
 use plotters_backend::text_anchor::HPos;
 
+use super::axis::Axis;
 use super::grid::{Grid, MASKS, Meaning, Partials, Room};
 use super::palette::{FAINT_INK, INK, LEVELS, LINE, PAGE, Shade};
 use super::scene::Scene;
 use super::text::{Face, Type};
 use crate::inspect::Inspection;
-use crate::number::{axis, percent, ranges, shortened, significant, thousands};
+use crate::number::{axis, count, percent, ranges, shortened, significant};
 
 /// Empty border around everything.
 const MARGIN: i32 = 48;
@@ -36,18 +37,26 @@ const BETWEEN: i32 = 56;
 /// Panels at most: 4 × 4 can still be compared.
 pub(super) const MOST: usize = 16;
 /// Text needs this much, however narrow the grid.
-const NARROWEST: i32 = 1_100;
+const NARROWEST: i32 = 1_240;
 /// Lines between cells need cells at least this large.
 const RULED: i32 = 8;
 
 const TITLE: f32 = 30.0;
 const TEXT: f32 = 25.0;
 const LABEL: f32 = 23.0;
+/// Patterns above small panels.
+const CODE: f32 = 19.0;
 /// Height of a line of text, in ems.
 const LEADING: f32 = 1.45;
 /// Side of a colour sample in the legend.
 const SWATCH: i32 = 26;
 const TICK: i32 = 10;
+/// The frame, and white between it and the cells, so that a line along the edge can be seen.
+const FRAME: i32 = 2;
+const PADDING: i32 = 4;
+/// Pixels from label to label: across they stand side by side, down one above the other.
+const PER_KEY: i32 = 120;
+const PER_QUERY: i32 = 64;
 
 fn leading(em: f32) -> i32 {
     (em * LEADING).round() as i32
@@ -86,12 +95,19 @@ pub(super) fn compose(inspection: &Inspection, cell: i32) -> Scene {
         let x = MARGIN + column * (panel_width + BETWEEN) + gutter;
         panel.draw(&mut scene, x, y + line * (panel_height + BETWEEN));
     }
-    y += lines * (panel_height + BETWEEN) - BETWEEN + 36;
+    y += lines * (panel_height + BETWEEN) - BETWEEN + PADDING + 36;
 
-    y = legend(&mut scene, panels[0].grid.meaning, inspection.block, y, width);
-    if drawn.len() > shown.len() {
-        let note = format!("{} of {} layouts", shown.len(), drawn.len());
-        scene.text(MARGIN, y + leading(TEXT) / 2, note, subtitle);
+    y = legend(&mut scene, panels[0].grid.meaning, y, width);
+    let notes = [
+        cell_note(panels[0].grid.meaning, inspection.block),
+        axis("key", inspection.key_offset).1.map(|note| format!("key {note}")),
+        axis("query", inspection.query_offset).1.map(|note| format!("query {note}")),
+        (drawn.len() > shown.len())
+            .then(|| format!("{} of {} layouts are drawn", shown.len(), drawn.len())),
+    ];
+    y += 8;
+    for line in notes.iter().flatten().flat_map(|note| subtitle.wrap(note, width, 2)) {
+        scene.text(MARGIN, y + leading(TEXT) / 2, line, subtitle);
         y += leading(TEXT);
     }
     scene.width = width + 2 * MARGIN;
@@ -115,10 +131,14 @@ fn title_of(inspection: &Inspection) -> String {
 fn about(inspection: &Inspection, shown: &[(usize, Vec<usize>)]) -> String {
     let layout = &inspection.layouts[shown[0].0];
     let tokens = match (layout.queries(), layout.keys()) {
-        (queries, keys) if queries == keys => format!("{} tokens", thousands(keys)),
-        (queries, keys) => format!("{} queries × {} keys", thousands(queries), thousands(keys)),
+        (queries, keys) if queries == keys => count(keys, "token"),
+        (queries, keys) => format!("{} × {}", count(queries, "query"), count(keys, "key")),
     };
     let mut parts = vec![tokens, format!("blocks of {}", inspection.block)];
+    if inspection.some_rows() {
+        let rows = layout.rows();
+        parts.push(format!("rows {}..{} of blocks", rows.start, rows.end));
+    }
     let heads: Vec<usize> = shown.iter().flat_map(|(_, heads)| heads.clone()).collect();
     match (inspection.drawn, inspection.heads.len()) {
         (Some(head), 2..) => parts.push(format!("head {head}")),
@@ -132,7 +152,7 @@ fn about(inspection: &Inspection, shown: &[(usize, Vec<usize>)]) -> String {
     if density > 0.0 && density < 0.67 {
         parts.push(format!("{}× fewer than dense", significant(1.0 / density)));
     }
-    parts.join("  ·  ")
+    parts.join(" · ")
 }
 
 fn panels(inspection: &Inspection, shown: &[(usize, Vec<usize>)], cell: i32) -> Vec<Panel> {
@@ -144,10 +164,6 @@ fn panels(inspection: &Inspection, shown: &[(usize, Vec<usize>)], cell: i32) -> 
     let partials = match layouts.iter().all(|layout| layout.counts().partial_blocks <= MASKS) {
         true => Partials::Shaded,
         false => Partials::Plain,
-    };
-    let titled = |what, offset| match axis(what, offset) {
-        (name, Some(note)) => format!("{name} ({note})"),
-        (name, None) => name,
     };
     shown
         .iter()
@@ -163,8 +179,8 @@ fn panels(inspection: &Inspection, shown: &[(usize, Vec<usize>)], cell: i32) -> 
                         inspection.heads[heads[0]].pattern.clone(),
                     )
                 }),
-                key_title: titled("key", inspection.key_offset),
-                query_title: titled("query", inspection.query_offset),
+                key_title: axis("key", inspection.key_offset).0,
+                query_title: axis("query", inspection.query_offset).0,
             }
         })
         .collect()
@@ -189,23 +205,26 @@ impl Panel {
     };
 
     fn key_ticks(&self) -> Vec<(u64, String)> {
-        self.grid.across.ticks((self.grid.across.length() / 140).max(1) as u64)
+        self.grid.across.ticks(PER_KEY)
     }
 
     fn query_ticks(&self) -> Vec<(u64, String)> {
-        self.grid.down.ticks((self.grid.down.length() / 80).clamp(1, 8) as u64)
+        self.grid.down.ticks(PER_QUERY)
     }
 
     /// Pixels left of the grid.
     fn gutter(&self) -> i32 {
         let labels = self.query_ticks().iter().map(|(_, label)| Self::LABELS.width(label)).max();
-        leading(TEXT) + 8 + labels.unwrap_or(0) + 8 + TICK
+        leading(TEXT) + 8 + labels.unwrap_or(0) + 8 + TICK + PADDING + FRAME
     }
 
     /// Pixels above the grid.
     fn header(&self) -> i32 {
-        let heading = if self.heading.is_some() { 2 * leading(LABEL) + 10 } else { 0 };
-        heading + leading(TEXT) + leading(LABEL) + TICK
+        let heading = match self.heading {
+            Some(_) => leading(LABEL) + 2 * leading(CODE) + 10,
+            None => 0,
+        };
+        heading + leading(TEXT) + leading(LABEL) + TICK + PADDING + FRAME
     }
 
     fn height(&self) -> i32 {
@@ -218,27 +237,23 @@ impl Panel {
         let (width, height) = (grid.across.length(), grid.down.length());
         let y = top + self.header();
         if let Some((heads, pattern)) = &self.heading {
-            let room = width.max(1);
-            let bold = Type::new(Face::Sans, LABEL, INK);
-            let mono = Type::new(Face::Mono, LABEL * 0.86, INK);
-            scene.text(x, top + leading(LABEL) / 2, bold.cut(heads, room), bold);
-            let line = top + leading(LABEL) * 3 / 2;
-            scene.text(x, line, mono.cut(&shortened(pattern, 200), room), mono);
+            let name = Type::new(Face::Sans, LABEL, INK);
+            let code = Type::new(Face::Mono, CODE, INK);
+            scene.text(x, top + leading(LABEL) / 2, name.cut(heads, width), name);
+            let first = top + leading(LABEL) + leading(CODE) / 2;
+            for (index, line) in (0..).zip(code.wrap(&shortened(pattern, 400), width, 2)) {
+                scene.text(x, first + index * leading(CODE), line, code);
+            }
         }
 
-        // The frame, two pixels outside of the cells.
-        scene.rectangle(x - 2, y - 2, width + 4, height + 4, LINE);
-        let ground = if grid.meaning == Meaning::Pair { LINE } else { Shade::Empty.colour() };
-        scene.rectangle(x, y, width, height, ground);
-        let on_ground = |shade: Shade| shade.colour() != ground;
-        for patch in grid.patches(on_ground) {
-            scene.rectangle(
-                x + patch.x,
-                y + patch.y,
-                patch.width,
-                patch.height,
-                patch.shade.colour(),
-            );
+        let outside = PADDING + FRAME;
+        scene.rectangle(x - outside, y - outside, width + 2 * outside, height + 2 * outside, LINE);
+        let (padded_width, padded_height) = (width + 2 * PADDING, height + 2 * PADDING);
+        scene.rectangle(x - PADDING, y - PADDING, padded_width, padded_height, PAGE);
+        scene.rectangle(x, y, width, height, Shade::Empty.colour());
+        for patch in grid.patches(|shade| shade != Shade::Empty) {
+            let colour = patch.shade.colour();
+            scene.rectangle(x + patch.x, y + patch.y, patch.width, patch.height, colour);
         }
         if !matches!(grid.meaning, Meaning::Blocks(..)) {
             self.rule(scene, x, y);
@@ -247,109 +262,97 @@ impl Panel {
         let axis_title = Type::new(Face::Sans, TEXT, INK).align(HPos::Center);
         for (token, label) in self.key_ticks() {
             let at = x + grid.across.place(token);
-            scene.rectangle(at - 1, y - 2 - TICK, 2, TICK, LINE);
-            scene.text(at, y - TICK - leading(LABEL) / 2, label, Self::LABELS);
+            scene.rectangle(at - 1, y - outside - TICK, 2, TICK, LINE);
+            scene.text(at, y - outside - TICK - leading(LABEL) / 2, label, Self::LABELS);
         }
-        let above = y - TICK - leading(LABEL) - leading(TEXT) / 2;
+        let above = y - outside - TICK - leading(LABEL) - leading(TEXT) / 2;
         scene.text(x + width / 2, above, axis_title.cut(&self.key_title, width), axis_title);
         let right = Self::LABELS.align(HPos::Right);
         for (token, label) in self.query_ticks() {
             let at = y + grid.down.place(token);
-            scene.rectangle(x - 2 - TICK, at - 1, TICK, 2, LINE);
-            scene.text(x - TICK - 10, at, label, right);
+            scene.rectangle(x - outside - TICK, at - 1, TICK, 2, LINE);
+            scene.text(x - outside - TICK - 8, at, label, right);
         }
         let left = x - self.gutter() + leading(TEXT) / 2;
         let up = axis_title.upwards();
         scene.text(left, y + height / 2, up.cut(&self.query_title, height), up);
     }
 
-    /// Thin lines between cells that are large enough.
+    /// Thin lines between cells that are large enough, grey ones between blocks of single pairs.
     fn rule(&self, scene: &mut Scene, x: i32, y: i32) {
         let (across, down) = (&self.grid.across, &self.grid.down);
         let (width, height) = (across.length(), down.length());
-        if across.pixels >= RULED {
-            for cell in (1..across.cells).filter(|&cell| across.touches(cell - 1)) {
-                scene.rectangle(x + across.start(cell), y, 1, height, PAGE);
-            }
+        let thin = |axis: &Axis| if axis.pixels >= RULED { axis.seams() } else { Vec::new() };
+        for at in thin(across) {
+            scene.rectangle(x + at, y, 1, height, PAGE);
         }
-        if down.pixels >= RULED {
-            for cell in (1..down.cells).filter(|&cell| down.touches(cell - 1)) {
-                scene.rectangle(x, y + down.start(cell), width, 1, PAGE);
-            }
+        for at in thin(down) {
+            scene.rectangle(x, y + at, width, 1, PAGE);
+        }
+        for at in across.gaps() {
+            scene.rectangle(x + at, y, across.gap, height, LINE);
+        }
+        for at in down.gaps() {
+            scene.rectangle(x, y + at, width, down.gap, LINE);
         }
     }
 }
 
 /// What the colours mean; the height at which it ends.
-fn legend(scene: &mut Scene, meaning: Meaning, block: u64, top: i32, width: i32) -> i32 {
+fn legend(scene: &mut Scene, meaning: Meaning, top: i32, width: i32) -> i32 {
     let set = Type::new(Face::Sans, TEXT, INK);
     let ramp = |kind: fn(u8) -> Shade| {
         (1..=LEVELS).step_by(2).chain([LEVELS]).map(kind).collect::<Vec<_>>()
     };
-    let (entries, note): (Vec<(Vec<Shade>, &str)>, Option<String>) = match meaning {
-        Meaning::Pair => (
-            vec![
-                (vec![Shade::FULL], "pair in a Full block"),
-                (vec![Shade::PARTIAL], "pair in a Partial block"),
-                (vec![Shade::Masked], "masked pair of a Partial block"),
-                (vec![Shade::Empty], "block skipped"),
-            ],
-            None,
-        ),
-        Meaning::Block(Partials::Plain) => (
-            vec![
-                (vec![Shade::FULL], "Full block: every pair seen"),
-                (vec![Shade::PARTIAL], "Partial block: some pairs seen"),
-                (vec![Shade::Empty], "block skipped"),
-            ],
-            None,
-        ),
-        Meaning::Block(Partials::Shaded) => (
-            vec![
-                (vec![Shade::FULL], "Full block: every pair seen"),
-                (ramp(Shade::Partial), "Partial block: few to most pairs seen"),
-                (vec![Shade::Empty], "block skipped"),
-            ],
-            None,
-        ),
-        Meaning::Blocks(across, down) => (
-            vec![
-                (ramp(Shade::Full), "mostly Full blocks"),
-                (ramp(Shade::Partial), "mostly Partial blocks"),
-                (vec![Shade::Empty], "nothing seen"),
-            ],
-            Some(format!(
-                "one cell = {} × {} blocks = {} × {} tokens; shade = share of its blocks that are active",
-                significant(down),
-                significant(across),
-                significant(down * block as f64),
-                significant(across * block as f64),
-            )),
-        ),
+    let (full, partial) = (vec![Shade::FULL], vec![Shade::PARTIAL]);
+    let entries: &[(Vec<Shade>, &str)] = match meaning {
+        Meaning::Pair => &[
+            (full, "pair in a Full block"),
+            (partial, "pair in a Partial block"),
+            (vec![Shade::Masked], "masked pair of a Partial block"),
+            (vec![Shade::Empty], "block skipped"),
+        ],
+        Meaning::Block(Partials::Plain) => &[
+            (full, "Full block: every pair seen"),
+            (partial, "Partial block: some pairs seen"),
+            (vec![Shade::Empty], "block skipped"),
+        ],
+        Meaning::Block(Partials::Shaded) => &[
+            (full, "Full block: every pair seen"),
+            (ramp(Shade::Partial), "Partial block: few to most pairs seen"),
+            (vec![Shade::Empty], "block skipped"),
+        ],
+        Meaning::Blocks(..) => &[
+            (ramp(Shade::Full), "mostly Full blocks"),
+            (ramp(Shade::Partial), "mostly Partial blocks"),
+            (vec![Shade::Empty], "nothing seen"),
+        ],
     };
     let (mut x, mut y) = (MARGIN, top);
     for (shades, text) in entries {
-        let length = shades.len() as i32 * SWATCH + 12 + set.width(text);
+        let swatches = shades.len() as i32 * SWATCH;
+        let length = swatches + 12 + set.width(text);
         if x > MARGIN && x + length > MARGIN + width {
             (x, y) = (MARGIN, y + leading(TEXT) + 4);
         }
         let upper = y + (leading(TEXT) - SWATCH) / 2;
-        let swatches = shades.len() as i32 * SWATCH;
-        scene.rectangle(x - 2, upper - 2, swatches + 4, SWATCH + 4, LINE);
+        scene.rectangle(x - FRAME, upper - FRAME, swatches + 2 * FRAME, SWATCH + 2 * FRAME, LINE);
         for (index, shade) in (0..).zip(shades) {
             scene.rectangle(x + index * SWATCH, upper, SWATCH, SWATCH, shade.colour());
         }
-        scene.text(x + swatches + 12, y + leading(TEXT) / 2, text, set);
+        scene.text(x + swatches + 12, y + leading(TEXT) / 2, *text, set);
         x += length + 44;
     }
-    y += leading(TEXT);
-    if let Some(note) = note {
-        let faint = Type::new(Face::Sans, TEXT, FAINT_INK);
-        y += 8;
-        for line in faint.wrap(&note, width, 2) {
-            scene.text(MARGIN, y + leading(TEXT) / 2, line, faint);
-            y += leading(TEXT);
-        }
-    }
-    y
+    y + leading(TEXT)
+}
+
+/// What a cell of several blocks is.
+fn cell_note(meaning: Meaning, block: u64) -> Option<String> {
+    let Meaning::Blocks(across, down) = meaning else { return None };
+    let size = |across: f64, down: f64| format!("{} × {}", significant(across), significant(down));
+    let blocks = size(across, down);
+    let tokens = size(across * block as f64, down * block as f64);
+    Some(format!(
+        "one cell = {blocks} blocks = {tokens} tokens; shade = share of its blocks that are active"
+    ))
 }

@@ -17,8 +17,9 @@ use super::palette::{Shade, level};
 const FLATTEST: f64 = 0.25;
 /// Pixels between blocks where every pair is drawn.
 const GAP: i32 = 2;
-/// A lone token needn't fill the page.
+/// Few cells needn't fill the page, but there has to be room for the labels.
 const LARGEST_CELL: i32 = 64;
+const SHORTEST: i32 = 240;
 /// Up to this many Partial blocks their masks are read, which takes about a second.
 pub(super) const MASKS: u128 = 200_000;
 
@@ -27,7 +28,8 @@ pub(super) const MASKS: u128 = 200_000;
 pub(super) struct Room {
     /// Pixels along the longer side.
     pub(super) side: i32,
-    /// Pixels that a cell has at least.
+    /// Pixels that a pair or a block has at least. Cells of several blocks have twice that: what
+    /// they show is coarse anyway, and a line that is one cell wide has to be seen.
     pub(super) cell: i32,
 }
 
@@ -215,19 +217,20 @@ fn sides(layout: &Layout, room: Room, partials: Partials) -> (Meaning, Axis, Axi
     let (wide, high) = (share(1.0 / ratio), share(ratio));
     let stretched = !(FLATTEST..=1.0 / FLATTEST).contains(&ratio);
 
+    let largest = |axis: &Axis| LARGEST_CELL.max(SHORTEST / axis.cells as i32);
     let most = f64::from(room.side / room.cell);
     let meaning = if length(&across) <= most && length(&down) <= most {
         for (axis, pixels) in [(&mut across, wide), (&mut down, high)] {
             axis.gap = GAP;
             axis.cells = (axis.tokens.end - axis.tokens.start) as u32;
             let gaps = (axis.blocks as i32 - 1) * GAP;
-            axis.pixels = ((pixels - gaps) / axis.cells as i32).clamp(1, LARGEST_CELL);
+            axis.pixels = ((pixels - gaps) / axis.cells as i32).clamp(1, largest(axis));
         }
         Meaning::Pair
     } else {
         for (axis, pixels) in [(&mut across, wide), (&mut down, high)] {
             axis.cells = cells(axis.blocks, (pixels / room.cell) as u32);
-            axis.pixels = (pixels / axis.cells as i32).min(LARGEST_CELL);
+            axis.pixels = (pixels / axis.cells as i32).min(largest(axis));
         }
         let per_cell = |axis: &Axis| f64::from(axis.blocks) / f64::from(axis.cells);
         match (per_cell(&across), per_cell(&down)) {
@@ -242,12 +245,13 @@ fn sides(layout: &Layout, room: Room, partials: Partials) -> (Meaning, Axis, Axi
     (meaning, across, down)
 }
 
-/// As many cells as there are blocks, or at most `most`: where it can be such that all hold
-/// equally many blocks.
+/// As many cells as there are blocks if that is at most `most`. Else at most half of `most`: where
+/// it can be such that all hold equally many blocks.
 fn cells(blocks: u32, most: u32) -> u32 {
     if blocks <= most {
         return blocks;
     }
+    let most = most / 2;
     (most / 2..=most).rev().find(|&cells| blocks.is_multiple_of(cells)).unwrap_or(most)
 }
 
@@ -302,10 +306,10 @@ mod tests {
     #[test]
     fn many_blocks_are_binned() -> Result<()> {
         let grid = grid("causal & window(1024, 0)", 1 << 20, 1 << 20, 64)?;
-        assert_eq!(grid.meaning, Meaning::Blocks(32.0, 32.0));
-        assert_eq!((grid.across.cells, grid.across.pixels), (512, 2));
-        for y in 0..512 {
-            let shades: Vec<_> = (0..512).filter(|&x| grid.shade(x, y) != Shade::Empty).collect();
+        assert_eq!(grid.meaning, Meaning::Blocks(64.0, 64.0));
+        assert_eq!((grid.across.cells, grid.across.pixels), (256, 5));
+        for y in 0..256 {
+            let shades: Vec<_> = (0..256).filter(|&x| grid.shade(x, y) != Shade::Empty).collect();
             assert!(shades.contains(&y) && shades.len() <= 2, "row {y}: {shades:?}");
         }
         Ok(())
@@ -315,7 +319,7 @@ mod tests {
     fn sides_of_different_length() -> Result<()> {
         let flat = grid("full", 1, 32_768, 64)?;
         assert_eq!((flat.across.cells, flat.down.cells), (512, 1));
-        assert_eq!((flat.across.pixels, flat.down.pixels), (2, LARGEST_CELL));
+        assert_eq!((flat.across.pixels, flat.down.pixels), (2, SHORTEST));
         let half = grid("full", 4_096, 8_192, 64)?;
         assert_eq!((half.across.pixels, half.down.pixels), (10, 10));
         Ok(())

@@ -30,7 +30,7 @@ const FULL: Colour = Colour(10, 76, 140);
 const PARTIAL: Colour = Colour(240, 134, 20);
 
 /// How far the lightest shade is from [`EMPTY`] towards the pure colour.
-const LIGHTEST: f64 = 0.40;
+const LIGHTEST: f64 = 0.42;
 /// How far a masked pair is.
 const MASKED: f64 = 0.14;
 

@@ -27,6 +27,9 @@ use crate::shape::{Frame, Shape};
 /// masks can be stored; a longer one stays one run.
 const SHORT: u32 = 4;
 
+/// Blocks of one period that are remembered while it repeats.
+const MOST_KINDS: u32 = 1 << 16;
+
 /// Signatures that are remembered; a pattern with more has masks that are hardly shared.
 const MOST_SIGNATURES: usize = 4096;
 
@@ -124,12 +127,11 @@ struct Builder<'a> {
 impl<'a> Builder<'a> {
     fn new(pattern: &Pattern, frame: &'a Frame) -> Self {
         let words = frame.block.get() * frame.block.words();
-        let most = frame.max_bytes / size_of::<Run>() as u64;
         Builder {
             frame,
             walker: Walker::new(pattern, frame),
             runs: Vec::new(),
-            most_runs: most.min(u32::MAX.into()) as usize,
+            most_runs: frame.most_runs(),
             row_start: 0,
             above: 0,
             stretches: Vec::new(),
@@ -151,6 +153,9 @@ impl<'a> Builder<'a> {
         self.row_start = self.runs.len();
         let mut stretches = std::mem::take(&mut self.stretches);
         self.walker.row(row, &mut stretches);
+        if self.walker.overflow() {
+            return Err(TooLarge);
+        }
         for stretch in &stretches {
             let (start, end) = (stretch.start, stretch.end);
             match stretch.class {
@@ -245,7 +250,7 @@ impl<'a> Builder<'a> {
             let kind = self.look(row, start);
             return self.push(start, end, kind);
         }
-        if period == end - start {
+        if period == end - start || period > MOST_KINDS {
             for column in start..end {
                 let kind = self.look(row, column);
                 self.push(column, column + 1, kind)?;

@@ -71,7 +71,12 @@ impl<'a> Walker<'a> {
 
     /// Questions that primitives have answered so far.
     pub(crate) fn questions(&self) -> u64 {
-        self.plan.questions
+        self.plan.tally.questions
+    }
+
+    /// Whether an answer had more segments than fit into the frame's bound.
+    pub(crate) fn overflow(&self) -> bool {
+        self.plan.tally.overflow
     }
 
     /// Replaces `out` by what the row has, ascending.
@@ -116,6 +121,7 @@ impl<'a> Walker<'a> {
                 low: piece.local,
                 high: piece.local + piece.len,
                 block,
+                most: 0,
             };
             rows = rows.min(plan.edges(band, keys, edges)?);
             if rows == 0 {
@@ -129,11 +135,11 @@ impl<'a> Walker<'a> {
     /// Appends to `found` what the band sees, by local key number.
     fn ask(&mut self, band: Band) {
         let Walker { frame, plan, index, found, joined: scratch, .. } = self;
-        let block = frame.block.get() as i64;
+        let (block, most) = (frame.divisor.by, frame.most_runs());
         let pieces = frame.keys.pieces();
         let mut ask_piece = |plan: &mut Plan, piece: &Piece| {
-            let keys =
-                Keys { start: piece.start, step: piece.step, low: 0, high: piece.len, block };
+            let (start, step, high) = (piece.start, piece.step, piece.len);
+            let keys = Keys { start, step, low: 0, high, block, most };
             if piece.local == 0 {
                 return plan.ask(band, keys, found);
             }
@@ -147,7 +153,7 @@ impl<'a> Walker<'a> {
         match index {
             None => pieces.iter().for_each(|piece| ask_piece(plan, piece)),
             Some(index) => {
-                for &chosen in index.choose(plan, band, block) {
+                for &chosen in index.choose(plan, band, block, most) {
                     ask_piece(plan, &pieces[chosen as usize]);
                 }
             }
@@ -356,12 +362,12 @@ impl Index {
 
     /// The numbers of the progressions worth asking about, ascending. What the band sees of all
     /// positions, held or not, tells where to look.
-    fn choose(&mut self, plan: &mut Plan, band: Band, block: i64) -> &[u32] {
+    fn choose(&mut self, plan: &mut Plan, band: Band, block: i64, most: usize) -> &[u32] {
         let Index { pieces, reach, seen, chosen } = self;
         let start = pieces[0].0;
         let end = reach[reach.len() - 1] + 1;
         seen.clear();
-        plan.ask(band, Keys { start, step: 1, low: 0, high: end - start, block }, seen);
+        plan.ask(band, Keys { start, step: 1, low: 0, high: end - start, block, most }, seen);
         chosen.clear();
         let mut seen = seen.iter().peekable();
         while let Some(segment) = seen.next() {

@@ -2,7 +2,7 @@
 
 use super::arith::{Congruence, Divisor, gcd};
 use super::segment::{self, Class, Segment, push};
-use super::{Band, Keys, Node, Packed, Relation, Scratch};
+use super::{Band, Keys, Node, Packed, Relation, Scratch, Tally};
 use crate::pattern::Lengths;
 
 impl Keys {
@@ -26,6 +26,7 @@ impl Keys {
         congruence: &Congruence,
         a: i64,
         class: Class,
+        tally: &mut Tally,
         out: &mut Vec<Segment>,
     ) {
         let period = congruence.period;
@@ -36,7 +37,7 @@ impl Keys {
             self.emit_all(Class::Unknown, period, out);
         } else {
             let mut number = first + period * super::div_ceil(self.low - first, period);
-            while number < self.high {
+            while number < self.high && tally.has_room(out.len(), self) {
                 push(out, Segment { start: number, end: number + 1, class, period: 1 });
                 number += period;
             }
@@ -45,11 +46,17 @@ impl Keys {
 }
 
 impl Node {
-    pub(super) fn ask(&mut self, band: Band, keys: Keys, asked: &mut u64, out: &mut Vec<Segment>) {
+    pub(super) fn ask(
+        &mut self,
+        band: Band,
+        keys: Keys,
+        tally: &mut Tally,
+        out: &mut Vec<Segment>,
+    ) {
         if keys.low >= keys.high {
             return;
         }
-        *asked += 1;
+        tally.questions += 1;
         match self {
             Node::Full => keys.emit_all(Class::Full, 1, out),
             Node::Window { left, right } => window(*left, *right, band, keys, out),
@@ -60,19 +67,19 @@ impl Node {
                     keys.emit_all(whole_or_part(inside, band), 1, out);
                 }
             }
-            Node::Strided { stride } => strided(*stride, band, keys, out),
-            Node::Comb { period, grain } => comb(*period, *grain, keys, out),
+            Node::Strided { stride } => strided(*stride, band, keys, tally, out),
+            Node::Comb { period, grain } => comb(*period, *grain, keys, tally, out),
             Node::Dilated { segment, rate, offset } => {
-                dilated(*segment, *rate, *offset, band, keys, out);
+                dilated([*segment, *rate, *offset], band, keys, tally, out);
             }
             Node::Documents { lengths, hint } => documents(lengths, hint, band, keys, out),
-            Node::Packed(packed) => packed.ask(band, keys, asked, out),
-            Node::Blocks { size, relation } => blocks(*size, relation, band, keys, out),
-            Node::And(parts, scratch) => ask_all(parts, scratch, band, keys, asked, out),
-            Node::Or(parts, scratch) => ask_any(parts, scratch, band, keys, asked, out),
+            Node::Packed(packed) => packed.ask(band, keys, tally, out),
+            Node::Blocks { size, relation } => blocks(*size, relation, band, keys, tally, out),
+            Node::And(parts, scratch) => ask_all(parts, scratch, band, keys, tally, out),
+            Node::Or(parts, scratch) => ask_any(parts, scratch, band, keys, tally, out),
             Node::Not(inner, Scratch { left, .. }) => {
                 left.clear();
-                inner.ask(band, keys, asked, left);
+                inner.ask(band, keys, tally, left);
                 segment::not(left, keys.low, keys.high, out);
             }
         }
@@ -90,23 +97,23 @@ fn ask_all(
     Scratch { left, right, both, .. }: &mut Scratch,
     band: Band,
     keys: Keys,
-    asked: &mut u64,
+    tally: &mut Tally,
     out: &mut Vec<Segment>,
 ) {
     let [first, middle @ .., last] = parts else {
-        return parts.iter_mut().for_each(|part| part.ask(band, keys, asked, out));
+        return parts.iter_mut().for_each(|part| part.ask(band, keys, tally, out));
     };
     left.clear();
-    first.ask(band, keys, asked, left);
+    first.ask(band, keys, tally, left);
     for part in middle {
         right.clear();
-        ask_within(part, left, band, keys, asked, right);
+        ask_within(part, left, band, keys, tally, right);
         both.clear();
         segment::and(left, right, both);
         std::mem::swap(left, both);
     }
     right.clear();
-    ask_within(last, left, band, keys, asked, right);
+    ask_within(last, left, band, keys, tally, right);
     segment::and(left, right, out);
 }
 
@@ -116,7 +123,7 @@ fn ask_within(
     seen: &[Segment],
     band: Band,
     keys: Keys,
-    asked: &mut u64,
+    tally: &mut Tally,
     out: &mut Vec<Segment>,
 ) {
     let mut rest = seen.iter();
@@ -125,12 +132,12 @@ fn ask_within(
     for next in rest {
         // A gap below a block is asked across: it can't save a block.
         if next.start - high >= keys.block {
-            part.ask(band, keys.within(low, high), asked, out);
+            part.ask(band, keys.within(low, high), tally, out);
             low = next.start;
         }
         high = next.end;
     }
-    part.ask(band, keys.within(low, high), asked, out);
+    part.ask(band, keys.within(low, high), tally, out);
 }
 
 fn ask_any(
@@ -138,23 +145,23 @@ fn ask_any(
     Scratch { left, right, both, .. }: &mut Scratch,
     band: Band,
     keys: Keys,
-    asked: &mut u64,
+    tally: &mut Tally,
     out: &mut Vec<Segment>,
 ) {
     let [first, middle @ .., last] = parts else {
-        return parts.iter_mut().for_each(|part| part.ask(band, keys, asked, out));
+        return parts.iter_mut().for_each(|part| part.ask(band, keys, tally, out));
     };
     left.clear();
-    first.ask(band, keys, asked, left);
+    first.ask(band, keys, tally, left);
     for part in middle {
         right.clear();
-        part.ask(band, keys, asked, right);
+        part.ask(band, keys, tally, right);
         both.clear();
         segment::or(left, right, both);
         std::mem::swap(left, both);
     }
     right.clear();
-    last.ask(band, keys, asked, right);
+    last.ask(band, keys, tally, right);
     segment::or(left, right, out);
 }
 
@@ -177,11 +184,11 @@ fn window(left: i64, right: i64, band: Band, keys: Keys, out: &mut Vec<Segment>)
     }
 }
 
-fn strided(stride: i64, band: Band, keys: Keys, out: &mut Vec<Segment>) {
+fn strided(stride: i64, band: Band, keys: Keys, tally: &mut Tally, out: &mut Vec<Segment>) {
     let by_key = || Congruence::new(keys.step, stride);
     if band.len == 1 || band.step % stride == 0 {
         // One residue: a key is seen by the whole band or by nobody.
-        return keys.emit_solutions(&by_key(), keys.start - band.start, Class::Full, out);
+        return keys.emit_solutions(&by_key(), keys.start - band.start, Class::Full, tally, out);
     }
     let span = band.last() - band.start;
     if stride - span > keys.block.saturating_mul(keys.step) {
@@ -189,7 +196,7 @@ fn strided(stride: i64, band: Band, keys: Keys, out: &mut Vec<Segment>) {
         let class = if band.step == 1 { Class::Mixed } else { Class::Unknown };
         let from = keys.position(keys.low) - span - band.start;
         let mut turn = band.start + stride * super::div_ceil(from, stride);
-        while turn <= keys.position(keys.high - 1) {
+        while turn <= keys.position(keys.high - 1) && tally.has_room(out.len(), &keys) {
             keys.emit(turn, turn + span + 1, class, 0, out);
             turn += stride;
         }
@@ -200,13 +207,13 @@ fn strided(stride: i64, band: Band, keys: Keys, out: &mut Vec<Segment>) {
     keys.emit_all(class, by_key().period, out);
 }
 
-fn comb(period: i64, grain: i64, keys: Keys, out: &mut Vec<Segment>) {
+fn comb(period: i64, grain: i64, keys: Keys, tally: &mut Tally, out: &mut Vec<Segment>) {
     if period == grain {
         keys.emit_all(Class::Full, 1, out);
     } else if period - grain >= keys.block.saturating_mul(keys.step) {
         let mut tooth = keys.position(keys.low).div_euclid(period) * period;
         let end = keys.position(keys.high - 1);
-        while tooth <= end {
+        while tooth <= end && tally.has_room(out.len(), &keys) {
             keys.emit(tooth, tooth + grain, Class::Full, 1, out);
             tooth += period;
         }
@@ -219,7 +226,13 @@ fn comb(period: i64, grain: i64, keys: Keys, out: &mut Vec<Segment>) {
     }
 }
 
-fn dilated(segment: i64, rate: i64, offset: i64, band: Band, keys: Keys, out: &mut Vec<Segment>) {
+fn dilated(
+    [segment, rate, offset]: [i64; 3],
+    band: Band,
+    keys: Keys,
+    tally: &mut Tally,
+    out: &mut Vec<Segment>,
+) {
     let by_query = Congruence::new(band.step, rate);
     let by_key = Congruence::new(keys.step, rate);
     let mut from = band.number_at_least(0);
@@ -234,7 +247,7 @@ fn dilated(segment: i64, rate: i64, offset: i64, band: Band, keys: Keys, out: &m
             if low < high {
                 let class = whole_or_part(seeing, band);
                 let within = keys.within(low, high);
-                within.emit_solutions(&by_key, keys.start - start - offset, class, out);
+                within.emit_solutions(&by_key, keys.start - start - offset, class, tally, out);
             }
         }
         from = to;
@@ -280,7 +293,7 @@ impl Packed {
         (first_query - aligned, self.keys.start(index))
     }
 
-    fn ask(&mut self, band: Band, keys: Keys, asked: &mut u64, out: &mut Vec<Segment>) {
+    fn ask(&mut self, band: Band, keys: Keys, tally: &mut Tally, out: &mut Vec<Segment>) {
         self.sequences(band, |packed, from, to, index| {
             let low = keys.number_at_least(packed.keys.start(index));
             let high = keys.number_at_least(packed.keys.end(index));
@@ -292,7 +305,7 @@ impl Packed {
             let inner_keys = keys.moved(-key_origin).within(low, high);
             let found = &mut packed.scratch.left;
             found.clear();
-            packed.inner.ask(inner_band, inner_keys, asked, found);
+            packed.inner.ask(inner_band, inner_keys, tally, found);
             for segment in found.iter() {
                 let class = match segment.class {
                     class if to - from == band.len => class,
@@ -306,7 +319,14 @@ impl Packed {
 
 /// A band may touch several query blocks. A key block that all of them see is Full, one that some
 /// see is Mixed: count the views that begin and end at each edge.
-fn blocks(size: Divisor, relation: &mut Relation, band: Band, keys: Keys, out: &mut Vec<Segment>) {
+fn blocks(
+    size: Divisor,
+    relation: &mut Relation,
+    band: Band,
+    keys: Keys,
+    tally: &mut Tally,
+    out: &mut Vec<Segment>,
+) {
     let first_key_block = size.floor(keys.position(keys.low));
     let last_key_block = size.floor(keys.position(keys.high - 1));
     let inside = |ranges: &[(i64, i64)]| {
@@ -331,10 +351,10 @@ fn blocks(size: Divisor, relation: &mut Relation, band: Band, keys: Keys, out: &
     let mut edges = std::mem::take(&mut relation.edges);
     edges.clear();
     let mut at = from;
-    while at < band.len {
+    while at < band.len && tally.has_room(edges.len() / 2, &keys) {
         let query_block = size.floor(band.at(at));
         let to = band.number_at_least(position(query_block + 1)).max(at + 1);
-        let ranges = relation.row(query_block);
+        let ranges = relation.row_of_several(query_block);
         for range in &ranges[inside(ranges)] {
             edges.extend([(range.0, to - at), (range.1, at - to)]);
         }

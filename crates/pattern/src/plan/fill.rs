@@ -81,7 +81,7 @@ impl Node {
                     let end = (query_block + 1).saturating_mul(size.by);
                     let to = band.number_at_least(end).max(from + 1);
                     let (low, high) = (size.floor(keys.start), size.floor(keys.last()));
-                    let ranges = relation.row(query_block);
+                    let ranges = relation.row_of_several(query_block);
                     let first = ranges.partition_point(|range| range.1 <= low);
                     let mut bits = 0;
                     for range in ranges[first..].iter().take_while(|range| range.0 <= high) {

@@ -2,16 +2,28 @@
 
 use crate::pattern::BlockRows;
 
-/// A relation of block numbers, and the row it was last asked for.
+/// A relation of block numbers, and the rows it was last asked for.
 pub(crate) struct Relation {
     kind: Kind,
-    row: i64,
-    /// Ascending, disjoint, never touching.
-    ranges: Vec<(i64, i64)>,
+    /// Row `r`, if it is held, at `r` modulo their number.
+    rows: Vec<Row>,
     picked: Vec<u64>,
     /// Scratch for bands that touch several rows.
     pub(super) edges: Vec<(i64, i64)>,
 }
+
+struct Row {
+    number: i64,
+    /// Ascending, disjoint, never touching.
+    ranges: Vec<(i64, i64)>,
+}
+
+/// Rows that are held: as many as a band can touch, so that making the masks of a row of blocks
+/// doesn't draw its rows anew for each.
+const HELD: usize = 256;
+
+/// Ranges that a held row may have; a longer one takes turns with others at one place.
+const MOST_HELD: usize = 1024;
 
 enum Kind {
     Dilated(Vec<i64>),
@@ -22,7 +34,7 @@ enum Kind {
 
 impl Relation {
     fn new(kind: Kind) -> Self {
-        Relation { kind, row: -1, ranges: Vec::new(), picked: Vec::new(), edges: Vec::new() }
+        Relation { kind, rows: Vec::new(), picked: Vec::new(), edges: Vec::new() }
     }
 
     pub(crate) fn dilated(rates: &[u64]) -> Self {
@@ -44,59 +56,75 @@ impl Relation {
         Relation::new(Kind::Explicit(rows))
     }
 
-    /// About how many blocks a row sees.
+    /// About how many ranges a row has.
     pub(crate) fn degree(&self) -> i64 {
         match &self.kind {
             Kind::Dilated(rates) => 1 + 2 * rates.len() as i64,
             Kind::Butterfly => 64,
-            Kind::Random { per_row, blocks, .. } => (*per_row.min(blocks)).min(1 << 40) as i64,
+            Kind::Random { per_row, blocks, .. } => {
+                (*per_row).min(blocks.saturating_sub(*per_row)).max(1) as i64
+            }
             Kind::Explicit(_) => 1 << 20,
         }
     }
 
-    /// The ranges of key blocks that query block `row` (not negative) sees.
+    /// The ranges of key blocks that query block `row` (not negative) sees, for a band that touches
+    /// only this one.
     pub(crate) fn row(&mut self, row: i64) -> &[(i64, i64)] {
-        if self.row != row {
-            self.row = row;
-            self.picked.clear();
-            self.ranges.clear();
-            self.pick(row);
-        }
-        match &self.kind {
-            Kind::Explicit(rows) => rows.row(row),
-            _ => &self.ranges,
-        }
+        self.row_at(row, 0)
     }
 
-    fn pick(&mut self, row: i64) {
-        let Relation { kind, ranges, picked, .. } = self;
-        match kind {
-            Kind::Explicit(_) => {}
-            Kind::Dilated(rates) => {
-                picked.push(row as u64);
-                for &rate in rates.iter() {
-                    picked.extend(
-                        [row - rate, row + rate].iter().filter_map(|&b| u64::try_from(b).ok()),
-                    );
-                }
-                picked.sort_unstable();
-                list(picked, ranges);
+    /// The same for a band that touches several.
+    pub(crate) fn row_of_several(&mut self, row: i64) -> &[(i64, i64)] {
+        let place = if self.degree() as usize <= MOST_HELD { row as usize % HELD } else { 0 };
+        self.row_at(row, place)
+    }
+
+    fn row_at(&mut self, row: i64, place: usize) -> &[(i64, i64)] {
+        if let Kind::Explicit(rows) = &self.kind {
+            return rows.row(row);
+        }
+        if self.rows.len() <= place {
+            self.rows.resize_with(place + 1, || Row { number: -1, ranges: Vec::new() });
+        }
+        let held = &mut self.rows[place];
+        if held.number != row {
+            held.number = row;
+            held.ranges.clear();
+            self.picked.clear();
+            pick(&self.kind, row, &mut self.picked, &mut held.ranges);
+        }
+        &held.ranges
+    }
+}
+
+/// Appends what a row sees to `ranges`.
+fn pick(kind: &Kind, row: i64, picked: &mut Vec<u64>, ranges: &mut Vec<(i64, i64)>) {
+    match kind {
+        Kind::Explicit(_) => {}
+        Kind::Dilated(rates) => {
+            picked.push(row as u64);
+            for &rate in rates {
+                picked
+                    .extend([row - rate, row + rate].iter().filter_map(|&b| u64::try_from(b).ok()));
             }
-            Kind::Butterfly => {
-                picked.push(row as u64);
-                picked.extend((0..62).map(|bit| row as u64 ^ 1 << bit));
-                picked.sort_unstable();
+            picked.sort_unstable();
+            list(picked, ranges);
+        }
+        Kind::Butterfly => {
+            picked.push(row as u64);
+            picked.extend((0..62).map(|bit| row as u64 ^ 1 << bit));
+            picked.sort_unstable();
+            list(picked, ranges);
+        }
+        &Kind::Random { per_row, blocks, seed } => {
+            let seen = per_row.min(blocks);
+            let left_out = blocks - seen;
+            draw(seen.min(left_out), blocks, splitmix64(seed ^ row as u64), picked);
+            if seen <= left_out {
                 list(picked, ranges);
-            }
-            &mut Kind::Random { per_row, blocks, seed } => {
-                let seen = per_row.min(blocks);
-                let left_out = blocks - seen;
-                draw(seen.min(left_out), blocks, splitmix64(seed ^ row as u64), picked);
-                if seen <= left_out {
-                    list(picked, ranges);
-                } else {
-                    list_others(picked, blocks, ranges);
-                }
+            } else {
+                list_others(picked, blocks, ranges);
             }
         }
     }

@@ -1,0 +1,219 @@
+//! What is printed: JSON, the summary, the picture in the terminal.
+
+use serde_json::{Value, json};
+
+use crate::{inspect, scratch};
+
+const N: u64 = 8_192;
+const BLOCK: u64 = 64;
+const ROWS: u64 = N / BLOCK;
+
+#[test]
+fn causal_in_numbers() {
+    let object = inspect(&["causal", "--tokens", "8192", "--block", "64", "--json"]).json();
+    let pairs = N * (N + 1) / 2;
+    let expected = json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "pattern": "causal",
+        "tokens": N,
+        "queries": N,
+        "block": BLOCK,
+        "query_offset": 0,
+        "key_offset": 0,
+        "head_dim": 64,
+        "first_row": 0,
+        "rows": ROWS,
+        "columns": ROWS,
+        // One run of Full blocks and the diagonal, but for the first row.
+        "runs": 2 * ROWS - 1,
+        "active_blocks": ROWS * (ROWS + 1) / 2,
+        "full_blocks": ROWS * (ROWS - 1) / 2,
+        "partial_blocks": ROWS,
+        "active_pairs": pairs,
+        "density": pairs as f64 / (N * N) as f64,
+        // Two products forward and five backward, two operations a pair and dim each.
+        "forward_flops": pairs * 2 * 2 * 64,
+        "backward_flops": pairs * 5 * 2 * 64,
+        "stored_masks": 1,
+    });
+    for (name, value) in expected.as_object().unwrap() {
+        assert_eq!(&object[name], value, "{name}");
+    }
+    let whole = |name: &str| object[name].as_u64().unwrap_or_else(|| panic!("{name}"));
+    // A run is twelve bytes and a mask 64 words.
+    assert!(whole("layout_bytes") >= (2 * ROWS - 1) * 12 + 512, "{}", object["layout_bytes"]);
+    assert!(whole("questions") > 0);
+    assert!(object["compile_ms"].as_f64().unwrap() > 0.0);
+    let hash = object["hash"].as_str().unwrap();
+    assert!(hash.len() == 32 && hash.bytes().all(|b| b.is_ascii_hexdigit()), "{hash}");
+}
+
+#[test]
+fn lengths_can_be_said_in_many_ways() {
+    let hash = |args: &[&str]| {
+        let args = [&["causal & window(99, 3)", "--json"], args].concat();
+        inspect(&args).json()["hash"].clone()
+    };
+    let plain = hash(&["--tokens", "8192"]);
+    assert_eq!(hash(&["--tokens", "8_192"]), plain);
+    assert_eq!(hash(&["-n", "8k", "--queries", "8K", "-b", "64"]), plain);
+    assert_eq!(hash(&["--tokens", "8k", "--query-offset", "0"]), plain);
+    assert_ne!(hash(&["--tokens", "8k", "--query-offset", "-64"]), plain);
+    assert_ne!(hash(&["--tokens", "8k", "--key-offset", "-64"]), plain);
+    assert_ne!(hash(&["--tokens", "8k", "--block", "32"]), plain);
+}
+
+#[test]
+fn parts_of_an_attention() {
+    let pairs = |args: &[&str]| {
+        let object = inspect(&[args, &["--json"]].concat()).json();
+        (object["active_pairs"].clone(), object["query_offset"].clone())
+    };
+    // The last query of 32,768 sees itself and 1,024 before it.
+    let decode = ["causal & window(1024, 0)", "--tokens", "32k", "--queries", "1"];
+    assert_eq!(pairs(&decode), (json!(1_025), json!(32_767)));
+    // Query i sees keys 100..=i.
+    let padded = ["causal", "--tokens", "1000", "--valid", "100.."];
+    assert_eq!(pairs(&padded), (json!(900 * 901 / 2), json!(0)));
+    // Rows 2 and 3 of blocks of 16: queries 32..64.
+    let rows = ["causal", "--tokens", "1000", "--block", "16", "--rows", "2..4"];
+    assert_eq!(pairs(&rows), (json!((33..=64).sum::<u64>()), json!(0)));
+}
+
+#[test]
+fn pairs_past_64_bits() {
+    let args = ["full", "--tokens", "512G", "--queries", "64M", "--block", "256", "--json"];
+    let text = inspect(&args).printed();
+    assert!(text.contains(&format!("\"active_pairs\": {},", 1u128 << 65)), "{text}");
+    assert!(text.contains(&format!("\"forward_flops\": {},", 1u128 << 73)), "{text}");
+}
+
+#[test]
+fn patterns_from_files() {
+    let lengths: Vec<u64> = (0..20_000).map(|i| i * 7 % 100).collect();
+    let tokens: u64 = lengths.iter().sum();
+    let list: Vec<String> = lengths.iter().map(u64::to_string).collect();
+    let path = scratch("documents.txt");
+    std::fs::write(&path, format!("causal\n& documents([{}])\n", list.join(", "))).unwrap();
+    let (path, tokens) = (format!("@{}", path.display()), tokens.to_string());
+    let object = inspect(&[&path, "--tokens", &tokens, "--json"]).json();
+    let pairs: u64 = lengths.iter().map(|n| n * (n + 1) / 2).sum();
+    assert_eq!(object["active_pairs"], pairs);
+    let pattern = object["pattern"].as_str().unwrap();
+    assert!(pattern.starts_with("causal & documents([0, 7, 14, 21"), "{pattern}");
+    assert!(pattern.ends_with('…') && pattern.chars().count() == 2_000, "{pattern}");
+}
+
+#[test]
+fn heads_in_numbers() {
+    let pattern = "heads([causal, causal & window(128, 0), causal & full])";
+    let object = inspect(&[pattern, "--tokens", "1000", "--json"]).json();
+    let causal = 1_000 * 1_001 / 2;
+    // Query i sees min(i, 128) + 1 keys.
+    let window = (0..1_000u64).map(|i| i.min(128) + 1).sum::<u64>();
+    let heads = object["heads"].as_array().unwrap();
+    let of = |name: &str| heads.iter().map(|head| head[name].clone()).collect::<Vec<Value>>();
+    assert_eq!(of("head"), [0, 1, 2]);
+    assert_eq!(of("active_pairs"), [causal, window, causal]);
+    assert_eq!(of("layout"), [0, 1, 0]);
+    assert_eq!(of("pattern"), ["causal", "causal & window(128, 0)", "causal & full"]);
+    assert_eq!(heads[0]["hash"], heads[2]["hash"]);
+    assert_ne!(heads[0]["hash"], heads[1]["hash"]);
+
+    // What is computed adds up over heads, what is held over layouts.
+    let sum = |name: &str, of: &[usize]| {
+        of.iter().map(|&head| heads[head][name].as_u64().unwrap()).sum::<u64>()
+    };
+    for name in ["active_blocks", "full_blocks", "partial_blocks", "active_pairs", "forward_flops"]
+    {
+        assert_eq!(object[name], sum(name, &[0, 1, 2]), "{name}");
+    }
+    for name in ["runs", "layout_bytes", "stored_masks"] {
+        assert_eq!(object[name], sum(name, &[0, 1]), "{name}");
+    }
+    let density = (2 * causal + window) as f64 / 3e6;
+    assert!((object["density"].as_f64().unwrap() - density).abs() < 1e-12);
+    assert_eq!((&object["layouts"], &object["hash"]), (&json!(2), &Value::Null));
+
+    // The same pattern for four heads is one layout.
+    let same = inspect(&["causal", "--tokens", "1000", "--heads", "4", "--json"]).json();
+    assert_eq!((&same["layouts"], &same["active_pairs"]), (&json!(1), &json!(4 * causal)));
+    assert_eq!(same["hash"], heads[0]["hash"]);
+}
+
+#[test]
+fn heads_for_people() {
+    let pattern = "heads([causal, causal & window(128, 0), causal])";
+    let text = inspect(&[pattern, "--tokens", "1024"]).printed();
+    let lines: Vec<&str> = text.lines().collect();
+    let row = |head: &str| {
+        let found = lines.iter().find(|line| line.trim_start().starts_with(head));
+        found
+            .unwrap_or_else(|| panic!("no line for {head}: {text}"))
+            .split_whitespace()
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(row("head ")[..3], ["head", "layout", "runs"]);
+    assert_eq!(row("1 ")[..5], ["1", "1", "45", "45", "123,840"]);
+    assert_eq!(row("2 ")[1], "0");
+    assert!(lines.contains(&"heads 0, 2 share layout 0"), "{text}");
+    let titles = lines.iter().find(|line| line.ends_with("head 1")).expect("titles of pictures");
+    assert!(titles.starts_with("heads 0, 2  "), "{titles}");
+    // Two pictures side by side: two frames on one line.
+    assert!(lines.iter().any(|line| line.matches('┌').count() == 2), "{text}");
+}
+
+#[test]
+fn a_summary_and_a_picture_for_people() {
+    let args = ["causal & (window(40, 0) | sinks(4))", "--tokens", "96", "--block", "16"];
+    let text = inspect(&args).printed();
+    let (summary, picture) = text.split_once("\n\n").unwrap();
+    let line = |name: &str| {
+        let line = summary.lines().find_map(|line| line.strip_prefix(name));
+        line.unwrap_or_else(|| panic!("no {name}: {summary}")).trim()
+    };
+    assert_eq!(line("pattern "), "causal & (window(40, 0) | sinks(4))");
+    assert_eq!(line("tokens "), "96 queries × 96 keys");
+    assert_eq!(line("blocks "), "16 tokens a side, 6 rows × 6 columns");
+    assert_eq!(line("active blocks "), "20 = 5 Full + 15 Partial, 55.6 % of all");
+    assert_eq!(line("active pairs "), "3,330");
+    assert_eq!(line("density "), "36.1 %, 2.77 times fewer pairs than dense");
+    assert_eq!(line("work "), "852 kFLOP forward, 2.13 MFLOP backward a head, head dim 64");
+    assert_eq!(line("hash ").len(), 32);
+
+    let expected = "
+          0                key position                 96
+       0 ┌────────────────────────────────────────────────┐
+         │▒▒▒▒▒▒▒▒                                        │
+         │▒▒▒▒▒▒▒▒                                        │
+         │▒▒▒▒▒▒▒▒                                        │
+         │▒▒▒▒▒▒▒▒                                        │
+         │████████▒▒▒▒▒▒▒▒                                │
+         │████████▒▒▒▒▒▒▒▒                                │
+         │████████▒▒▒▒▒▒▒▒                                │
+         │████████▒▒▒▒▒▒▒▒                                │
+         │▒▒▒▒▒▒▒▒████████▒▒▒▒▒▒▒▒                        │
+         │▒▒▒▒▒▒▒▒████████▒▒▒▒▒▒▒▒                        │
+         │▒▒▒▒▒▒▒▒████████▒▒▒▒▒▒▒▒                        │
+   query │▒▒▒▒▒▒▒▒████████▒▒▒▒▒▒▒▒                        │
+position │▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒████████▒▒▒▒▒▒▒▒                │
+         │▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒████████▒▒▒▒▒▒▒▒                │
+         │▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒████████▒▒▒▒▒▒▒▒                │
+         │▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒████████▒▒▒▒▒▒▒▒                │
+         │▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒████████▒▒▒▒▒▒▒▒        │
+         │▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒████████▒▒▒▒▒▒▒▒        │
+         │▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒████████▒▒▒▒▒▒▒▒        │
+         │▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒████████▒▒▒▒▒▒▒▒        │
+         │▒▒▒▒▒▒▒▒        ▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒████████▒▒▒▒▒▒▒▒│
+         │▒▒▒▒▒▒▒▒        ▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒████████▒▒▒▒▒▒▒▒│
+         │▒▒▒▒▒▒▒▒        ▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒████████▒▒▒▒▒▒▒▒│
+         │▒▒▒▒▒▒▒▒        ▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒████████▒▒▒▒▒▒▒▒│
+      96 └────────────────────────────────────────────────┘
+          █ Full, ▒ Partial
+";
+    assert_eq!(format!("\n{picture}"), expected);
+    assert!(!text.contains('\u{1b}'), "colours without a terminal");
+
+    let bare = inspect(&[&args[..], &["--no-picture"]].concat()).printed();
+    assert_eq!(bare.lines().count(), summary.lines().count());
+}

@@ -1,0 +1,122 @@
+//! The cache: bounded, least recently used out, one compilation however many ask.
+
+use std::sync::{Arc, Barrier};
+
+use longspan_pattern::{BlockSize, LayoutCache, Pattern, Shape};
+
+fn shape(tokens: u64) -> Shape {
+    Shape::new(tokens, tokens)
+}
+
+#[test]
+fn everything_that_changes_a_layout_is_part_of_the_key() {
+    let cache = LayoutCache::new(1 << 30);
+    let shapes = [
+        shape(4096),
+        shape(4097),
+        Shape::new(4095, 4096),
+        shape(4096).query_offset(1),
+        shape(4096).key_offset(1),
+        shape(4096).block(BlockSize::new(128).unwrap()),
+        shape(4096).rows(1..60),
+        shape(4096).valid_keys(1..4096),
+        shape(4096).mask_bytes(0),
+    ];
+    for turn in 0..2 {
+        for pattern in ["causal", "window(5, 5)"] {
+            for shape in &shapes {
+                cache.get(&pattern.parse().unwrap(), shape).unwrap();
+            }
+        }
+        let all = 2 * shapes.len() as u64;
+        let stats = cache.stats();
+        assert_eq!((stats.misses, stats.hits), (all, turn * all));
+        assert_eq!(stats.layouts as u64, all);
+    }
+    cache.clear();
+    assert_eq!((cache.stats().layouts, cache.stats().bytes), (0, 0));
+}
+
+#[test]
+fn the_least_recently_used_goes_first() {
+    let patterns: Vec<Pattern> = (1..=3).map(|n| Pattern::window(n, 0).unwrap()).collect();
+    let sizes: Vec<usize> = patterns
+        .iter()
+        .map(|p| LayoutCache::new(1 << 30).get(p, &shape(65_536)).unwrap().bytes())
+        .collect();
+    // Room for two of them.
+    let cache = LayoutCache::new(sizes.iter().sum::<usize>() - 1);
+    let get = |i: usize| cache.get(&patterns[i], &shape(65_536)).unwrap();
+    let first = get(0);
+    get(1);
+    get(0);
+    get(2);
+    let stats = cache.stats();
+    assert_eq!((stats.misses, stats.hits, stats.evicted, stats.layouts), (3, 1, 1, 2));
+    assert!(stats.bytes < sizes.iter().sum());
+    assert!(Arc::ptr_eq(&first, &get(0)), "the first was used after the second");
+    get(1);
+    assert_eq!(cache.stats().misses, 4, "the second had gone");
+}
+
+#[test]
+fn transposes_count_against_the_bound() {
+    let causal = Pattern::causal();
+    let plain = LayoutCache::new(1 << 30).get(&causal, &shape(65_536)).unwrap().bytes();
+    let cache = LayoutCache::new(plain + plain / 2);
+    let layout = cache.get(&causal, &shape(65_536)).unwrap();
+    assert_eq!((cache.stats().layouts, cache.stats().bytes), (1, plain));
+    layout.transpose().unwrap();
+    assert!(layout.bytes() > plain + plain / 2);
+    assert_eq!((cache.stats().layouts, cache.stats().bytes), (0, 0));
+}
+
+#[test]
+fn a_layout_that_never_fits_is_still_returned() {
+    let cache = LayoutCache::new(10);
+    assert_eq!(cache.get(&Pattern::causal(), &shape(4096)).unwrap().rows(), 0..64);
+    let stats = cache.stats();
+    assert_eq!((stats.layouts, stats.bytes, stats.evicted), (0, 0, 1));
+}
+
+#[test]
+fn many_threads_compile_once() {
+    let cache = LayoutCache::new(1 << 30);
+    let threads = 16;
+    let barrier = Barrier::new(threads);
+    // Slow to compile, so that all threads are there before it is done.
+    let pattern: Pattern = "hierarchical([(4096, 2, 64), (65536, 8, 64)])".parse().unwrap();
+    let layouts: Vec<_> = std::thread::scope(|scope| {
+        let ask = || {
+            barrier.wait();
+            cache.get(&pattern, &shape(1 << 19)).unwrap()
+        };
+        let handles: Vec<_> = (0..threads).map(|_| scope.spawn(ask)).collect();
+        handles.into_iter().map(|handle| handle.join().unwrap()).collect()
+    });
+    assert!(layouts.iter().all(|layout| Arc::ptr_eq(layout, &layouts[0])));
+    let stats = cache.stats();
+    assert_eq!((stats.misses, stats.hits), (1, threads as u64 - 1));
+}
+
+#[test]
+fn few_rows_stay_out() {
+    let cache = LayoutCache::new(1 << 30);
+    for step in 0..100 {
+        cache.get(&Pattern::causal(), &Shape::new(1, 1_000_000 + step)).unwrap();
+    }
+    cache.get(&Pattern::causal(), &shape(1 << 20).rows(7..9)).unwrap();
+    let stats = cache.stats();
+    assert_eq!((stats.passed, stats.misses, stats.layouts, stats.bytes), (101, 0, 0, 0));
+}
+
+#[test]
+fn errors_are_not_kept() {
+    let cache = LayoutCache::new(1 << 30);
+    let documents = Pattern::documents([5]).unwrap();
+    for turn in 1..=2 {
+        assert!(cache.get(&documents, &shape(4096)).is_err());
+        let stats = cache.stats();
+        assert_eq!((stats.misses, stats.layouts), (turn, 0));
+    }
+}

@@ -1,0 +1,119 @@
+//! The cost of a layout follows its runs. Time is too noisy to guard; questions and bytes aren't.
+
+use longspan_pattern::{Layout, Pattern, Positions, Progression, Shape};
+
+const SECOND: &str = "causal & (window(1024, 0) | sinks(64))";
+
+fn lengths(tokens: u64) -> Vec<u64> {
+    let (mut left, mut turn, mut lengths) = (tokens, 1u64, Vec::new());
+    while left > 0 {
+        turn = turn.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let length = (16 + (turn >> 33) % 8177).min(left);
+        lengths.push(length);
+        left -= length;
+    }
+    lengths
+}
+
+fn compile(name: &str, tokens: u64) -> Layout {
+    let shape = Shape::new(tokens, tokens);
+    let (pattern, shape) = match name {
+        "packed" => {
+            let lengths = lengths(tokens);
+            (Pattern::packed(lengths.clone(), lengths, Pattern::causal()), shape)
+        }
+        "documents" => (
+            Pattern::documents(lengths(tokens)).map(|documents| documents & Pattern::causal()),
+            shape,
+        ),
+        "random" => (Pattern::random(64, 3, tokens / 64, 7), shape),
+        "striped" => {
+            let stripes = (0..8).map(|start| Progression { start, step: 8, len: tokens / 8 });
+            let map = Positions::new(stripes).unwrap();
+            (SECOND.parse(), shape.query_map(map.clone()).key_map(map))
+        }
+        "zigzag of 64 chunks" => {
+            // Chunks dealt out front and back, as a balanced ring does.
+            let chunk = tokens / 64;
+            let order = (0..32).flat_map(|i| [i, 63 - i]);
+            let chunks =
+                order.map(|i| Progression { start: (i * chunk) as i64, step: 1, len: chunk });
+            let map = Positions::new(chunks).unwrap();
+            (SECOND.parse(), shape.query_map(map.clone()).key_map(map))
+        }
+        text => (text.parse(), shape),
+    };
+    Layout::compile(&pattern.unwrap(), &shape).unwrap()
+}
+
+#[test]
+fn questions_and_bytes_follow_the_runs() {
+    let hierarchical = "hierarchical([(256, 1, 1), (4096, 8, 64), (32768, 64, 64)])";
+    // What may be asked for each run: a hierarchy is six nodes that share thirty runs a row; a
+    // document has few rows and an edge in each of its first.
+    let table = [
+        ("causal", 0.1),
+        ("full", 0.1),
+        (SECOND, 0.1),
+        ("packed", 1.0),
+        ("documents", 1.5),
+        (hierarchical, 1.0),
+        ("random", 1.0),
+        ("striped", 0.3),
+        ("zigzag of 64 chunks", 4.0),
+        ("causal & strided(32)", 0.1),
+        ("causal & (window(512, 0) | dilated(8192, 4))", 1.0),
+    ];
+    for (name, most) in table {
+        let mut first: Option<(f64, f64)> = None;
+        for tokens in [1 << 16, 1 << 18, 1 << 20, 1 << 22] {
+            let layout = compile(name, tokens);
+            let runs = layout.run_count() as f64;
+            let (questions, bytes) =
+                (layout.questions() as f64 / runs, layout.bytes() as f64 / runs);
+            assert!(questions <= most, "{name}, {tokens} tokens: {questions} questions a run");
+            // One number more than there are rows says where the last row ends.
+            assert!(bytes <= 16.0 + 4.0 / runs, "{name}, {tokens} tokens: {bytes} bytes a run");
+            let (few, least) = *first.get_or_insert((questions, bytes));
+            assert!(questions <= 1.05 * few, "{name}, {tokens} tokens: {questions} after {few}");
+            assert!(bytes <= 1.5 * least && least <= 1.5 * bytes, "{name}: {bytes} after {least}");
+        }
+    }
+}
+
+#[test]
+fn a_full_run_costs_as_much_as_one_block() {
+    let cost = |tokens| compile("full", tokens).questions();
+    assert_eq!(cost(1 << 14), cost(1 << 24));
+}
+
+#[test]
+fn what_nobody_sees_costs_nothing() {
+    // The far level has a tooth every 128 tokens over all keys; the window sees eight of them.
+    let narrow = "window(512, 0) & hierarchical([(1000000000, 2, 64)])";
+    let few = compile(narrow, 1 << 16);
+    let many = compile(narrow, 1 << 20);
+    let a_row = |layout: &Layout| layout.questions() as f64 / layout.rows().len() as f64;
+    assert!(a_row(&many) <= 1.05 * a_row(&few));
+    assert!(many.run_count() <= 20 * (1 << 14));
+
+    // A row that sees one of a thousand shards asks about few of them.
+    let own = Positions::range(1 << 20, 1 << 10).unwrap();
+    let chunks = (0..1024).rev().map(|i| Progression { start: i << 12, step: 1, len: 1 << 12 });
+    let shape =
+        Shape::new(1 << 22, 1 << 22).query_map(own).key_map(Positions::new(chunks).unwrap());
+    let layout = Layout::compile(&SECOND.parse().unwrap(), &shape).unwrap();
+    assert!(layout.questions() <= 40 * 16, "{} questions", layout.questions());
+}
+
+#[test]
+fn one_decode_step_costs_its_own_row() {
+    let lengths: Vec<u64> = vec![64; 1 << 14];
+    let patterns = [SECOND.parse().unwrap(), Pattern::documents(lengths).unwrap()];
+    for pattern in patterns {
+        let layout = Layout::compile(&pattern, &Shape::new(1, 1 << 20)).unwrap();
+        assert_eq!(layout.rows(), 0..1);
+        assert!(layout.questions() < 20, "{pattern:.20}: {} questions", layout.questions());
+        assert!(layout.bytes() < 8 << 10, "{} bytes", layout.bytes());
+    }
+}

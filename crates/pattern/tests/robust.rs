@@ -1,0 +1,154 @@
+//! A short hostile text makes neither a panic nor a large allocation.
+
+use std::alloc::{GlobalAlloc, Layout as Memory, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use longspan_pattern::{BlockSize, Heads, Layout, Pattern, Shape};
+
+/// The system's allocator, which notes the largest request.
+struct Noting;
+
+static LARGEST: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call is handed on to the system's allocator as it is.
+unsafe impl GlobalAlloc for Noting {
+    unsafe fn alloc(&self, memory: Memory) -> *mut u8 {
+        LARGEST.fetch_max(memory.size(), Ordering::Relaxed);
+        // SAFETY: the caller's promise is the one that the system's allocator asks for.
+        unsafe { System.alloc(memory) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, memory: Memory) {
+        // SAFETY: the pointer came from `alloc` above, that is from the system's allocator.
+        unsafe { System.dealloc(pointer, memory) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, memory: Memory, size: usize) -> *mut u8 {
+        LARGEST.fetch_max(size, Ordering::Relaxed);
+        // SAFETY: as for `dealloc`.
+        unsafe { System.realloc(pointer, memory, size) }
+    }
+}
+
+#[global_allocator]
+static NOTING: Noting = Noting;
+
+#[test]
+fn short_texts_stay_small() {
+    let deep =
+        |open: &str, close: &str| format!("{}causal{}", open.repeat(2000), close.repeat(2000));
+    let many = "1,".repeat(4000);
+    let texts = [
+        deep("(", ")"),
+        deep("!", ""),
+        deep("packed([1],[1],", ")"),
+        deep("!(full&", ")"),
+        "full|causal&".repeat(500) + "full",
+        "[".repeat(4000),
+        "9".repeat(4000),
+        "(".repeat(4000),
+        format!("documents([{many}])"),
+        format!("blocks(1, [[{many}]])"),
+        format!("blocks(1, [{}])", "[],".repeat(3000)),
+        format!("hierarchical([{}])", "(1,1,1),".repeat(1000)),
+        format!("blocks_dilated(1, [{many}])"),
+        "random(1, 65536, 18446744073709551615, 0)".into(),
+        "random(64, 65536, 2305843009213693952, 0)".into(),
+        "random(64, 2305843009213628416, 2305843009213693952, 0)".into(),
+        "random(1, 1000, 2305843009213693952, 0)".into(),
+        "random(1, 1000000000, 1000001000, 0)".into(),
+        "strided(17)".into(),
+        "strided(300)".into(),
+        "!strided(70000) & !strided(70001)".into(),
+        "strided(4099) & strided(4111) | strided(4127)".into(),
+        "hierarchical([(2305843009213693952, 2, 64)])".into(),
+        "hierarchical([(2305843009213693952, 1000, 1)]) & !dilated(1, 1)".into(),
+        "dilated(2305843009213693952, 257)".into(),
+        "dilated(1, 1) | blocks_dilated(1, [1, 2, 3, 2305843009213693952])".into(),
+        "butterfly(1) & !window(0, 0)".into(),
+        "window(2305843009213693952, 2305843009213693952)".into(),
+        "packed([1152921504606846976], [1152921504606846976], strided(9))".into(),
+        "documents([1152921504606846976])".into(),
+        "\u{0}\u{1f600}~~~".into(),
+        "causal & \u{301}\u{301}\u{301}".into(),
+    ];
+    const MAX_BYTES: u64 = 1 << 20;
+    // `Shape::MAX_BYTES` states the bound: four times the runs', or 16 MiB.
+    const MOST: usize = 16 << 20;
+    for text in &texts {
+        assert!(text.len() < 40_000);
+        LARGEST.store(0, Ordering::Relaxed);
+        let heads = text.parse::<Heads>();
+        let parsed = LARGEST.load(Ordering::Relaxed);
+        assert!(parsed <= 64 * text.len().max(1024), "{text:.60}: {parsed} bytes to parse");
+        let Ok(Heads::Same(pattern)) = heads else { continue };
+        for (tokens, rows, block) in [
+            (4096, 0..1, 256),
+            (4096, 0..16, 16),
+            (1 << 39, (1 << 31) - 2..1 << 31, 256),
+            (1 << 60, 0..0, 16),
+        ] {
+            let shape = Shape::new(tokens, tokens)
+                .block(BlockSize::new(block).unwrap())
+                .rows(rows)
+                .max_bytes(MAX_BYTES);
+            LARGEST.store(0, Ordering::Relaxed);
+            if let Ok(layout) = Layout::compile(&pattern, &shape) {
+                layout.counts();
+                layout.hash();
+                layout.picture(8, 8);
+            }
+            let largest = LARGEST.load(Ordering::Relaxed);
+            assert!(largest <= MOST, "{text:.60} for {tokens}: {largest} bytes at once");
+        }
+    }
+}
+
+#[test]
+fn any_bytes_parse_or_are_refused() {
+    // The fuzz targets go further; this is the same question in every test run.
+    let words = [
+        "causal",
+        "full",
+        "window",
+        "(",
+        ")",
+        "[",
+        "]",
+        ",",
+        "&",
+        "|",
+        "!",
+        "~",
+        "1",
+        "0",
+        "64",
+        "packed",
+        "documents",
+        "blocks",
+        "..",
+        " ",
+        "é",
+        "heads",
+        "random",
+        "_",
+        "\n",
+    ];
+    let mut state = 1u64;
+    let mut parsed = 0;
+    for _ in 0..20_000 {
+        let mut text = String::new();
+        for _ in 0..4 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            text.push_str(words[(state >> 33) as usize % words.len()]);
+        }
+        match text.parse::<Pattern>() {
+            Ok(pattern) => {
+                parsed += 1;
+                assert_eq!(pattern.to_string().parse(), Ok(pattern));
+            }
+            Err(error) => assert!(error.to_string().contains('^')),
+        }
+    }
+    assert!(parsed > 0);
+}
