@@ -13,10 +13,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use longspan_pattern::{BlockSize, Heads, Layout, LayoutSet, Pattern, Shape};
+use longspan_pattern::{BlockSize, Error, Heads, Layout, LayoutSet, Pattern, Shape};
 
 use crate::args::Inspect;
-use crate::number::shortened;
+use crate::number::{bytes, shortened, thousands};
 use crate::progress::Stage;
 use crate::{plot, report, terminal};
 
@@ -228,6 +228,19 @@ fn shape(args: &Inspect, queries: u64) -> Result<Shape> {
     Ok(shape)
 }
 
+/// The library's advice names its own functions; here it has to name options.
+fn in_our_words(error: Error) -> anyhow::Error {
+    match error {
+        Error::TooLarge { limit, row, rows } => {
+            let (row, rows) = (thousands(row), thousands(rows));
+            let limit = bytes(limit as usize);
+            let advice = "use a larger --block, or fewer rows with --rows";
+            BadInput(format!("the layout outgrew {limit} at row {row} of {rows}: {advice}")).into()
+        }
+        error => error.into(),
+    }
+}
+
 fn compile(
     pattern: &Pattern,
     shape: &Shape,
@@ -242,6 +255,7 @@ fn compile(
     let layout = Layout::compile_with(pattern, shape, |done, total| {
         stage.at(done, total);
         ControlFlow::Continue(())
-    })?;
+    })
+    .map_err(in_our_words)?;
     Ok((layout, start.elapsed().as_secs_f64() * 1e3))
 }

@@ -135,8 +135,17 @@ impl LayoutSet {
     ///
     /// If there is no such entry or head.
     pub fn get(&self, entry: usize, head: usize) -> &Layout {
+        &self.layouts[self.index(entry, head)]
+    }
+
+    /// Which of the distinct [`layouts`](Self::layouts) a batch entry and a query head have.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such entry or head.
+    pub fn index(&self, entry: usize, head: usize) -> usize {
         assert!(entry < self.batch && head < self.heads, "no entry {entry}, head {head}");
-        &self.layouts[self.choice[entry * self.heads + head] as usize]
+        self.choice[entry * self.heads + head] as usize
     }
 
     /// The distinct layouts.

@@ -54,7 +54,7 @@ fn what_does_not_fit_together_is_refused() {
     let compile = |tokens| Arc::new(Layout::compile(&Pattern::full(), &shape(tokens)).unwrap());
     assert!(refused(LayoutSet::new(1, 2, [compile(10), compile(11)])).contains("all the same"));
     assert!(refused(LayoutSet::new(2, 2, [compile(10)])).contains("2 batch entries × 2 heads"));
-    let padding = Padding::Each([0..101].to_vec());
+    let padding = Padding::Each(std::iter::once(0..101).collect());
     let compiled = LayoutSet::compile(&heads, 2, &shape(100), &padding, None);
     assert_eq!(refused(compiled), "valid keys are 0..101, expected a range inside 0..100");
 }

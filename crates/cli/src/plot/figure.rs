@@ -35,7 +35,7 @@ const TOGETHER: i32 = 1_640;
 /// Pixels between panels.
 const BETWEEN: i32 = 56;
 /// Panels at most: 4 × 4 can still be compared.
-pub(super) const MOST: usize = 16;
+const MOST: usize = 16;
 /// Text needs this much, however narrow the grid.
 const NARROWEST: i32 = 1_240;
 /// Lines between cells need cells at least this large.
@@ -84,7 +84,7 @@ pub(super) fn compose(inspection: &Inspection, cell: i32) -> Scene {
     }
     let subtitle = Type::new(Face::Sans, TEXT, FAINT_INK);
     y += 6;
-    for line in subtitle.wrap(&about(inspection, shown), width, 2) {
+    for line in subtitle.wrap(&about(inspection), width, 2) {
         scene.text(MARGIN, y + leading(TEXT) / 2, line, subtitle);
         y += leading(TEXT);
     }
@@ -128,8 +128,8 @@ fn title_of(inspection: &Inspection) -> String {
 }
 
 /// The line below the title.
-fn about(inspection: &Inspection, shown: &[(usize, Vec<usize>)]) -> String {
-    let layout = &inspection.layouts[shown[0].0];
+fn about(inspection: &Inspection) -> String {
+    let layout = &inspection.layouts[0];
     let tokens = match (layout.queries(), layout.keys()) {
         (queries, keys) if queries == keys => count(keys, "token"),
         (queries, keys) => format!("{} × {}", count(queries, "query"), count(keys, "key")),
@@ -139,14 +139,16 @@ fn about(inspection: &Inspection, shown: &[(usize, Vec<usize>)]) -> String {
         let rows = layout.rows();
         parts.push(format!("rows {}..{} of blocks", rows.start, rows.end));
     }
-    let heads: Vec<usize> = shown.iter().flat_map(|(_, heads)| heads.clone()).collect();
     match (inspection.drawn, inspection.heads.len()) {
         (Some(head), 2..) => parts.push(format!("head {head}")),
         (None, heads @ 2..) => parts.push(format!("{heads} heads")),
         _ => {}
     }
-    let densities =
-        heads.iter().map(|&head| inspection.layouts[inspection.heads[head].layout].density());
+    let heads = match inspection.drawn {
+        Some(head) => &inspection.heads[head..=head],
+        None => &inspection.heads[..],
+    };
+    let densities = heads.iter().map(|head| inspection.layouts[head.layout].density());
     let density = densities.sum::<f64>() / heads.len() as f64;
     parts.push(format!("{} of pairs seen", percent(density)));
     if density > 0.0 && density < 0.67 {

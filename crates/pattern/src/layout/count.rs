@@ -1,7 +1,6 @@
 //! How much there is to compute.
 
 use super::Layout;
-use super::masks::ones;
 use super::parts::{Content, Parts};
 
 /// What a layout holds, counted in closed form a run.
@@ -50,13 +49,9 @@ pub(super) fn count(layout: &Layout) -> Counts {
                     counts.full_blocks += blocks;
                     counts.active_pairs += queries * (blocks * block - u128::from(last) * missing);
                 }
-                Content::Stored(id) => {
+                Content::Mask(pairs, _) => {
                     counts.partial_blocks += blocks;
-                    counts.active_pairs += blocks * u128::from(layout.table.pairs(id));
-                }
-                Content::Made(mask) => {
-                    counts.partial_blocks += blocks;
-                    counts.active_pairs += blocks * u128::from(ones(mask));
+                    counts.active_pairs += blocks * u128::from(pairs);
                 }
             }
         });

@@ -36,15 +36,12 @@ const VERSION: u64 = 1;
 pub(super) fn digest(layout: &Layout) -> LayoutHash {
     let mut lanes = POINTS.map(Lane::new);
     let full = XxHash3_128::oneshot(b"full");
-    let stored: Vec<u128> =
-        (0..layout.table.len() as u32).map(|id| hash_mask(layout.table.get(id))).collect();
     let mut parts = Parts::new(layout);
     for row in layout.rows() {
         parts.row(row, |comb, content| {
             let content = match content {
                 Content::Full => full,
-                Content::Stored(id) => stored[id as usize],
-                Content::Made(mask) => hash_mask(mask),
+                Content::Mask(_, hash) => hash,
             };
             for lane in &mut lanes {
                 lane.add(content, comb.start, comb.step, comb.count);
@@ -67,7 +64,7 @@ pub(super) fn digest(layout: &Layout) -> LayoutHash {
     LayoutHash(XxHash3_128::oneshot(&bytes))
 }
 
-fn hash_mask(words: &[u64]) -> u128 {
+pub(super) fn hash_mask(words: &[u64]) -> u128 {
     let mut hasher = XxHash3_128::new();
     words.iter().for_each(|word| hasher.write(&word.to_le_bytes()));
     hasher.finish_128()

@@ -10,52 +10,44 @@ use super::walk::Walker;
 use super::{Layout, Run, RunKind};
 
 /// Distinct masks, one after the other.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(crate) struct MaskTable {
     /// Words a mask.
     size: usize,
     words: Vec<u64>,
-    /// Pairs that each mask lets through.
-    pairs: Vec<u32>,
 }
 
 impl MaskTable {
     pub(crate) fn new(size: usize) -> Self {
-        MaskTable { size, ..MaskTable::default() }
+        MaskTable { size, words: Vec::new() }
     }
 
     pub(crate) fn get(&self, id: u32) -> &[u64] {
         &self.words[id as usize * self.size..][..self.size]
     }
 
-    pub(crate) fn pairs(&self, id: u32) -> u32 {
-        self.pairs[id as usize]
-    }
-
     pub(crate) fn len(&self) -> usize {
-        self.pairs.len()
+        self.words.len() / self.size
     }
 
     pub(crate) fn push(&mut self, words: &[u64]) -> u32 {
         debug_assert_eq!(words.len(), self.size);
         self.words.extend_from_slice(words);
-        self.pairs.push(ones(words));
         self.len() as u32 - 1
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.words.capacity() * 8 + self.pairs.capacity() * 4
+        self.words.capacity() * 8
     }
 
     /// Bytes of one mask.
     pub(crate) fn mask_bytes(&self) -> usize {
-        self.size * 8 + 4
+        self.size * 8
     }
 
     /// The same masks without the spare room.
     pub(crate) fn shrink(&mut self) {
         self.words.shrink_to_fit();
-        self.pairs.shrink_to_fit();
     }
 }
 

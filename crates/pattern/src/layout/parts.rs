@@ -1,11 +1,19 @@
 //! Runs with the masks they really have.
 //!
 //! A run on demand doesn't say which of its blocks have the same mask. The walker knows: blocks a
-//! period apart have. [`Parts`] goes through a row in *combs* of blocks with one content, so that
-//! counting and hashing cost as much as the runs, not as much as the blocks.
+//! period apart have. [`Parts`] goes through a row in *combs* of blocks with one content, and
+//! remembers by signature what it has made, so that counting and hashing cost as much as the runs,
+//! not as much as the blocks.
 
+use rustc_hash::FxHashMap;
+
+use super::digest::hash_mask;
+use super::masks::ones;
 use super::walk::{Stretch, Walker};
 use super::{FULL, Layout, ON_DEMAND};
+
+/// Signatures that are remembered.
+const MOST_SIGNATURES: usize = 1 << 14;
 
 /// The blocks `start, start + step, …`, `count` of them.
 #[derive(Debug, Clone, Copy)]
@@ -16,16 +24,25 @@ pub(super) struct Comb {
 }
 
 /// What is in each block of a comb.
-pub(super) enum Content<'a> {
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Content {
     Full,
-    Stored(u32),
-    Made(&'a [u64]),
+    /// Pairs that the mask lets through, and a hash of it.
+    Mask(u32, u128),
+}
+
+impl Content {
+    fn of(mask: &[u64]) -> Self {
+        Content::Mask(ones(mask), hash_mask(mask))
+    }
 }
 
 pub(super) struct Parts<'a> {
     layout: &'a Layout,
     walker: Option<Walker<'a>>,
     stretches: Vec<Stretch>,
+    stored: Vec<Content>,
+    by_signature: FxHashMap<Box<[i64]>, Content>,
     mask: Vec<u64>,
 }
 
@@ -33,11 +50,19 @@ impl<'a> Parts<'a> {
     pub(super) fn new(layout: &'a Layout) -> Self {
         let walker = layout.pattern.as_ref().map(|pattern| Walker::new(pattern, &layout.frame));
         let words = layout.block().get() * layout.block().words();
-        Parts { layout, walker, stretches: Vec::new(), mask: vec![0; words] }
+        let stored = 0..layout.table.len() as u32;
+        Parts {
+            layout,
+            walker,
+            stretches: Vec::new(),
+            stored: stored.map(|id| Content::of(layout.table.get(id))).collect(),
+            by_signature: FxHashMap::default(),
+            mask: vec![0; words],
+        }
     }
 
     /// Calls `visit` for each comb of a row.
-    pub(super) fn row(&mut self, row: u32, mut visit: impl FnMut(Comb, Content<'_>)) {
+    pub(super) fn row(&mut self, row: u32, mut visit: impl FnMut(Comb, Content)) {
         let runs = self.layout.row(row);
         if runs.iter().any(|run| run.mask == ON_DEMAND) {
             let walker = self.walker.as_mut().expect("masks on demand have a pattern");
@@ -67,7 +92,7 @@ impl<'a> Parts<'a> {
                         at += 1;
                     }
                 }
-                stored => visit(whole, Content::Stored(stored)),
+                stored => visit(whole, self.stored[stored as usize]),
             }
         }
     }
@@ -78,15 +103,30 @@ impl<'a> Parts<'a> {
         start: u32,
         end: u32,
         period: u32,
-        visit: &mut impl FnMut(Comb, Content<'_>),
+        visit: &mut impl FnMut(Comb, Content),
     ) {
         let len = end - start;
         let step = if period == 0 { len } else { period.min(len) };
-        let walker = self.walker.as_mut().expect("masks on demand have a pattern");
         for first in 0..step {
             let comb = Comb { start: start + first, step, count: (len - first).div_ceil(step) };
-            walker.mask(row, comb.start, &mut self.mask);
-            visit(comb, Content::Made(&self.mask));
+            visit(comb, self.make(row, comb.start));
         }
+    }
+
+    fn make(&mut self, row: u32, column: u32) -> Content {
+        let walker = self.walker.as_mut().expect("masks on demand have a pattern");
+        let key: Option<Box<[i64]>> = match walker.signature(row, column) {
+            None => None,
+            Some(signature) => match self.by_signature.get(signature) {
+                Some(content) => return *content,
+                None => (self.by_signature.len() < MOST_SIGNATURES).then(|| signature.into()),
+            },
+        };
+        walker.mask(row, column, &mut self.mask);
+        let content = Content::of(&self.mask);
+        if let Some(key) = key {
+            self.by_signature.insert(key, content);
+        }
+        content
     }
 }
