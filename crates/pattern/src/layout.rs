@@ -7,8 +7,9 @@
 //!
 //! ```text
 //! compile.rs    pattern → runs           walk.rs    one row: positions → blocks
-//! blocks.rs     foreign blocks → runs    masks.rs   bits of Partial blocks
-//! transpose.rs  columns of runs          parts.rs   runs with equal masks, for
+//! blocks.rs     foreign blocks → runs    pool.rs    which masks are stored
+//! transpose.rs  columns of runs          masks.rs   bits of Partial blocks
+//! picture.rs    a view from afar         parts.rs   runs with equal masks, for
 //!                                        count.rs   counting and
 //!                                        digest.rs  telling layouts apart
 //! ```
@@ -27,6 +28,7 @@ mod digest;
 mod masks;
 mod parts;
 mod picture;
+mod pool;
 mod transpose;
 mod walk;
 

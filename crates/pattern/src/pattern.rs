@@ -107,16 +107,36 @@ pub struct Level {
 
 impl Pattern {
     /// Everything.
+    ///
+    /// ```
+    /// # use longspan_pattern::*;
+    /// assert!(Pattern::full().allows(-3, 1 << 40));
+    /// # Ok::<_, Error>(())
+    /// ```
     pub fn full() -> Self {
         Pattern(Expr::Full)
     }
 
     /// `key ≤ query`.
+    ///
+    /// ```
+    /// # use longspan_pattern::*;
+    /// assert!(Pattern::causal().allows(5, 5) && !Pattern::causal().allows(5, 6));
+    /// # Ok::<_, Error>(())
+    /// ```
     pub fn causal() -> Self {
         Pattern(Expr::Causal)
     }
 
     /// `query − left ≤ key ≤ query + right`, both ends included.
+    ///
+    /// ```
+    /// # use longspan_pattern::*;
+    /// let window = Pattern::window(2, 1)?;
+    /// let seen: Vec<i64> = (0..10).filter(|&key| window.allows(5, key)).collect();
+    /// assert_eq!(seen, [3, 4, 5, 6]);
+    /// # Ok::<_, Error>(())
+    /// ```
     pub fn window(left: u64, right: u64) -> Result<Self> {
         let check = Check("window");
         check.size("left", left)?;
@@ -125,18 +145,37 @@ impl Pattern {
     }
 
     /// The last `width` positions up to and including the query's own: `window(width − 1, 0)`.
+    ///
+    /// ```
+    /// # use longspan_pattern::*;
+    /// assert_eq!(Pattern::sliding_window(256)?, Pattern::window(255, 0)?);
+    /// # Ok::<_, Error>(())
+    /// ```
     pub fn sliding_window(width: u64) -> Result<Self> {
         Check("sliding_window").count("width", width)?;
         Pattern::window(width - 1, 0)
     }
 
     /// The first `tokens` keys, for everybody: `0 ≤ key < tokens`.
+    ///
+    /// ```
+    /// # use longspan_pattern::*;
+    /// assert!(Pattern::sinks(4)?.allows(1_000, 3) && !Pattern::sinks(4)?.allows(1_000, 4));
+    /// # Ok::<_, Error>(())
+    /// ```
     pub fn sinks(tokens: u64) -> Result<Self> {
         Check("sinks").size("tokens", tokens)?;
         Ok(Pattern(Expr::Sinks { tokens }))
     }
 
     /// The first `tokens` positions see all and are seen by all.
+    ///
+    /// ```
+    /// # use longspan_pattern::*;
+    /// let global = Pattern::global_tokens(2)?;
+    /// assert!(global.allows(1, 900) && global.allows(900, 1) && !global.allows(900, 901));
+    /// # Ok::<_, Error>(())
+    /// ```
     pub fn global_tokens(tokens: u64) -> Result<Self> {
         Check("global_tokens").size("tokens", tokens)?;
         Ok(Pattern(Expr::GlobalTokens { tokens }))
@@ -144,6 +183,14 @@ impl Pattern {
 
     /// Query and key in the same segment of `segment` tokens, and both `≡ offset` mod `rate`
     /// counted from its start. Negative positions are in no segment.
+    ///
+    /// ```
+    /// # use longspan_pattern::*;
+    /// let dilated = Pattern::dilated(8, 3, 1)?;
+    /// let seen: Vec<i64> = (0..16).filter(|&key| dilated.allows(12, key)).collect();
+    /// assert_eq!(seen, [9, 12, 15]);
+    /// # Ok::<_, Error>(())
+    /// ```
     pub fn dilated(segment: u64, rate: u64, offset: u64) -> Result<Self> {
         let check = Check("dilated");
         check.count("segment", segment)?;
@@ -155,12 +202,28 @@ impl Pattern {
     }
 
     /// `(query − key) mod stride = 0`.
+    ///
+    /// ```
+    /// # use longspan_pattern::*;
+    /// assert!(Pattern::strided(3)?.allows(10, 1) && !Pattern::strided(3)?.allows(10, 2));
+    /// # Ok::<_, Error>(())
+    /// ```
     pub fn strided(stride: u64) -> Result<Self> {
         Check("strided").count("stride", stride)?;
         Ok(Pattern(Expr::Strided { stride }))
     }
 
     /// Fine near, coarse far: any level suffices (see [`Level`]).
+    ///
+    /// ```
+    /// # use longspan_pattern::*;
+    /// let near = Level { window: 2, stride: 1, grain: 1 };
+    /// let far = Level { window: 8, stride: 4, grain: 2 };
+    /// let pattern = Pattern::hierarchical([near, far])?;
+    /// let seen: Vec<i64> = (0..20).filter(|&key| pattern.allows(12, key)).collect();
+    /// assert_eq!(seen, [8, 9, 10, 11, 12, 13, 14, 16, 17]);
+    /// # Ok::<_, Error>(())
+    /// ```
     pub fn hierarchical(levels: impl IntoIterator<Item = Level>) -> Result<Self> {
         let check = Check("hierarchical");
         let levels: Vec<_> = levels.into_iter().collect();
@@ -176,12 +239,27 @@ impl Pattern {
     /// Query and key in the same document. The lengths (zero is legal) add up to the keys'
     /// tokens, which is checked when a layout is compiled. Positions go on counting across
     /// documents; [`packed`](Self::packed) starts anew in each.
+    ///
+    /// ```
+    /// # use longspan_pattern::*;
+    /// let documents = Pattern::documents([3, 5])?;
+    /// assert!(documents.allows(4, 3) && !documents.allows(4, 2));
+    /// # Ok::<_, Error>(())
+    /// ```
     pub fn documents(lengths: impl IntoIterator<Item = u64>) -> Result<Self> {
         Ok(Pattern(Expr::Documents(Lengths::new("documents", "lengths", lengths)?)))
     }
 
     /// Many sequences in one call: query and key in the same sequence, and `inner` sees positions
     /// counted within it, queries aligned to its last keys. So packed equals unpacked.
+    ///
+    /// ```
+    /// # use longspan_pattern::*;
+    /// // Two sequences, of 3 and 5 tokens; the second one's first token is its own sink.
+    /// let packed = Pattern::packed([3, 5], [3, 5], Pattern::sinks(1)?)?;
+    /// assert!(packed.allows(6, 3) && !packed.allows(6, 0));
+    /// # Ok::<_, Error>(())
+    /// ```
     pub fn packed(
         query_lengths: impl IntoIterator<Item = u64>,
         key_lengths: impl IntoIterator<Item = u64>,
@@ -197,6 +275,13 @@ impl Pattern {
     }
 
     /// Block `i` sees itself and blocks `i ± r` for each rate.
+    ///
+    /// ```
+    /// # use longspan_pattern::*;
+    /// let pattern = Pattern::blocks_dilated(16, [2])?;
+    /// assert!(pattern.allows(16 * 5, 16 * 3 + 15) && !pattern.allows(16 * 5, 16 * 4));
+    /// # Ok::<_, Error>(())
+    /// ```
     pub fn blocks_dilated(block: u64, rates: impl IntoIterator<Item = u64>) -> Result<Self> {
         let check = Check("blocks_dilated");
         check.count("block", block)?;
@@ -208,6 +293,14 @@ impl Pattern {
     }
 
     /// Block `i` sees itself and the blocks whose number differs from `i` in one bit.
+    ///
+    /// ```
+    /// # use longspan_pattern::*;
+    /// let pattern = Pattern::butterfly(1)?;
+    /// let seen: Vec<i64> = (0..16).filter(|&key| pattern.allows(5, key)).collect();
+    /// assert_eq!(seen, [1, 4, 5, 7, 13]);
+    /// # Ok::<_, Error>(())
+    /// ```
     pub fn butterfly(block: u64) -> Result<Self> {
         Check("butterfly").count("block", block)?;
         Ok(Pattern(Expr::Butterfly { block }))
@@ -216,6 +309,13 @@ impl Pattern {
     /// Query block `i` sees `min(per_row, blocks)` distinct key blocks of `0..blocks`, drawn from
     /// `seed` and `i` alone: the same on every machine. A row names at most 65,536 blocks, seen or
     /// left out.
+    ///
+    /// ```
+    /// # use longspan_pattern::*;
+    /// let pattern = Pattern::random(1, 3, 100, 7)?;
+    /// assert_eq!((0..1_000).filter(|&key| pattern.allows(5, key)).count(), 3);
+    /// # Ok::<_, Error>(())
+    /// ```
     pub fn random(block: u64, per_row: u64, blocks: u64, seed: u64) -> Result<Self> {
         let check = Check("random");
         check.count("block", block)?;
