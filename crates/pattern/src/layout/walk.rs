@@ -307,11 +307,12 @@ impl Edge {
         self.unknown |= class == Class::Unknown;
     }
 
+    #[inline]
     fn flush(&mut self, frame: &Frame, out: &mut Vec<Stretch>) {
-        let Edge { block, covered, seen, unseen, unknown } = std::mem::take(self);
-        if covered == 0 {
+        if self.covered == 0 {
             return;
         }
+        let Edge { block, covered, seen, unseen, unknown } = std::mem::take(self);
         let tokens = frame.column_tokens(block as u32);
         let unseen = unseen || covered < tokens.end - tokens.start;
         let class = match (seen, unseen, unknown) {

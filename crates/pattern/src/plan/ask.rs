@@ -8,9 +8,9 @@ use crate::pattern::Lengths;
 impl Keys {
     /// Appends the keys at the positions `from..to`.
     #[inline]
-    fn emit(&self, from: i64, to: i64, class: Class, period: i64, out: &mut Vec<Segment>) {
+    fn emit(&self, from: i64, to: i64, class: Class, period: u32, out: &mut Vec<Segment>) {
         let (start, end) = (self.number_at_least(from), self.number_at_least(to));
-        push(out, Segment { start, end, class, period: u32::try_from(period).unwrap_or(0) });
+        push(out, Segment { start, end, class, period });
     }
 
     /// Appends all keys.
@@ -329,10 +329,16 @@ fn blocks(
 ) {
     let first_key_block = size.floor(keys.position(keys.low));
     let last_key_block = size.floor(keys.position(keys.high - 1));
-    let inside = |ranges: &[(i64, i64)]| {
-        let from = ranges.partition_point(|range| range.1 <= first_key_block);
-        let to = ranges.partition_point(|range| range.0 <= last_key_block);
-        from..to.max(from)
+    let inside = |ranges: &[(i64, i64)]| match ranges {
+        // Mostly the keys asked about are all there are.
+        [first, .., last] if first.1 > first_key_block && last.0 <= last_key_block => {
+            0..ranges.len()
+        }
+        _ => {
+            let from = ranges.partition_point(|range| range.1 <= first_key_block);
+            let to = ranges.partition_point(|range| range.0 <= last_key_block);
+            from..to.max(from)
+        }
     };
     let position = |block: i64| block.saturating_mul(size.by);
 

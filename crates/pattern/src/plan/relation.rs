@@ -132,14 +132,15 @@ fn pick(kind: &Kind, row: i64, picked: &mut Vec<u64>, ranges: &mut Vec<(i64, i64
 
 /// Draws `count` distinct numbers below `blocks`, in order: candidate `t` is a hash of `base + t`.
 fn draw(count: u64, blocks: u64, base: u64, picked: &mut Vec<u64>) {
+    let below =
+        |hash: u64| if blocks.is_power_of_two() { hash & (blocks - 1) } else { hash % blocks };
     let mut t = 0u64;
     while (picked.len() as u64) < count {
         // Draw as many as are missing, then throw out what came twice: the set drawn is the same
         // as when each candidate is looked up before the next is made.
-        while (picked.len() as u64) < count {
-            picked.push(splitmix64(base.wrapping_add(t)) % blocks);
-            t += 1;
-        }
+        let missing = count - picked.len() as u64;
+        picked.extend((t..t + missing).map(|t| below(splitmix64(base.wrapping_add(t)))));
+        t += missing;
         picked.sort_unstable();
         picked.dedup();
     }
