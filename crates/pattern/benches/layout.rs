@@ -1,15 +1,11 @@
 //! What compiling a layout costs: time and bytes a run from 64 k to 16 M tokens, and the large
 //! single figures. One core, block 64, best of several.
 //!
-//! Every turn pays for fresh memory, as the first compilation of a program does: an allocator that
-//! hands out pages it still holds would flatter the small sizes.
-//!
 //! `cargo bench -p longspan-pattern --bench layout` prints both tables; a name as argument picks
 //! rows. Nothing is asserted here: `tests/growth.rs` guards the growth by counting questions.
 
 use std::hint::black_box;
 use std::io::{Result, Write};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use longspan_pattern::{Layout, Level, Pattern, Positions, Progression, Shape};
@@ -19,16 +15,7 @@ const SECOND: &str = "causal & (window(1024, 0) | sinks(64))";
 
 const SIZES: [u64; 5] = [1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24];
 
-/// glibc's settings for returning memory at once; other allocators ignore them.
-const FRESH: [(&str, &str); 2] =
-    [("MALLOC_MMAP_THRESHOLD_", "16384"), ("MALLOC_TRIM_THRESHOLD_", "0")];
-
 fn main() -> Result<()> {
-    if std::env::var_os(FRESH[0].0).is_none() {
-        let program = std::env::current_exe()?;
-        let status = Command::new(program).args(std::env::args().skip(1)).envs(FRESH).status()?;
-        std::process::exit(status.code().unwrap_or(1));
-    }
     let wanted: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
     let picked = |name: &str| wanted.is_empty() || wanted.iter().any(|w| name.contains(w.as_str()));
     let mut out = std::io::stdout().lock();

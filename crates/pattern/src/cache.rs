@@ -48,7 +48,7 @@ pub struct CacheStats {
     pub evicted: u64,
     /// Layouts held now.
     pub layouts: usize,
-    /// Bytes they take now, transposes included.
+    /// Bytes they take now, transposes and patterns included.
     pub bytes: usize,
 }
 
@@ -122,8 +122,8 @@ impl LayoutCache {
     fn make_room(&self, state: &mut State) {
         let mut bytes = held(state);
         while bytes > self.most_bytes {
-            let Some((_, layout)) = state.kept.pop_lru() else { break };
-            bytes -= layout.bytes();
+            let Some((key, layout)) = state.kept.pop_lru() else { break };
+            bytes -= weight(&key, &layout);
             state.stats.evicted += 1;
         }
     }
@@ -147,7 +147,12 @@ impl LayoutCache {
 }
 
 fn held(state: &State) -> usize {
-    state.kept.iter().map(|(_, layout)| layout.bytes()).sum()
+    state.kept.iter().map(|(key, layout)| weight(key, layout)).sum()
+}
+
+/// What an entry takes: the layout, and the pattern in its key, which may list a million lengths.
+fn weight(key: &Key, layout: &Layout) -> usize {
+    layout.bytes() + key.0.bytes()
 }
 
 impl std::fmt::Debug for LayoutCache {

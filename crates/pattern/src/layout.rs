@@ -297,3 +297,12 @@ impl std::fmt::Debug for Layout {
             .finish_non_exhaustive()
     }
 }
+
+/// Threads share layouts and patterns.
+const _: fn() = || {
+    fn shared<T: Send + Sync>() {}
+    shared::<Layout>();
+    shared::<Pattern>();
+    shared::<crate::LayoutSet>();
+    shared::<crate::LayoutCache>();
+};

@@ -351,6 +351,19 @@ impl Pattern {
         Plan::new(self, None).allows(query, key)
     }
 
+    /// Bytes of the lists that the pattern holds, shared or not.
+    pub(crate) fn bytes(&self) -> usize {
+        let own = match &self.0 {
+            Expr::Documents(lengths) => lengths.bytes(),
+            Expr::Packed { queries, keys, inner } => queries.bytes() + keys.bytes() + inner.bytes(),
+            Expr::Blocks { rows, .. } => rows.bytes(),
+            Expr::And(parts) | Expr::Or(parts) => parts.iter().map(Pattern::bytes).sum(),
+            Expr::Not(inner) => inner.bytes(),
+            _ => 0,
+        };
+        own + size_of::<Self>()
+    }
+
     /// Checks that inner documents and sequences fill each sequence they stand in.
     fn fits_each(&self, queries: &Lengths, keys: &Lengths) -> Result<()> {
         if !self.has_lengths() {

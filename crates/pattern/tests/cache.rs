@@ -40,12 +40,11 @@ fn everything_that_changes_a_layout_is_part_of_the_key() {
 #[test]
 fn the_least_recently_used_goes_first() {
     let patterns: Vec<Pattern> = (1..=3).map(|n| Pattern::window(n, 0).unwrap()).collect();
-    let sizes: Vec<usize> = patterns
-        .iter()
-        .map(|p| LayoutCache::new(1 << 30).get(p, &shape(65_536)).unwrap().bytes())
-        .collect();
+    let roomy = LayoutCache::new(1 << 30);
+    patterns.iter().for_each(|pattern| drop(roomy.get(pattern, &shape(65_536)).unwrap()));
+    let all = roomy.stats().bytes;
     // Room for two of them.
-    let cache = LayoutCache::new(sizes.iter().sum::<usize>() - 1);
+    let cache = LayoutCache::new(all - 1);
     let get = |i: usize| cache.get(&patterns[i], &shape(65_536)).unwrap();
     let first = get(0);
     get(1);
@@ -53,7 +52,7 @@ fn the_least_recently_used_goes_first() {
     get(2);
     let stats = cache.stats();
     assert_eq!((stats.misses, stats.hits, stats.evicted, stats.layouts), (3, 1, 1, 2));
-    assert!(stats.bytes < sizes.iter().sum());
+    assert!(stats.bytes < all);
     assert!(Arc::ptr_eq(&first, &get(0)), "the first was used after the second");
     get(1);
     assert_eq!(cache.stats().misses, 4, "the second had gone");
@@ -62,13 +61,23 @@ fn the_least_recently_used_goes_first() {
 #[test]
 fn transposes_count_against_the_bound() {
     let causal = Pattern::causal();
-    let plain = LayoutCache::new(1 << 30).get(&causal, &shape(65_536)).unwrap().bytes();
+    let roomy = LayoutCache::new(1 << 30);
+    roomy.get(&causal, &shape(65_536)).unwrap();
+    let plain = roomy.stats().bytes;
     let cache = LayoutCache::new(plain + plain / 2);
     let layout = cache.get(&causal, &shape(65_536)).unwrap();
     assert_eq!((cache.stats().layouts, cache.stats().bytes), (1, plain));
     layout.transpose().unwrap();
     assert!(layout.bytes() > plain + plain / 2);
     assert_eq!((cache.stats().layouts, cache.stats().bytes), (0, 0));
+}
+
+#[test]
+fn long_lists_in_patterns_count_too() {
+    let cache = LayoutCache::new(1 << 30);
+    let documents = Pattern::documents(vec![1; 100_000]).unwrap();
+    let layout = cache.get(&documents, &shape(100_000)).unwrap();
+    assert!(cache.stats().bytes >= layout.bytes() + 800_000);
 }
 
 #[test]

@@ -42,6 +42,10 @@ impl BlockRows {
         Ok(BlockRows(Arc::new(inner)))
     }
 
+    pub(crate) fn bytes(&self) -> usize {
+        size_of_val(&self.0.starts[..]) + size_of_val(&self.0.ranges[..])
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.0.starts.len() - 1
     }

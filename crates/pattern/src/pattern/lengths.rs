@@ -47,6 +47,10 @@ impl Lengths {
         self.0.ends.len()
     }
 
+    pub(crate) fn bytes(&self) -> usize {
+        size_of_val(&self.0.ends[..])
+    }
+
     pub(crate) fn total(&self) -> i64 {
         self.0.ends.last().copied().unwrap_or(0)
     }
