@@ -69,7 +69,7 @@ impl Band {
     /// The first number (at most `len`) whose position is at least `position`.
     #[inline]
     fn number_at_least(&self, position: i64) -> i64 {
-        div_ceil(position.saturating_sub(self.start), self.step).max(0).min(self.len)
+        div_ceil(position - self.start, self.step).max(0).min(self.len)
     }
 }
 
@@ -91,7 +91,7 @@ impl Keys {
     /// The first number in `low..=high` whose position is at least `position`.
     #[inline]
     fn number_at_least(&self, position: i64) -> i64 {
-        let number = div_ceil(position.saturating_sub(self.start), self.step);
+        let number = div_ceil(position - self.start, self.step);
         number.max(self.low).min(self.high)
     }
 

@@ -202,6 +202,62 @@ fn positions_beyond_32_bits() {
 }
 
 #[test]
+fn maps_with_steps_as_far_as_positions_go() {
+    let tokens = 1u64 << 60;
+    let steps = |start, step, len| Progression { start, step, len };
+    let near = steps(100, 1, 200);
+    let far = steps(7, 1 << 51, 300);
+    let two = steps(0, (1 << 60) - 1, 2);
+    let rules = [
+        Rule::Causal,
+        Rule::Window { left: 1 << 58, right: 50 },
+        Rule::Strided { stride: 1 << 40 },
+        Rule::Strided { stride: 3 },
+        Rule::Dilated { segment: 1 << 59, rate: 2, offset: 1 },
+        Rule::Hierarchical(vec![Level { window: 1 << 61, stride: 1 << 30, grain: 1 << 31 }]),
+        Rule::BlocksDilated { block: 1 << 55, rates: vec![1, 2] },
+        Rule::Butterfly { block: 1 << 50 },
+        Rule::Not(Box::new(Rule::GlobalTokens { n: 150 })),
+    ];
+    for rule in &rules {
+        for queries in [near, far, two] {
+            for keys in [vec![near], vec![far, two], vec![two, near, far]] {
+                let map = |map: &[Progression]| Positions::new(map.iter().copied()).unwrap();
+                let shape = Shape::new(tokens, tokens).query_map(map(&[queries]));
+                let shape = shape.key_map(map(&keys)).block(BlockSize::MIN);
+                let layout = layout(&rule.to_string(), &shape);
+                check_all(&layout, rule, &map(&[queries]), &map(&keys));
+            }
+        }
+    }
+}
+
+/// Compares every pair of a small layout with the oracle.
+fn check_all(layout: &Layout, rule: &Rule, queries: &Positions, keys: &Positions) {
+    let mut seen = vec![vec![false; keys.len() as usize]; queries.len() as usize];
+    let mut masks = layout.masks();
+    for row in layout.rows() {
+        for run in layout.row(row) {
+            for column in run.start..run.end() {
+                let words = masks.get(row, column, run);
+                for (i, query) in layout.row_tokens(row).enumerate() {
+                    for (j, key) in layout.column_tokens(column).enumerate() {
+                        seen[query as usize][key as usize] = words[i] >> j & 1 == 1;
+                    }
+                }
+            }
+        }
+    }
+    for i in 0..queries.len() {
+        for j in 0..keys.len() {
+            let (query, key) = (queries.get(i).unwrap(), keys.get(j).unwrap());
+            let seen = seen[i as usize][j as usize];
+            assert_eq!(seen, rule.allows(query, key), "{rule} at ({query}, {key})");
+        }
+    }
+}
+
+#[test]
 fn sixteen_million_tokens_transpose() {
     let layout = layout("causal", &Shape::new(1 << 24, 1 << 24));
     let transpose = layout.transpose().unwrap();

@@ -116,7 +116,7 @@ impl<'a> Walker<'a> {
         let mut rows = (held.local + held.len - tokens.end) / block;
         for piece in pieces {
             let keys = Keys {
-                start: piece.start - piece.local.checked_mul(piece.step)?,
+                start: piece.start.checked_sub(piece.local.checked_mul(piece.step)?)?,
                 step: piece.step,
                 low: piece.local,
                 high: piece.local + piece.len,
@@ -251,15 +251,16 @@ fn cut(segments: &[Segment], frame: &Frame, out: &mut Vec<Stretch>) {
     let total = frame.keys.len() as i64;
     let mut edge = Edge::default();
     for &Segment { start, end, class, period } in segments {
+        let first = blocks.floor(start);
         // A last block that is cut short counts as whole only where it needs no mask.
         let whole_end = if class == Class::Full && end == total {
             i64::from(frame.columns)
         } else {
             blocks.floor(end)
         };
-        let whole_start = blocks.floor(start + block - 1);
-        if start < whole_start * block {
-            edge.add(whole_start - 1, end.min(whole_start * block) - start, class, frame, out);
+        let whole_start = first + i64::from(first * block < start);
+        if whole_start > first {
+            edge.add(first, end.min(whole_start * block) - start, class, frame, out);
         }
         if whole_start < whole_end {
             edge.flush(frame, out);
@@ -309,9 +310,13 @@ impl Edge {
 
     #[inline]
     fn flush(&mut self, frame: &Frame, out: &mut Vec<Stretch>) {
-        if self.covered == 0 {
-            return;
+        if self.covered > 0 {
+            self.finish(frame, out);
         }
+    }
+
+    #[cold]
+    fn finish(&mut self, frame: &Frame, out: &mut Vec<Stretch>) {
         let Edge { block, covered, seen, unseen, unknown } = std::mem::take(self);
         let tokens = frame.column_tokens(block as u32);
         let unseen = unseen || covered < tokens.end - tokens.start;

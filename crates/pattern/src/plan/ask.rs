@@ -1,6 +1,7 @@
 //! Which stretches of keys a band of queries sees, for every leaf and for the algebra.
 
 use super::arith::{Congruence, Divisor, gcd};
+use super::relation::edge;
 use super::segment::{self, Class, Segment, push};
 use super::{Band, Keys, Node, Packed, Relation, Scratch, Tally};
 use crate::pattern::Lengths;
@@ -340,7 +341,7 @@ fn blocks(
             from..to.max(from)
         }
     };
-    let position = |block: i64| block.saturating_mul(size.by);
+    let position = |block: i64| edge(block, size);
 
     let from = band.number_at_least(0);
     if from == band.len {

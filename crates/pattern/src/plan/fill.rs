@@ -1,6 +1,7 @@
 //! The very bits: one word of at most 64 keys for each query of a band.
 
 use super::arith::{Congruence, bit_range};
+use super::relation::edge;
 use super::{Band, Node, Scratch};
 
 impl Band {
@@ -78,15 +79,14 @@ impl Node {
                 let mut from = band.number_at_least(0);
                 while from < band.len {
                     let query_block = size.floor(band.at(from));
-                    let end = (query_block + 1).saturating_mul(size.by);
+                    let end = edge(query_block + 1, *size);
                     let to = band.number_at_least(end).max(from + 1);
                     let (low, high) = (size.floor(keys.start), size.floor(keys.last()));
                     let ranges = relation.row_of_several(query_block);
                     let first = ranges.partition_point(|range| range.1 <= low);
                     let mut bits = 0;
                     for range in ranges[first..].iter().take_while(|range| range.0 <= high) {
-                        bits |= keys
-                            .bits(range.0.saturating_mul(size.by), range.1.saturating_mul(size.by));
+                        bits |= keys.bits(edge(range.0, *size), edge(range.1, *size));
                     }
                     out[from as usize..to as usize].fill(bits);
                     from = to;

@@ -1,5 +1,6 @@
 //! Which key blocks a query block sees, for the primitives made of blocks.
 
+use super::arith::Divisor;
 use crate::pattern::BlockRows;
 
 /// A relation of block numbers, and the rows it was last asked for.
@@ -128,6 +129,13 @@ fn pick(kind: &Kind, row: i64, picked: &mut Vec<u64>, ranges: &mut Vec<(i64, i64
             }
         }
     }
+}
+
+/// The position where a block starts. Blocks past every position may as well start at 2^62, from
+/// where a position can still be subtracted.
+#[inline]
+pub(super) fn edge(block: i64, size: Divisor) -> i64 {
+    block.saturating_mul(size.by).min(1 << 62)
 }
 
 /// Draws `count` distinct numbers below `blocks`, in order: candidate `t` is a hash of `base + t`.

@@ -7,6 +7,7 @@
 //! edges and says for how many rows that list holds.
 
 use super::arith::div_ceil;
+use super::relation::edge;
 use super::{Band, Keys, Node};
 
 /// Where an answer changes, by key number.
@@ -53,7 +54,10 @@ impl Node {
         let rows_below = |end: i64| (end - 1 - band.last()).div_euclid(move_by);
         let number = |position: i64| div_ceil(position - keys.start, keys.step);
         // Whether something with this period looks the same to every row and in every block.
-        let repeats = |period: i64| move_by % period == 0 && (keys.block * keys.step) % period == 0;
+        let repeats = |period: i64| {
+            let key_move = i128::from(keys.block) * i128::from(keys.step);
+            move_by % period == 0 && key_move % i128::from(period) == 0
+        };
         match self {
             Node::Full => Some(i64::MAX),
             Node::Window { left, right } => {
@@ -133,10 +137,9 @@ impl Node {
                     return None;
                 }
                 for range in ranges {
-                    let ends = [range.0, range.1].map(|block| block.saturating_mul(size.by));
-                    out.standing.extend(ends.map(|end| number(end.min(1 << 61))));
+                    out.standing.extend([range.0, range.1].map(|block| number(edge(block, *size))));
                 }
-                Some(rows_below((query_block + 1).saturating_mul(size.by)))
+                Some(rows_below(edge(query_block + 1, *size)))
             }
             Node::And(parts, _) | Node::Or(parts, _) => {
                 let mut rows = i64::MAX;
