@@ -84,22 +84,32 @@ fn rows_alone_equal_rows_together() {
         }
         let pattern = broad(&mut dice, tokens, 2);
         let together = Layout::compile(&pattern, &shape).unwrap();
-        for _ in 0..8 {
-            let row = dice.below(together.rows().len() as u64);
-            let alone = Layout::compile(&pattern, &shape.clone().rows(row..row + 1)).unwrap();
-            let row = row as u32;
-            let (whole, alone) = (blocks(&together, row), blocks(&alone, row));
-            assert!(whole == alone, "seed {seed}, row {row}: {pattern} for {shape:?}");
+        let looked_at = dice.below(50);
+        for row in together.rows() {
+            let alone = shape.clone().rows(row.into()..u64::from(row) + 1);
+            let alone = Layout::compile(&pattern, &alone).unwrap();
+            let same = match u64::from(row) % 50 == looked_at {
+                true => blocks(&together, row) == blocks(&alone, row),
+                false => kinds(&together, row) == kinds(&alone, row),
+            };
+            assert!(same, "seed {seed}, row {row}: {pattern} for {shape:?}");
             compared += 1;
         }
-        // The same without any row of it compiled alone: the hash sums up all blocks.
-        let rows = together.rows().len() as u64;
-        let halves = [0..rows / 2, rows / 2..rows].map(|rows| {
-            Layout::compile(&pattern, &shape.clone().rows(rows)).unwrap().counts().active_pairs
-        });
-        assert_eq!(together.counts().active_pairs, halves[0] + halves[1], "seed {seed}");
     }
-    assert_eq!(compared, 8 * cases);
+    assert!(compared > 20 * cases, "only {compared} rows of {cases} cases were compared");
+}
+
+/// The runs of a row, those of one kind that touch joined: which of their masks are stored depends
+/// on the other rows.
+fn kinds(layout: &Layout, row: u32) -> Vec<(u32, u32, RunKind)> {
+    let mut kinds: Vec<(u32, u32, RunKind)> = Vec::new();
+    for run in layout.row(row) {
+        match kinds.last_mut() {
+            Some(last) if last.1 == run.start && last.2 == run.kind() => last.1 = run.end(),
+            _ => kinds.push((run.start, run.end(), run.kind())),
+        }
+    }
+    kinds
 }
 
 /// Numbers from a seed.

@@ -209,3 +209,77 @@ pub(crate) fn beside_nothing(class: Class) -> Class {
         Class::Unknown => Class::Unknown,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEYS: i64 = 40;
+
+    /// A list of segments with random gaps, lengths and classes.
+    fn random(state: &mut u64) -> Vec<Segment> {
+        let mut next = |limit: u64| {
+            *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            ((*state >> 33) % limit) as i64
+        };
+        let mut list = Vec::new();
+        let mut start = next(6);
+        while start < KEYS {
+            let end = (start + 1 + next(9)).min(KEYS);
+            let class = [Class::Full, Class::Full, Class::Mixed, Class::Unknown][next(4) as usize];
+            push(&mut list, Segment { start, end, class, period: 1 });
+            start = end + next(5);
+        }
+        list
+    }
+
+    fn at(list: &[Segment], key: i64) -> Option<Class> {
+        list.iter().find(|s| (s.start..s.end).contains(&key)).map(|s| s.class)
+    }
+
+    #[test]
+    fn every_key_has_the_answer_that_its_parts_give() {
+        let mut state = 1;
+        for _ in 0..20_000 {
+            let (a, b) = (random(&mut state), random(&mut state));
+            let mut lists = [(); 4].map(|()| Vec::new());
+            and(&a, &b, &mut lists[0]);
+            or(&a, &b, &mut lists[1]);
+            join(&a, &b, &mut lists[2]);
+            not(&a, 0, KEYS, &mut lists[3]);
+            for list in &lists {
+                assert!(list.iter().all(|s| s.start < s.end), "{list:?}");
+                assert!(list.windows(2).all(|pair| pair[0].end <= pair[1].start), "{list:?}");
+            }
+            for key in 0..KEYS {
+                use Class::{Full, Mixed, Unknown};
+                let (x, y) = (at(&a, key), at(&b, key));
+                let anded = match (x, y) {
+                    (None, _) | (_, None) => None,
+                    (Some(Full), other) | (other, Some(Full)) => other,
+                    _ => Some(Unknown),
+                };
+                let ored = match (x, y) {
+                    (None, other) | (other, None) => other,
+                    (Some(Full), _) | (_, Some(Full)) => Some(Full),
+                    _ => Some(Unknown),
+                };
+                let joined = match (x, y) {
+                    (None, None) => None,
+                    (Some(Full), Some(Full)) => Some(Full),
+                    (Some(Mixed), _) | (_, Some(Mixed)) => Some(Mixed),
+                    (Some(Unknown), _) | (_, Some(Unknown)) => Some(Unknown),
+                    _ => Some(Mixed),
+                };
+                let negated = match x {
+                    None => Some(Full),
+                    Some(Full) => None,
+                    other => other,
+                };
+                let expected = [anded, ored, joined, negated];
+                let got = [0, 1, 2, 3].map(|i| at(&lists[i], key));
+                assert_eq!(got, expected, "key {key} of {a:?} and {b:?}");
+            }
+        }
+    }
+}
