@@ -19,12 +19,12 @@ struct Row {
     ranges: Vec<(i64, i64)>,
 }
 
-/// Rows that are held: as many as a band can touch, so that making the masks of a row of blocks
-/// doesn't draw its rows anew for each.
-const HELD: usize = 256;
+/// Rows that are held, at most: as many as a band can touch, so that making the masks of a row of
+/// blocks doesn't draw its rows anew for each.
+const MOST_ROWS: usize = 256;
 
-/// Ranges that a held row may have; a longer one takes turns with others at one place.
-const MOST_HELD: usize = 1024;
+/// Ranges that all of them may have, about: 16 MiB.
+const MOST_RANGES: usize = 1 << 20;
 
 enum Kind {
     Dilated(Vec<i64>),
@@ -77,7 +77,8 @@ impl Relation {
 
     /// The same for a band that touches several.
     pub(crate) fn row_of_several(&mut self, row: i64) -> &[(i64, i64)] {
-        let place = if self.degree() as usize <= MOST_HELD { row as usize % HELD } else { 0 };
+        let places = (MOST_RANGES / self.degree() as usize).clamp(1, MOST_ROWS);
+        let place = row as usize % places;
         self.row_at(row, place)
     }
 
