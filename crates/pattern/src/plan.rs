@@ -108,6 +108,19 @@ impl Keys {
     }
 }
 
+/// What of some keys a band sees.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Question {
+    pub(crate) band: Band,
+    pub(crate) keys: Keys,
+}
+
+impl Question {
+    fn within(&self, low: i64, high: i64) -> Self {
+        Question { keys: self.keys.within(low, high), ..*self }
+    }
+}
+
 /// A pattern made ready to be asked.
 pub(crate) struct Plan {
     root: Node,
@@ -204,7 +217,7 @@ impl Plan {
 
     /// Appends what `band` sees of `keys`.
     pub(crate) fn ask(&mut self, band: Band, keys: Keys, out: &mut Vec<Segment>) {
-        self.root.ask(band, keys, &mut self.tally, out);
+        self.root.ask(Question { band, keys }, &mut self.tally, out);
     }
 
     /// Sets `out[i]` to the bits that query `i` of the band sees of `keys` (at most 64).

@@ -34,6 +34,10 @@ const ROWS_A_STEP: u64 = 8192;
 /// Rows that are moved at one go, so that progress is still told.
 const ROWS_AT_ONCE: u32 = 1 << 20;
 
+/// Rows that room is made for beyond those that are moved, so that the list needn't grow for the
+/// few rows at the end.
+const ROWS_TO_SPARE: usize = 64;
+
 /// Rows that must repeat for the work of finding out to be saved.
 const WORTH_MOVING: u32 = 3;
 
@@ -166,8 +170,7 @@ impl<'a> Builder<'a> {
         starts.push(self.runs.len() as u32);
         let Some(moves) = self.moves() else { return Ok(1) };
         let more = (rows - 1) as usize;
-        self.runs.reserve(moves.len().saturating_mul(more).min(self.most_runs));
-        starts.reserve(more);
+        self.runs.reserve(moves.len().saturating_mul(more + ROWS_TO_SPARE).min(self.most_runs));
         for _ in 1..rows {
             let from = self.row_start;
             self.row_start = self.runs.len();

@@ -3,7 +3,7 @@
 use super::arith::{Congruence, Divisor, gcd};
 use super::relation::edge;
 use super::segment::{self, Class, Segment, push};
-use super::{Band, Keys, Node, Packed, Relation, Scratch, Tally};
+use super::{Band, Keys, Node, Packed, Question, Relation, Scratch, Tally};
 use crate::pattern::Lengths;
 
 impl Keys {
@@ -47,13 +47,8 @@ impl Keys {
 }
 
 impl Node {
-    pub(super) fn ask(
-        &mut self,
-        band: Band,
-        keys: Keys,
-        tally: &mut Tally,
-        out: &mut Vec<Segment>,
-    ) {
+    pub(super) fn ask(&mut self, asked: Question, tally: &mut Tally, out: &mut Vec<Segment>) {
+        let Question { band, keys } = asked;
         if keys.low >= keys.high {
             return;
         }
@@ -74,13 +69,13 @@ impl Node {
                 dilated([*segment, *rate, *offset], band, keys, tally, out);
             }
             Node::Documents { lengths, hint } => documents(lengths, hint, band, keys, out),
-            Node::Packed(packed) => packed.ask(band, keys, tally, out),
-            Node::Blocks { size, relation } => blocks(*size, relation, band, keys, tally, out),
-            Node::And(parts, scratch) => ask_all(parts, scratch, band, keys, tally, out),
-            Node::Or(parts, scratch) => ask_any(parts, scratch, band, keys, tally, out),
+            Node::Packed(packed) => packed.ask(asked, tally, out),
+            Node::Blocks { size, relation } => blocks(*size, relation, asked, tally, out),
+            Node::And(parts, scratch) => ask_all(parts, scratch, asked, tally, out),
+            Node::Or(parts, scratch) => ask_any(parts, scratch, asked, tally, out),
             Node::Not(inner, Scratch { left, .. }) => {
                 left.clear();
-                inner.ask(band, keys, tally, left);
+                inner.ask(asked, tally, left);
                 segment::not(left, keys.low, keys.high, out);
             }
         }
@@ -96,25 +91,24 @@ fn whole_or_part(seen: i64, band: Band) -> Class {
 fn ask_all(
     parts: &mut [Node],
     Scratch { left, right, both, .. }: &mut Scratch,
-    band: Band,
-    keys: Keys,
+    asked: Question,
     tally: &mut Tally,
     out: &mut Vec<Segment>,
 ) {
     let [first, middle @ .., last] = parts else {
-        return parts.iter_mut().for_each(|part| part.ask(band, keys, tally, out));
+        return parts.iter_mut().for_each(|part| part.ask(asked, tally, out));
     };
     left.clear();
-    first.ask(band, keys, tally, left);
+    first.ask(asked, tally, left);
     for part in middle {
         right.clear();
-        ask_within(part, left, band, keys, tally, right);
+        ask_within(part, left, asked, tally, right);
         both.clear();
         segment::and(left, right, both);
         std::mem::swap(left, both);
     }
     right.clear();
-    ask_within(last, left, band, keys, tally, right);
+    ask_within(last, left, asked, tally, right);
     segment::and(left, right, out);
 }
 
@@ -122,8 +116,7 @@ fn ask_all(
 fn ask_within(
     part: &mut Node,
     seen: &[Segment],
-    band: Band,
-    keys: Keys,
+    asked: Question,
     tally: &mut Tally,
     out: &mut Vec<Segment>,
 ) {
@@ -132,37 +125,36 @@ fn ask_within(
     let (mut low, mut high) = (first.start, first.end);
     for next in rest {
         // A gap below a block is asked across: it can't save a block.
-        if next.start - high >= keys.block {
-            part.ask(band, keys.within(low, high), tally, out);
+        if next.start - high >= asked.keys.block {
+            part.ask(asked.within(low, high), tally, out);
             low = next.start;
         }
         high = next.end;
     }
-    part.ask(band, keys.within(low, high), tally, out);
+    part.ask(asked.within(low, high), tally, out);
 }
 
 fn ask_any(
     parts: &mut [Node],
     Scratch { left, right, both, .. }: &mut Scratch,
-    band: Band,
-    keys: Keys,
+    asked: Question,
     tally: &mut Tally,
     out: &mut Vec<Segment>,
 ) {
     let [first, middle @ .., last] = parts else {
-        return parts.iter_mut().for_each(|part| part.ask(band, keys, tally, out));
+        return parts.iter_mut().for_each(|part| part.ask(asked, tally, out));
     };
     left.clear();
-    first.ask(band, keys, tally, left);
+    first.ask(asked, tally, left);
     for part in middle {
         right.clear();
-        part.ask(band, keys, tally, right);
+        part.ask(asked, tally, right);
         both.clear();
         segment::or(left, right, both);
         std::mem::swap(left, both);
     }
     right.clear();
-    last.ask(band, keys, tally, right);
+    last.ask(asked, tally, right);
     segment::or(left, right, out);
 }
 
@@ -294,7 +286,8 @@ impl Packed {
         (first_query - aligned, self.keys.start(index))
     }
 
-    fn ask(&mut self, band: Band, keys: Keys, tally: &mut Tally, out: &mut Vec<Segment>) {
+    fn ask(&mut self, asked: Question, tally: &mut Tally, out: &mut Vec<Segment>) {
+        let Question { band, keys } = asked;
         self.sequences(band, |packed, from, to, index| {
             let low = keys.number_at_least(packed.keys.start(index));
             let high = keys.number_at_least(packed.keys.end(index));
@@ -306,7 +299,7 @@ impl Packed {
             let inner_keys = keys.moved(-key_origin).within(low, high);
             let found = &mut packed.scratch.left;
             found.clear();
-            packed.inner.ask(inner_band, inner_keys, tally, found);
+            packed.inner.ask(Question { band: inner_band, keys: inner_keys }, tally, found);
             for segment in found.iter() {
                 let class = match segment.class {
                     class if to - from == band.len => class,
@@ -323,11 +316,11 @@ impl Packed {
 fn blocks(
     size: Divisor,
     relation: &mut Relation,
-    band: Band,
-    keys: Keys,
+    asked: Question,
     tally: &mut Tally,
     out: &mut Vec<Segment>,
 ) {
+    let Question { band, keys } = asked;
     let first_key_block = size.floor(keys.position(keys.low));
     let last_key_block = size.floor(keys.position(keys.high - 1));
     let inside = |ranges: &[(i64, i64)]| match ranges {
