@@ -147,6 +147,15 @@ impl Layout {
     /// Compiles `pattern` for `shape` and calls `progress` with the rows done and the rows in all,
     /// every few thousand rows; it may end the work
     /// ([`Error::Stopped`](crate::Error::Stopped)).
+    ///
+    /// ```
+    /// use std::ops::ControlFlow;
+    /// use longspan_pattern::{Error, Layout, Pattern, Shape};
+    ///
+    /// let shape = Shape::new(1 << 20, 1 << 20);
+    /// let stopped = Layout::compile_with(&Pattern::causal(), &shape, |_, _| ControlFlow::Break(()));
+    /// assert_eq!(stopped.unwrap_err(), Error::Stopped { row: 0, rows: 1 << 14 });
+    /// ```
     pub fn compile_with(
         pattern: &Pattern,
         shape: &Shape,
@@ -251,6 +260,17 @@ impl Layout {
 
     /// A hash of what the layout lets through, the same on every machine and however the layout
     /// was made; worked out when first asked for.
+    ///
+    /// ```
+    /// use longspan_pattern::{Layout, Pattern, Shape};
+    ///
+    /// let shape = Shape::new(8_192, 8_192);
+    /// let causal = Layout::compile(&Pattern::causal(), &shape)?;
+    /// let window = Layout::compile(&Pattern::window(8_191, 0)?, &shape)?;
+    /// assert_eq!(causal.hash(), window.hash());
+    /// assert_eq!(causal.hash().to_string(), "d3afb5a4066797f1b057e50adbae9f79");
+    /// # Ok::<_, longspan_pattern::Error>(())
+    /// ```
     pub fn hash(&self) -> LayoutHash {
         *self.hash.get_or_init(|| digest::digest(self))
     }

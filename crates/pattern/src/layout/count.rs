@@ -4,6 +4,17 @@ use super::Layout;
 use super::parts::{Content, Parts};
 
 /// What a layout holds, counted in closed form a run.
+///
+/// ```
+/// use longspan_pattern::{Layout, Pattern, Shape};
+///
+/// let layout = Layout::compile(&Pattern::causal(), &Shape::new(128, 128))?;
+/// let counts = layout.counts();
+/// assert_eq!((counts.full_blocks, counts.partial_blocks, counts.active_pairs), (1, 2, 8_256));
+/// assert_eq!(counts.forward_flops(64, 64), 8_256 * 4 * 64);
+/// assert_eq!(counts.backward_flops(64, 64), 8_256 * 10 * 64);
+/// # Ok::<_, longspan_pattern::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Blocks of which every pair is seen.

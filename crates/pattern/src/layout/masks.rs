@@ -102,8 +102,8 @@ impl<'a> Masks<'a> {
     }
 
     /// The mask of the block in row `row` and column `column`, which `run` covers: a run of
-    /// [`Layout::row`] or of [`Transpose::column`](super::Transpose::column). A Full block has every bit
-    /// of its tokens set.
+    /// [`Layout::row`] or of [`Transpose::column`](super::Transpose::column). A Full block has every
+    /// bit of its tokens set.
     ///
     /// # Panics
     ///

@@ -11,6 +11,16 @@ use crate::error::{Error, Result};
 /// The columns of a layout: for each column of key blocks the runs of query blocks that see it.
 /// Masks are those of the rows, not turned: read them with the same
 /// [`Masks`](super::Masks).
+///
+/// ```
+/// use longspan_pattern::{Layout, Pattern, Shape};
+///
+/// let layout = Layout::compile(&Pattern::causal(), &Shape::new(640, 640))?;
+/// // Key block 3 is seen in part by query block 3 and wholly by the six behind it.
+/// let column = layout.transpose()?.column(3);
+/// assert_eq!(column.iter().map(|run| (run.start, run.len)).collect::<Vec<_>>(), [(3, 1), (4, 6)]);
+/// # Ok::<_, longspan_pattern::Error>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Transpose {
     starts: Vec<u32>,
