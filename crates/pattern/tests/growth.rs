@@ -117,3 +117,19 @@ fn one_decode_step_costs_its_own_row() {
         assert!(layout.bytes() < 8 << 10, "{} bytes", layout.bytes());
     }
 }
+
+#[test]
+fn ordering_by_residue_makes_strides_full() {
+    let tokens = 3 * 6400;
+    let residues = (0..3).map(|start| Progression { start, step: 3, len: tokens / 3 });
+    let map = Positions::new(residues).unwrap();
+    let shape = Shape::new(tokens, tokens);
+    let ordered = shape.clone().query_map(map.clone()).key_map(map);
+    let strided = Pattern::strided(3).unwrap();
+    let plain = Layout::compile(&strided, &shape).unwrap();
+    let ordered = Layout::compile(&strided, &ordered).unwrap();
+    assert_eq!(ordered.counts().active_pairs, plain.counts().active_pairs);
+    assert_eq!((plain.counts().full_blocks, plain.counts().partial_blocks), (0, 300 * 300));
+    assert_eq!((ordered.counts().full_blocks, ordered.counts().partial_blocks), (3 * 100 * 100, 0));
+    assert_eq!(ordered.run_count(), 300);
+}

@@ -41,8 +41,11 @@ const ROWS_TO_SPARE: usize = 64;
 /// Rows that must repeat for the work of finding out to be saved.
 const WORTH_MOVING: u32 = 3;
 
-/// Rows to let pass, at most, when the last look found none that repeat.
-const LONGEST_PAUSE: u32 = 8;
+/// Rows to let pass, at most, when the last look found none that repeat: more where a look goes
+/// through many progressions of keys.
+fn longest_pause(frame: &Frame) -> u32 {
+    (frame.keys.pieces().len() / 8).clamp(2, 8) as u32
+}
 
 pub(super) fn compile(
     pattern: &Pattern,
@@ -96,6 +99,7 @@ struct Builder<'a> {
     /// Rows to let pass before looking again for rows that repeat.
     pause: u32,
     last_pause: u32,
+    longest_pause: u32,
     kinds: Vec<Kind>,
 }
 
@@ -111,6 +115,7 @@ impl<'a> Builder<'a> {
             stretches: Vec::new(),
             pause: 0,
             last_pause: 0,
+            longest_pause: longest_pause(frame),
             kinds: Vec::new(),
         }
     }
@@ -161,7 +166,7 @@ impl<'a> Builder<'a> {
             }
         };
         if rows < WORTH_MOVING {
-            self.last_pause = (2 * self.last_pause + 1).min(LONGEST_PAUSE);
+            self.last_pause = (2 * self.last_pause + 1).min(self.longest_pause);
             self.pause = self.last_pause;
             return Ok(0);
         }

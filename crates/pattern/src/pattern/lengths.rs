@@ -13,6 +13,9 @@ use crate::pattern::LARGEST;
 #[derive(Clone)]
 pub(crate) struct Lengths(Arc<Inner>);
 
+/// How many steps from a hint are tried before all lengths are searched.
+const NEAR: usize = 4;
+
 struct Inner {
     /// `ends[i]` is the sum of the lengths up to and including the `i`-th.
     ends: Vec<i64>,
@@ -69,25 +72,22 @@ impl Lengths {
 
     /// The one (never empty) that holds `position`, which must be in `0..total`. Looks around
     /// `hint` first: neighbouring questions have neighbouring answers.
+    #[inline]
     pub(crate) fn find(&self, position: i64, hint: usize) -> usize {
         debug_assert!((0..self.total()).contains(&position));
-        let ends = &self.0.ends;
-        let hint = hint.min(ends.len() - 1);
-        let (mut low, mut reach) = (hint, 1);
-        if self.start(hint) > position {
-            low = 0;
-            reach = hint;
-        }
-        // Gallop: the answer is the first whose end lies beyond the position.
-        loop {
-            let high = (low + reach).min(ends.len());
-            let found = low + ends[low..high].partition_point(|&end| end <= position);
-            if found < high {
-                return found;
+        let ends = &self.0.ends[..];
+        let mut at = hint.min(ends.len() - 1);
+        // The answer is the first whose end lies beyond the position.
+        for _ in 0..NEAR {
+            if ends[at] <= position {
+                at += 1;
+            } else if at > 0 && ends[at - 1] > position {
+                at -= 1;
+            } else {
+                return at;
             }
-            low = high;
-            reach *= 4;
         }
+        ends.partition_point(|&end| end <= position)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = i64> + '_ {

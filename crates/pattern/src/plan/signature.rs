@@ -15,11 +15,12 @@ impl Node {
         match self {
             Node::Full => true,
             Node::Window { left, right } => {
-                // `key − query` runs from `least` to `most` over the block.
+                // `key − query` runs from `least` to `most` over the block, in steps of `unit`.
                 let (least, most) = (keys.start - band.last(), keys.last() - band.start);
+                let unit = if band.step == keys.step { band.step } else { 1 };
                 let reach = most - least + 1;
-                out.push((*left + least).clamp(-reach, 0));
-                out.push((*right - most).clamp(-reach, 0));
+                out.push((*left + least).clamp(-reach, 0).div_euclid(unit));
+                out.push((*right - most).clamp(-reach, 0).div_euclid(unit));
                 true
             }
             Node::KeyRange { low, high } => {
