@@ -19,8 +19,11 @@ impl Node {
                 let (least, most) = (keys.start - band.last(), keys.last() - band.start);
                 let unit = if band.step == keys.step { band.step } else { 1 };
                 let reach = most - least + 1;
-                out.push((*left + least).clamp(-reach, 0).div_euclid(unit));
-                out.push((*right - most).clamp(-reach, 0).div_euclid(unit));
+                let cut = |by: i64| match by.max(-reach).min(0) {
+                    by if unit == 1 => by,
+                    by => by.div_euclid(unit),
+                };
+                out.extend([cut(*left + least), cut(*right - most)]);
                 true
             }
             Node::KeyRange { low, high } => {
