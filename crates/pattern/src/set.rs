@@ -61,6 +61,11 @@ impl LayoutSet {
             Padding::None(batch) => vec![None; *batch],
             Padding::Each(ranges) => ranges.iter().cloned().map(Some).collect(),
         };
+        if shape.is_padded() && matches!(padding, Padding::Each(_)) {
+            let message =
+                "the shape has valid keys and so has each batch entry, expected one of both";
+            return Err(Error::Set(message.into()));
+        }
         if let Some(patterns) = patterns.count()
             && patterns != heads
         {

@@ -151,8 +151,8 @@ impl Shape {
     }
 
     /// Bytes that stored masks may take; the rest are made when they are read. Left out: an eighth
-    /// of what the runs take, so masks never weigh on a layout, and masks that are used often are
-    /// stored first.
+    /// of what the runs take, or six masks where that is more, and at most 2 MiB. Masks that are
+    /// used often are stored first.
     pub fn mask_bytes(mut self, bytes: u64) -> Self {
         self.mask_bytes = Some(bytes);
         self
@@ -171,7 +171,17 @@ impl Shape {
             || self.key_offset != 0
             || self.query_map.is_some()
             || self.key_map.is_some()
-            || self.valid_keys.is_some()
+            || self.is_padded()
+    }
+
+    /// Whether the shape has padding of its own.
+    pub(crate) fn is_padded(&self) -> bool {
+        self.valid_keys.is_some()
+    }
+
+    /// Whether the shape sets a budget for masks.
+    pub(crate) fn has_mask_budget(&self) -> bool {
+        self.mask_bytes.is_some()
     }
 
     /// Rows that would be compiled, at most; nothing is checked here.

@@ -57,6 +57,12 @@ fn what_does_not_fit_together_is_refused() {
     let padding = Padding::Each(std::iter::once(0..101).collect());
     let compiled = LayoutSet::compile(&heads, 2, &shape(100), &padding, None);
     assert_eq!(refused(compiled), "valid keys are 0..101, expected a range inside 0..100");
+    let padded = shape(100).valid_keys(0..50);
+    let padding = Padding::Each(std::iter::once(0..60).collect());
+    let both = LayoutSet::compile(&heads, 2, &padded, &padding, None);
+    assert!(refused(both).contains("expected one of both"));
+    let own = LayoutSet::compile(&heads, 2, &padded, &Padding::None(1), None).unwrap();
+    assert_eq!(own.get(0, 1).counts().active_pairs, 100 * 50);
 }
 
 #[test]
@@ -81,6 +87,8 @@ fn foreign_blocks_are_checked() {
     }
     let moved = Blocks { starts: &[0; 4], columns: &[], masks: BlockMasks::Full };
     assert!(refused(Layout::from_blocks(&shape.clone().key_offset(1), moved)).contains("offsets"));
+    let budget = shape.clone().mask_bytes(0);
+    assert!(refused(Layout::from_blocks(&budget, moved)).contains("mask budget"));
 }
 
 #[test]

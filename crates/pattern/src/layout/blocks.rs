@@ -33,7 +33,8 @@ pub enum BlockMasks<'a> {
 
 impl Layout {
     /// A layout of blocks that were chosen elsewhere, from the content or by another library. The
-    /// shape gives lengths, rows and block size; offsets, maps and padding have no say in it.
+    /// shape gives lengths, rows and block size; offsets, maps, padding and a mask budget have no
+    /// place in it and are refused.
     ///
     /// Blocks out of order, outside the shape, or with bits past the last token are errors. A
     /// block whose mask lets nothing through is left out, and one whose mask lets everything
@@ -53,6 +54,9 @@ impl Layout {
         let fail = |message: String| Err(Error::Blocks(message));
         if shape.is_moved() {
             return fail("offsets, maps and padding are part of the blocks; leave them out".into());
+        }
+        if shape.has_mask_budget() {
+            return fail("masks made elsewhere are all stored; leave the mask budget out".into());
         }
         let Blocks { starts, columns, masks } = blocks;
         if starts.len() != rows + 1 {
