@@ -23,7 +23,8 @@ use crate::pattern::Pattern;
 pub enum Heads {
     /// Every head has this pattern.
     Same(Pattern),
-    /// Head `h` has the `h`-th; make it with [`Heads::each`].
+    /// Head `h` has the `h`-th, at least one; made by [`Heads::each`] only.
+    #[non_exhaustive]
     Each(Vec<Pattern>),
 }
 
