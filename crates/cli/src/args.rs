@@ -4,10 +4,16 @@
 //! lengths are spoken of: `64k` is 65,536 and `1M` is 1,048,576. Everything that only the library
 //! can judge (a block size, a range of rows) is handed on and judged there.
 
+mod bench;
+
+use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use longspan::Isa;
+
+pub(crate) use bench::{Bench, Pass};
 
 /// Attention for sequences too long for attention.
 #[derive(Debug, Parser)]
@@ -26,6 +32,44 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Say what a pattern computes at a given length, and draw it.
     Inspect(Inspect),
+    /// Time attention over a pattern, as a share of what this machine can do.
+    Bench(Bench),
+    /// Compare every kernel that this CPU can run with exact results.
+    Verify(Verify),
+    /// Say what this machine has, what Longspan would use, and why.
+    Doctor(Doctor),
+}
+
+const VERIFY: &str = "\
+Every case of a table is computed forward and backward on every instruction set that this CPU has,
+and compared with the same in f64. A number in the table is the root mean square error of a result,
+as a multiple of the error that exact results have when they are rounded to f32. It may be at most
+12, with room for gradients where rounding the log-sum-exp to f32 alone costs that much, and for
+means over few rows; and not above that of the formulas computed as they are written, in f32. `of
+limit` says how much of that the worst result of a line takes. Above 100 % it is wrong, and the exit
+code is 1.";
+
+#[derive(Debug, Args)]
+#[command(after_long_help = VERIFY)]
+pub(crate) struct Verify {
+    /// Only the small cases, in a fraction of the time
+    #[arg(long)]
+    pub(crate) quick: bool,
+
+    /// Only this instruction set: portable, neon, avx2 or avx512
+    #[arg(long, value_name = "ISA")]
+    pub(crate) isa: Option<Isa>,
+
+    /// Print one JSON object and nothing else
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Doctor {
+    /// Print one JSON object and nothing else
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 const PATTERNS: &str = "\
@@ -173,6 +217,10 @@ fn heads(text: &str) -> Result<usize, String> {
         Ok(heads) if (1..=MOST_HEADS).contains(&heads) => Ok(heads),
         _ => Err(format!("expected a number of heads, 1 to {MOST_HEADS}")),
     }
+}
+
+fn at_least_one(text: &str) -> Result<NonZeroUsize, String> {
+    text.parse().map_err(|_| "expected a whole number, at least 1".into())
 }
 
 fn tokens(text: &str) -> Result<u64, String> {

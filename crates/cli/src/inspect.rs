@@ -8,29 +8,16 @@
 //! that is [`LayoutSet`]'s doing, and what the table and the pictures show.
 
 use std::io::{IsTerminal, Write, stdout};
-use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::time::Instant;
 
 use anyhow::{Context, Result};
-use longspan_pattern::{BlockSize, Error, Heads, Layout, LayoutSet, Pattern, Shape};
+use longspan_pattern::{BlockSize, Error, Heads, Layout, LayoutSet, Shape};
 
 use crate::args::Inspect;
+use crate::compile::{self, BadInput};
 use crate::number::{bytes, shortened, thousands};
 use crate::progress::Stage;
 use crate::{plot, report, terminal};
-
-/// Input that the library never gets to see, because it makes no sense before that.
-#[derive(Debug)]
-pub(crate) struct BadInput(pub(crate) String);
-
-impl std::fmt::Display for BadInput {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for BadInput {}
 
 /// Characters kept of a pattern's text, which may hold a million lengths.
 const TEXT: usize = 2_000;
@@ -125,18 +112,7 @@ pub(crate) fn run(args: &Inspect) -> Result<()> {
 }
 
 fn inspect(args: &Inspect) -> Result<Inspection> {
-    let patterns: Heads = match args.pattern.strip_prefix('@') {
-        Some(path) => {
-            let stage = Stage::new(format!("reading {path}"));
-            let text = std::fs::read_to_string(path).map_err(|error| {
-                BadInput(format!("can't read the pattern from {path}: {error}"))
-            })?;
-            let patterns = text.parse()?;
-            drop(stage);
-            patterns
-        }
-        None => args.pattern.parse()?,
-    };
+    let patterns = compile::patterns(&args.pattern)?;
     let (heads, by_head) = count_heads(&patterns, args)?;
     if let Some(head) = args.head.filter(|&head| head >= heads) {
         let rule = format!("--head is {head}, expected less than {heads}, the number of heads");
@@ -145,29 +121,14 @@ fn inspect(args: &Inspect) -> Result<Inspection> {
 
     let queries = args.queries.unwrap_or(args.tokens);
     let shape = shape(args, queries)?;
-    let mut compiled: Vec<(&Pattern, Arc<Layout>, f64)> = Vec::new();
-    let mut each = Vec::with_capacity(heads);
-    for head in 0..heads {
-        let pattern = patterns.get(head, heads)?;
-        let known = compiled.iter().position(|(known, ..)| *known == pattern);
-        let index = match known {
-            Some(index) => index,
-            None => {
-                let (layout, ms) = compile(pattern, &shape, head, by_head)?;
-                compiled.push((pattern, Arc::new(layout), ms));
-                compiled.len() - 1
-            }
-        };
-        each.push(index);
-    }
-
+    let compiled = compile::by_head(&patterns, heads, &shape).map_err(in_our_words)?;
     let stage = Stage::new("counting pairs");
-    compiled.iter().for_each(|(_, layout, _)| {
-        layout.counts();
+    compiled.distinct.iter().for_each(|distinct| {
+        distinct.layout.counts();
     });
     drop(stage);
     let stage = Stage::new("hashing");
-    let set = LayoutSet::new(1, heads, each.iter().map(|&index| compiled[index].1.clone()))?;
+    let set = LayoutSet::new(1, heads, (0..heads).map(|head| compiled.of(head).layout.clone()))?;
     set.layouts().iter().for_each(|layout| {
         layout.hash();
     });
@@ -191,13 +152,13 @@ fn inspect(args: &Inspect) -> Result<Inspection> {
         layouts: set.layouts().to_vec(),
         heads: (0..heads)
             .map(|head| Head {
-                pattern: shortened(compiled[each[head]].0, TEXT),
+                pattern: shortened(compiled.of(head).pattern, TEXT),
                 layout: layout_of(head),
-                compile_ms: compiled[each[head]].2,
+                compile_ms: compiled.of(head).ms,
             })
             .collect(),
         drawn: args.head,
-        compile_ms: compiled.iter().map(|(.., ms)| ms).sum(),
+        compile_ms: compiled.ms(),
     })
 }
 
@@ -239,23 +200,4 @@ fn in_our_words(error: Error) -> anyhow::Error {
         }
         error => error.into(),
     }
-}
-
-fn compile(
-    pattern: &Pattern,
-    shape: &Shape,
-    head: usize,
-    by_head: ByHead,
-) -> Result<(Layout, f64)> {
-    let stage = Stage::new(match by_head {
-        ByHead::No => "compiling".to_string(),
-        ByHead::Yes => format!("compiling head {head}"),
-    });
-    let start = Instant::now();
-    let layout = Layout::compile_with(pattern, shape, |done, total| {
-        stage.at(done, total);
-        ControlFlow::Continue(())
-    })
-    .map_err(in_our_words)?;
-    Ok((layout, start.elapsed().as_secs_f64() * 1e3))
 }

@@ -1,12 +1,14 @@
-//! The `longspan` command: look at attention patterns.
+//! The `longspan` command: look at attention patterns, time them, check this machine.
 //!
 //! | module | what it has |
 //! |---|---|
 //! | `args` | what can be typed |
-//! | `inspect` | from a pattern's text to its layouts |
-//! | `report`, `number` | what is printed, for people and for programs |
-//! | `terminal` | a small picture made of characters |
-//! | `plot` | a good picture, as PNG or SVG |
+//! | `compile` | from a pattern's text to its layouts |
+//! | `inspect`, `report`, `terminal`, `plot` | a pattern in numbers, and in pictures of characters or pixels |
+//! | `bench`, `random` | time, share of what the machine can do, memory; numbers to compute with |
+//! | `verify` | every kernel against the oracle |
+//! | `doctor`, `machine`, `choice` | what there is, what would be used, and why |
+//! | `number`, `table` | what people read |
 //! | `progress` | something to look at while work takes long |
 //!
 //! Exit codes: 0 done, 2 the input is at fault (its message on standard error), 1 anything else.
@@ -14,12 +16,20 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod bench;
+mod choice;
+mod compile;
+mod doctor;
 mod inspect;
+mod machine;
 mod number;
 mod plot;
 mod progress;
+mod random;
 mod report;
+mod table;
 mod terminal;
+mod verify;
 
 use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
@@ -31,6 +41,9 @@ use args::{Cli, Command};
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Inspect(args) => inspect::run(&args),
+        Command::Bench(args) => bench::run(&args),
+        Command::Verify(args) => verify::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
     };
     let Err(error) = result else {
         return ExitCode::SUCCESS;
@@ -41,7 +54,8 @@ fn main() -> ExitCode {
     }
     // Nobody is left to tell if this fails too.
     let _ = writeln!(io::stderr(), "error: {error:#}");
-    let input_is_at_fault =
-        error.is::<longspan_pattern::Error>() || error.is::<inspect::BadInput>();
+    let input_is_at_fault = error.is::<longspan_pattern::Error>()
+        || error.is::<longspan::Error>()
+        || error.is::<compile::BadInput>();
     ExitCode::from(if input_is_at_fault { 2 } else { 1 })
 }

@@ -21,7 +21,8 @@ use anyhow::Result;
 use plotters_bitmap::BitMapBackend;
 use plotters_svg::SVGBackend;
 
-use crate::inspect::{BadInput, Inspection};
+use crate::compile::BadInput;
+use crate::inspect::Inspection;
 use scene::Scene;
 
 /// Pixels of a cell: one would be hard to see, and shows less than half of it on a fine screen.

@@ -30,13 +30,41 @@ struct Counter {
     total: AtomicU64,
 }
 
+/// What a bar counts.
+#[derive(Debug, Clone, Copy)]
+enum Unit {
+    /// Rows of blocks.
+    Rows,
+    /// Work that only its share says something about.
+    Share,
+}
+
+impl Unit {
+    fn template(self) -> &'static str {
+        match self {
+            Unit::Rows => "{msg} {wide_bar} {human_pos} of {human_len} rows ({elapsed})",
+            Unit::Share => "{msg} {wide_bar} {percent} % ({elapsed}, {eta} to go)",
+        }
+    }
+}
+
 impl Stage {
+    /// Work over rows of blocks, or work that never says how far it is.
     pub(crate) fn new(what: impl Into<String>) -> Self {
+        Stage::counting(Unit::Rows, what.into())
+    }
+
+    /// Work whose steps mean nothing to people.
+    pub(crate) fn share(what: impl Into<String>) -> Self {
+        Stage::counting(Unit::Share, what.into())
+    }
+
+    fn counting(unit: Unit, what: String) -> Self {
         let counter = Arc::new(Counter::default());
         let watcher = stderr().is_terminal().then(|| {
-            let (what, counter) = (what.into(), counter.clone());
+            let counter = counter.clone();
             let (stop, stopped) = mpsc::channel();
-            (stop, std::thread::spawn(move || watch(what, &counter, &stopped)))
+            (stop, std::thread::spawn(move || watch(what, unit, &counter, &stopped)))
         });
         Stage { counter, watcher }
     }
@@ -58,7 +86,7 @@ impl Drop for Stage {
     }
 }
 
-fn watch(what: String, counter: &Counter, stopped: &mpsc::Receiver<()>) {
+fn watch(what: String, unit: Unit, counter: &Counter, stopped: &mpsc::Receiver<()>) {
     let goes_on = |time| stopped.recv_timeout(time) == Err(mpsc::RecvTimeoutError::Timeout);
     if !goes_on(PATIENCE) {
         return;
@@ -70,7 +98,7 @@ fn watch(what: String, counter: &Counter, stopped: &mpsc::Receiver<()>) {
         let total = counter.total.load(Ordering::Relaxed);
         if total > 0 && bar.length() != Some(total) {
             bar.set_length(total);
-            bar.set_style(style("{msg} {wide_bar} {human_pos} of {human_len} rows ({elapsed})"));
+            bar.set_style(style(unit.template()));
         }
         bar.set_position(counter.done.load(Ordering::Relaxed));
         bar.tick();

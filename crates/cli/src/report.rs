@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use crate::inspect::{ByHead, Inspection};
 use crate::number::{bytes, count, flops, percent, ranges, shortened, significant, thousands};
+use crate::table;
 
 /// Columns of a terminal that a line of text should stay within.
 const LINE: usize = 100;
@@ -221,12 +222,12 @@ pub(crate) fn summary(
     }
     if by_head {
         writeln!(out)?;
-        table(inspection, out)?;
+        heads_table(inspection, out)?;
     }
     Ok(())
 }
 
-fn table(inspection: &Inspection, out: &mut impl Write) -> Result<()> {
+fn heads_table(inspection: &Inspection, out: &mut impl Write) -> Result<()> {
     let header = ["head", "layout", "runs", "blocks", "pairs", "density", "forward", "pattern"];
     let mut rows = vec![header.map(String::from)];
     for (head, about) in inspection.heads.iter().enumerate() {
@@ -242,15 +243,7 @@ fn table(inspection: &Inspection, out: &mut impl Write) -> Result<()> {
             shortened(&about.pattern, LINE / 2),
         ]);
     }
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
-    let widths: Vec<usize> = (0..header.len()).filter_map(width).collect();
-    for row in &rows {
-        let (pattern, numbers) = row.split_last().expect("a row has columns");
-        for (text, width) in numbers.iter().zip(&widths) {
-            write!(out, "{text:>width$}  ")?;
-        }
-        writeln!(out, "{pattern}")?;
-    }
+    table::print(&rows, 0, out)?;
     for (layout, heads) in inspection.drawn() {
         if heads.len() > 1 {
             writeln!(out, "heads {} share layout {layout}", ranges(&heads))?;

@@ -19,6 +19,7 @@ use std::sync::OnceLock;
 
 use crate::error::Result;
 use crate::pattern::Pattern;
+use crate::positions::Positions;
 use crate::shape::{BlockSize, Frame, Shape};
 
 mod blocks;
@@ -174,6 +175,26 @@ impl Layout {
         self.frame.keys.len()
     }
 
+    /// The global position of each query.
+    ///
+    /// ```
+    /// use longspan_pattern::{Layout, Pattern, Shape};
+    ///
+    /// // Four queries that follow six keys already in a cache.
+    /// let layout = Layout::compile(&Pattern::causal(), &Shape::new(4, 10))?;
+    /// assert_eq!(layout.query_positions().get(0), Some(6));
+    /// assert_eq!(layout.key_positions().get(0), Some(0));
+    /// # Ok::<_, longspan_pattern::Error>(())
+    /// ```
+    pub fn query_positions(&self) -> &Positions {
+        &self.frame.queries
+    }
+
+    /// The global position of each key.
+    pub fn key_positions(&self) -> &Positions {
+        &self.frame.keys
+    }
+
     /// Tokens a block.
     pub fn block(&self) -> BlockSize {
         self.frame.block
@@ -219,7 +240,27 @@ impl Layout {
 
     /// A reader of the masks of Partial blocks.
     pub fn masks(&self) -> Masks<'_> {
-        Masks::new(self)
+        self.masks_in(Vec::new())
+    }
+
+    /// The same, in memory that an earlier reader has given back ([`Masks::into_words`]): many
+    /// short-lived readers then allocate once.
+    ///
+    /// ```
+    /// use longspan_pattern::{Layout, Pattern, Shape};
+    ///
+    /// let layout = Layout::compile(&Pattern::causal(), &Shape::new(128, 128))?;
+    /// let mut words = Vec::new();
+    /// for row in layout.rows() {
+    ///     let run = *layout.row(row).last().unwrap();
+    ///     let mut masks = layout.masks_in(words);
+    ///     assert_eq!(masks.get(row, run.start, &run)[0], 1);
+    ///     words = masks.into_words();
+    /// }
+    /// # Ok::<_, longspan_pattern::Error>(())
+    /// ```
+    pub fn masks_in(&self, words: Vec<u64>) -> Masks<'_> {
+        Masks::new(self, words)
     }
 
     /// How many masks are stored.

@@ -20,6 +20,10 @@
 //! assert_eq!(truth.queries(), case.query_positions().len());
 //! ```
 //!
+//! A [`Problem`] is attention as the definition states it; [`truth`] is its answer, forward and
+//! backward, in `f64`, and a [`Measure`] says how far another answer is from it. An
+//! [`AttentionCase`] is a named or random problem over a case's mask.
+//!
 //! # Crate layout
 //!
 //! | file | what |
@@ -28,14 +32,20 @@
 //! | `splitmix.rs` | the one random generator: draws of `random`, bytes of a seed |
 //! | `case.rs` | a case and its truth |
 //! | `generate.rs`, `generate/` | random cases: lengths and offsets, rules, maps |
+//! | `attention.rs`, `attention/` | the definition of attention in `f64` and in naive `f32`, errors and their bounds, cases |
 
 #![forbid(unsafe_code)]
 
+mod attention;
 mod case;
 mod generate;
 mod rule;
 mod splitmix;
 
+pub use attention::{
+    Answer, AttentionCase, Axes, Measure, Problem, Sample, Seen, Sizes, Transform, Values,
+    attention_cases, naive, normals, truth,
+};
 pub use case::{Case, Steps, Truth};
 pub use rule::{Level, Rule};
 pub use splitmix::seeded_bytes;

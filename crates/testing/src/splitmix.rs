@@ -14,7 +14,7 @@ pub(crate) fn splitmix64(x: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-fn element(x: u64, t: u64) -> u64 {
+pub(crate) fn element(x: u64, t: u64) -> u64 {
     splitmix64(splitmix64(x).wrapping_add(t))
 }
 

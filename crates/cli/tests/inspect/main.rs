@@ -1,53 +1,17 @@
-//! The `longspan` command, run as a user runs it.
+//! `longspan inspect`, and what all commands share.
 
+#[path = "../common/mod.rs"]
+mod common;
 mod numbers;
 mod pictures;
 
-use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+use std::process::Stdio;
 
-use serde_json::Value;
+use common::{Run, command, run, scratch};
 
 /// `longspan inspect` with these arguments, and its output as text.
 fn inspect(args: &[&str]) -> Run {
     run(&[&["inspect"], args].concat())
-}
-
-fn run(args: &[&str]) -> Run {
-    let output = command(args).output().expect("the command starts");
-    let Output { status, stdout, stderr } = output;
-    let text = |bytes| String::from_utf8(bytes).expect("output is text");
-    Run { code: status.code(), stdout: text(stdout), stderr: text(stderr) }
-}
-
-fn command(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_longspan"));
-    command.args(args).env_remove("NO_COLOR").stdin(Stdio::null());
-    command
-}
-
-struct Run {
-    code: Option<i32>,
-    stdout: String,
-    stderr: String,
-}
-
-impl Run {
-    /// What it printed, which it must have done without complaint.
-    fn printed(self) -> String {
-        assert_eq!(self.code, Some(0), "{}", self.stderr);
-        assert_eq!(self.stderr, "");
-        self.stdout
-    }
-
-    fn json(self) -> Value {
-        serde_json::from_str(&self.printed()).expect("one JSON object")
-    }
-}
-
-/// A file for one test to write.
-fn scratch(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name)
 }
 
 #[test]

@@ -97,8 +97,13 @@ pub struct Masks<'a> {
 }
 
 impl<'a> Masks<'a> {
-    pub(crate) fn new(layout: &'a Layout) -> Self {
-        Masks { layout, maker: None, words: Vec::new() }
+    pub(crate) fn new(layout: &'a Layout, words: Vec<u64>) -> Self {
+        Masks { layout, maker: None, words }
+    }
+
+    /// The memory that masks were made in, for [`Layout::masks_in`].
+    pub fn into_words(self) -> Vec<u64> {
+        self.words
     }
 
     /// The mask of the block in row `row` and column `column`, which `run` covers: a run of

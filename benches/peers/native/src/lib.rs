@@ -1,0 +1,354 @@
+//! What `benches/peers` calls Longspan through: the few functions that its script needs, with C's
+//! calling convention.
+//!
+//! Every function that can fail returns null, or a text that says what was wrong and belongs to
+//! the caller, who gives it back to [`peers_free_text`]; results are written where the caller
+//! says. Panics become such texts too. Tensors are contiguous, `[batch, head, token, dim]`.
+//!
+//! Not a binding for users: it trusts its caller with every pointer.
+
+use std::any::Any;
+use std::ffi::{CStr, CString, c_char};
+use std::num::NonZeroUsize;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+
+use longspan::{
+    Arrived, Attention, Dims, GradientsMut, Hook, Inputs, Isa, Layout, Order, OutputMut, Pattern,
+    Shape, Threads, View, ViewMut, limits,
+};
+
+/// A compiled pattern and how it runs.
+pub struct Plan {
+    attention: Attention,
+    /// Pairs of query and key that one head computes.
+    pairs: u64,
+}
+
+/// What a [`Plan`] is made from.
+#[repr(C)]
+pub struct Request {
+    /// The pattern's text.
+    pub pattern: *const c_char,
+    /// The instruction set's name, or null for the fastest.
+    pub isa: *const c_char,
+    /// Queries; they are the last of the keys' positions.
+    pub queries: u64,
+    /// Keys.
+    pub keys: u64,
+    /// How many threads work on a call.
+    pub threads: usize,
+}
+
+/// How many elements the axes of all tensors have.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Extents {
+    /// Sequences.
+    pub batch: usize,
+    /// Tokens of q, out, dout and dq.
+    pub queries: usize,
+    /// Tokens of k, v, dk and dv.
+    pub keys: usize,
+    /// Heads of q, out, dout and dq.
+    pub heads: usize,
+    /// Heads of k, v, dk and dv.
+    pub kv_heads: usize,
+    /// Numbers a head.
+    pub dim: usize,
+}
+
+impl Extents {
+    fn query_side(&self) -> Dims {
+        Dims { batch: self.batch, tokens: self.queries, heads: self.heads, dim: self.dim }
+    }
+
+    fn key_side(&self) -> Dims {
+        Dims { batch: self.batch, tokens: self.keys, heads: self.kv_heads, dim: self.dim }
+    }
+
+    fn rows(&self) -> usize {
+        self.batch * self.heads * self.queries
+    }
+}
+
+/// What both passes read.
+#[repr(C)]
+pub struct InputTensors {
+    /// Queries.
+    pub q: *const f32,
+    /// Keys.
+    pub k: *const f32,
+    /// Values.
+    pub v: *const f32,
+}
+
+/// What the forward pass writes.
+#[repr(C)]
+pub struct OutputTensors {
+    /// Output.
+    pub out: *mut f32,
+    /// Log-sum-exp, `[batch, head, token]`.
+    pub lse: *mut f32,
+}
+
+/// What the backward pass reads besides its inputs.
+#[repr(C)]
+pub struct ArrivedTensors {
+    /// Output of the forward pass.
+    pub out: *const f32,
+    /// Its log-sum-exp.
+    pub lse: *const f32,
+    /// Gradient with respect to the output.
+    pub dout: *const f32,
+}
+
+/// What the backward pass writes.
+#[repr(C)]
+pub struct GradientTensors {
+    /// With respect to the queries.
+    pub dq: *mut f32,
+    /// With respect to the keys.
+    pub dk: *mut f32,
+    /// With respect to the values.
+    pub dv: *mut f32,
+}
+
+/// Compiles a pattern. The plan belongs to the caller, who gives it back to [`peers_free_plan`].
+///
+/// # Safety
+///
+/// The texts of `request` end in a zero byte, `plan` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peers_plan(request: &Request, plan: *mut *mut Plan) -> *mut c_char {
+    guard(|| {
+        // SAFETY: the caller vouches for the text.
+        let pattern: Pattern = unsafe { text(request.pattern) }?.parse().map_err(display)?;
+        // SAFETY: the caller vouches for the text.
+        let isa = unsafe { isa(request.isa) }?;
+        let threads = at_least_one(request.threads)?;
+        let shape = Shape::new(request.queries, request.keys);
+        let layout = Layout::compile(&pattern, &shape).map_err(display)?;
+        let pairs = u64::try_from(layout.counts().active_pairs).map_err(display)?;
+        let attention = Attention::new(layout).threads(Threads::Count(threads)).isa(isa);
+        // SAFETY: the caller vouches for the pointer.
+        unsafe { plan.write(Box::into_raw(Box::new(Plan { attention, pairs }))) };
+        Ok(())
+    })
+}
+
+/// Ends a plan.
+///
+/// # Safety
+///
+/// `plan` comes from [`peers_plan`] and isn't used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peers_free_plan(plan: *mut Plan) {
+    // SAFETY: the caller vouches that it is a box of ours.
+    drop(unsafe { Box::from_raw(plan) });
+}
+
+/// Pairs of query and key that one head of one batch entry computes.
+#[unsafe(no_mangle)]
+pub extern "C" fn peers_pairs(plan: &Plan) -> u64 {
+    plan.pairs
+}
+
+/// Output and log-sum-exp.
+///
+/// # Safety
+///
+/// All tensors have the extents given, and nobody else touches those that are written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peers_forward(
+    plan: &Plan,
+    extents: &Extents,
+    inputs: &InputTensors,
+    output: &OutputTensors,
+) -> *mut c_char {
+    guard(|| {
+        // SAFETY: the caller vouches for the tensors.
+        let inputs = unsafe { inputs_of(extents, inputs) }?;
+        let output = OutputMut {
+            // SAFETY: as above.
+            out: unsafe { written(output.out, extents.query_side()) }?,
+            // SAFETY: as above.
+            lse: unsafe { std::slice::from_raw_parts_mut(output.lse, extents.rows()) },
+        };
+        plan.attention.forward_into(inputs, output, Hook::none()).map_err(display)
+    })
+}
+
+/// Gradients with respect to queries, keys and values.
+///
+/// # Safety
+///
+/// As [`peers_forward`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peers_backward(
+    plan: &Plan,
+    extents: &Extents,
+    inputs: &InputTensors,
+    arrived: &ArrivedTensors,
+    gradients: &GradientTensors,
+) -> *mut c_char {
+    guard(|| {
+        // SAFETY: the caller vouches for the tensors.
+        let inputs = unsafe { inputs_of(extents, inputs) }?;
+        let arrived = Arrived {
+            // SAFETY: as above.
+            out: unsafe { read(arrived.out, extents.query_side()) }?,
+            // SAFETY: as above.
+            lse: unsafe { std::slice::from_raw_parts(arrived.lse, extents.rows()) },
+            // SAFETY: as above.
+            dout: unsafe { read(arrived.dout, extents.query_side()) }?,
+            dlse: None,
+        };
+        let gradients = GradientsMut {
+            // SAFETY: as above.
+            dq: unsafe { written(gradients.dq, extents.query_side()) }?,
+            // SAFETY: as above.
+            dk: unsafe { written(gradients.dk, extents.key_side()) }?,
+            // SAFETY: as above.
+            dv: unsafe { written(gradients.dv, extents.key_side()) }?,
+        };
+        plan.attention.backward_into(inputs, arrived, gradients, Hook::none()).map_err(display)
+    })
+}
+
+/// The name of the fastest instruction set of this CPU, a text that belongs to the caller.
+#[unsafe(no_mangle)]
+pub extern "C" fn peers_best_isa() -> *mut c_char {
+    owned(Isa::best().to_string())
+}
+
+/// The rate of fused multiply-adds on registers alone, in GFLOP/s of all threads together.
+///
+/// # Safety
+///
+/// `isa_name` is null or ends in a zero byte, `rate` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peers_fma_peak(
+    isa_name: *const c_char,
+    threads: usize,
+    rate: *mut f64,
+) -> *mut c_char {
+    guard(|| {
+        // SAFETY: the caller vouches for the text.
+        let isa = unsafe { isa(isa_name) }?;
+        let found = limits::fma_peak(isa, at_least_one(threads)?).map_err(display)?;
+        // SAFETY: the caller vouches for the pointer.
+        unsafe { rate.write(found) };
+        Ok(())
+    })
+}
+
+/// The rate at which `len` numbers at `data` are read, in GB/s of all threads together.
+///
+/// # Safety
+///
+/// They may be read, and `rate` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peers_read_bandwidth(
+    data: *const f32,
+    len: usize,
+    threads: usize,
+    rate: *mut f64,
+) -> *mut c_char {
+    guard(|| {
+        // SAFETY: the caller vouches for the memory.
+        let data = unsafe { std::slice::from_raw_parts(data, len) };
+        let found = limits::read_bandwidth(data, at_least_one(threads)?);
+        // SAFETY: the caller vouches for the pointer.
+        unsafe { rate.write(found) };
+        Ok(())
+    })
+}
+
+/// Ends a text.
+///
+/// # Safety
+///
+/// `text` comes from a function of this library and isn't used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peers_free_text(text: *mut c_char) {
+    // SAFETY: the caller vouches that it is a text of ours.
+    drop(unsafe { CString::from_raw(text) });
+}
+
+/// Null, or what was wrong.
+fn guard(work: impl FnOnce() -> Result<(), String>) -> *mut c_char {
+    let result = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(said(&*panic)));
+    result.err().map_or(ptr::null_mut(), owned)
+}
+
+fn said(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+    format!("panicked: {}", text.unwrap_or("without a text"))
+}
+
+fn owned(text: String) -> *mut c_char {
+    CString::new(text.replace('\0', "")).unwrap_or_default().into_raw()
+}
+
+fn at_least_one(threads: usize) -> Result<NonZeroUsize, String> {
+    NonZeroUsize::new(threads).ok_or_else(|| "0 threads, expected at least 1".to_owned())
+}
+
+fn display(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
+
+/// # Safety
+///
+/// `pointer` ends in a zero byte, within a time that the caller chooses.
+unsafe fn text<'a>(pointer: *const c_char) -> Result<&'a str, String> {
+    // SAFETY: the caller vouches for the pointer.
+    unsafe { CStr::from_ptr(pointer) }.to_str().map_err(display)
+}
+
+/// # Safety
+///
+/// `name` is null or as in [`text`].
+unsafe fn isa(name: *const c_char) -> Result<Isa, String> {
+    if name.is_null() {
+        return Ok(Isa::best());
+    }
+    // SAFETY: the caller vouches for the pointer.
+    unsafe { text(name) }?.parse().map_err(display)
+}
+
+/// # Safety
+///
+/// All tensors have the extents given for a time that the caller chooses.
+unsafe fn inputs_of<'a>(extents: &Extents, inputs: &InputTensors) -> Result<Inputs<'a>, String> {
+    // SAFETY: the caller vouches for all three.
+    unsafe {
+        Ok(Inputs {
+            q: read(inputs.q, extents.query_side())?,
+            k: read(inputs.k, extents.key_side())?,
+            v: read(inputs.v, extents.key_side())?,
+        })
+    }
+}
+
+/// # Safety
+///
+/// A tensor of `dims` lies at `first`, for a time that the caller chooses.
+unsafe fn read<'a>(first: *const f32, dims: Dims) -> Result<View<'a, f32>, String> {
+    let elements = dims.elements().ok_or("a tensor's elements can't be counted")?;
+    // SAFETY: the caller vouches for the memory.
+    let data = unsafe { std::slice::from_raw_parts(first, elements) };
+    View::new(data, dims, Order::BatchHeadTokenDim).map_err(display)
+}
+
+/// # Safety
+///
+/// As [`read`], and nobody else touches it.
+unsafe fn written<'a>(first: *mut f32, dims: Dims) -> Result<ViewMut<'a, f32>, String> {
+    let elements = dims.elements().ok_or("a tensor's elements can't be counted")?;
+    // SAFETY: the caller vouches for the memory.
+    let data = unsafe { std::slice::from_raw_parts_mut(first, elements) };
+    ViewMut::new(data, dims, Order::BatchHeadTokenDim).map_err(display)
+}

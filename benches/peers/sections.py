@@ -1,0 +1,323 @@
+"""What is measured, section by section.
+
+A section is a list of steps; a step measures one or two cases and leaves them, with the figures
+they give, in the results.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+import agreement
+import native
+from engines import CAUSAL, FULL, Flex, Longspan, Mask, Problem, Sdpa, Tensors, window_of_sparsity
+from figures import (
+    BACKWARD_PEAK,
+    BACKWARD_SDPA,
+    DECODE_MANY,
+    DECODE_ONE,
+    FLEX,
+    FLEX_AND_BUILD,
+    FORWARD_PEAK,
+    FORWARD_SDPA,
+    LINEAR,
+    THREADS,
+    Case,
+    Figure,
+    Kind,
+    Targets,
+)
+from measure import Budget, Contestant, Inspect, Unit, interleave
+
+HEADS = 8
+# One dense call of 65,536 tokens is 1.1 TFLOP a head at d 64: two heads, one a thread.
+LONG, LONG_HEADS = 65_536, 2
+SPARSITIES = (0.90, 0.95, 0.99)
+DECODE_KEYS, DECODE_KV_HEADS = 1 << 20, 2
+ONE_HEAD = (Mask("causal & (window(1024, 0) | sinks(64))"), Mask("global_tokens(64)"))
+
+PEAK, BANDWIDTH = "FMA peak", "read bandwidth"
+SDPA, LONGSPAN = Sdpa.name, "Longspan"
+LAYOUT, MASK = "Longspan's layout build", "create_block_mask"
+COMPILED_MASK = "create_block_mask, compiled"
+
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What differs between the two passes."""
+
+    name: str
+    # Matrix products a block, each two operations a pair and dim.
+    products: int
+    rounding: float
+    peak: Targets
+    sdpa: Targets
+
+    def flops(self, problem: Problem, pairs: int) -> float:
+        return 2.0 * self.products * problem.dim * pairs * problem.heads
+
+
+FORWARD = Pass("forward", 2, agreement.FORWARD, FORWARD_PEAK, FORWARD_SDPA)
+BACKWARD = Pass("backward", 5, agreement.BACKWARD, BACKWARD_PEAK, BACKWARD_SDPA)
+
+
+@dataclass(frozen=True)
+class Settings:
+    tokens: tuple[int, ...]
+    long_tokens: tuple[int, ...]
+    dims: tuple[int, ...]
+    threads: int
+    isa: str | None
+    flex_blocks: tuple[int, ...]
+    budget: Budget
+
+
+@dataclass
+class Bench:
+    """The library, the settings, and what has been found so far."""
+
+    library: native.Library
+    settings: Settings
+    cases: list[Case] = field(default_factory=list)
+    figures: list[Figure] = field(default_factory=list)
+
+    def longspan(self, problem: Problem, tensors: Tensors) -> Longspan:
+        settings = self.settings
+        return Longspan(self.library, problem, tensors, settings.threads, settings.isa)
+
+    def peak(self) -> Contestant:
+        threads, isa = self.settings.threads, self.settings.isa
+        return Contestant(PEAK, lambda: self.library.fma_peak(threads, isa), Unit.GFLOPS)
+
+    def bandwidth(self, data: torch.Tensor) -> Contestant:
+        arguments = (data.data_ptr(), data.numel(), self.settings.threads)
+        return Contestant(BANDWIDTH, lambda: self.library.read_bandwidth(*arguments), Unit.GBYTES)
+
+    def run(
+        self,
+        what: str,
+        problem: Problem,
+        contestants: list[Contestant],
+        flops: dict[str, float],
+        inspect: Inspect | None = None,
+        **notes: object,
+    ) -> Case:
+        samples = interleave(contestants, self.settings.budget, inspect)
+        notes = {"pattern": problem.mask.text} | notes
+        case = Case(what, problem.keys, problem.dim, problem.heads, flops, samples, notes)
+        self.cases.append(case)
+        return case
+
+
+@dataclass(frozen=True)
+class Step:
+    title: str
+    run: Callable[[Bench], None]
+
+
+def agree(what: str, problem: Problem, pass_: Pass) -> Inspect:
+    """Fails where an engine's result isn't Longspan's, within rounding."""
+
+    def inspect(results: dict[str, Any]) -> None:
+        expected = results[LONGSPAN]
+        for name, got in results.items():
+            # Limits and builds don't return tensors.
+            if type(got) is type(expected):
+                label = f"{what}, {problem.keys:,} tokens, d {problem.dim}, {name} and Longspan"
+                bound = agreement.tolerance(pass_.rounding, problem.keys)
+                agreement.require(label, as_tuple(got), as_tuple(expected), bound)
+
+    def as_tuple(result: Any) -> tuple[torch.Tensor, ...]:
+        return result if isinstance(result, tuple) else (result,)
+
+    return inspect
+
+
+def against_sdpa(mask: Mask, tokens: int, dim: int) -> Step:
+    """Dense or causal, both passes, against SDPA and the peak."""
+    name = "causal" if mask.is_causal else "dense"
+
+    def run(bench: Bench) -> None:
+        problem = Problem.square(mask, tokens, HEADS, dim)
+        tensors = Tensors.of(problem)
+        ours, theirs = bench.longspan(problem, tensors), Sdpa(problem, tensors)
+        duel(bench, FORWARD, problem, ours.pairs, (ours.forward, theirs.forward))
+        duel(bench, BACKWARD, problem, ours.pairs, (ours.backward(), theirs.backward()))
+
+    def duel(
+        bench: Bench, pass_: Pass, problem: Problem, pairs: int, calls: tuple[Call, Call]
+    ) -> None:
+        what = f"{pass_.name}, {name}"
+        work = pass_.flops(problem, pairs)
+        contestants = [Contestant(*x) for x in zip((LONGSPAN, SDPA), calls, strict=True)]
+        case = bench.run(
+            what,
+            problem,
+            [bench.peak(), *contestants],
+            {SDPA: work, LONGSPAN: work},
+            agree(what, problem, pass_),
+        )
+        share = pass_.peak if mask == FULL else None
+        bench.figures += [
+            case.share_of(f"{what}: share of the FMA peak", PEAK, LONGSPAN, work, share),
+            case.figure(f"{what}: against {SDPA}", Kind.TIMES, (SDPA,), (LONGSPAN,), pass_.sdpa),
+        ]
+
+    return Step(f"{name}, {tokens:,} tokens, d {dim}", run)
+
+
+def against_flex(sparsity: float, tokens: int, dim: int) -> Step:
+    """A window, forward, against FlexAttention at its better block size, masks counted or not."""
+    name = f"{100 * sparsity:.0f} % sparse window"
+
+    def run(bench: Bench) -> None:
+        problem = Problem.square(window_of_sparsity(tokens, sparsity), tokens, HEADS, dim)
+        tensors = Tensors.of(problem)
+        ours = bench.longspan(problem, tensors)
+        Flex.forget()
+        rivals = [Flex(problem, tensors, block) for block in bench.settings.flex_blocks]
+        work = FORWARD.flops(problem, ours.pairs)
+        contestants = [bench.peak(), Contestant(LONGSPAN, ours.forward)]
+        contestants += [Contestant(rival.name, rival.forward) for rival in rivals]
+        # Evaluating all pairs takes what it takes, whatever the block size: one stands for both.
+        builder = rivals[-1]
+        builder.compiled_build()
+        contestants += [
+            Contestant(LAYOUT, ours.build),
+            Contestant(MASK, builder.build, rounds=2),
+            Contestant(COMPILED_MASK, builder.compiled_build),
+        ]
+        case = bench.run(
+            f"forward, {name}",
+            problem,
+            contestants,
+            {LONGSPAN: work} | {rival.name: work for rival in rivals},
+            agree(f"forward, {name}", problem, FORWARD),
+            density=ours.pairs / tokens**2,
+        )
+        bench.figures += compare(case, rivals)
+        what = f"forward, {name}: share of the FMA peak"
+        bench.figures.append(case.share_of(what, PEAK, LONGSPAN, work, None))
+
+    def compare(case: Case, rivals: list[Flex]) -> list[Figure]:
+        ours = (LONGSPAN, LAYOUT)
+        theirs = min((x.name for x in rivals), key=lambda name: case.samples.series[name].best)
+        whole = f"forward, {name}: against FlexAttention"
+        return [
+            case.figure(what, Kind.TIMES, (theirs, *build), own, targets)
+            for what, build, own, targets in (
+                (whole, (), (LONGSPAN,), FLEX),
+                (f"{whole}, builds counted", (MASK,), ours, FLEX_AND_BUILD),
+                (f"{whole}, builds counted, its own compiled", (COMPILED_MASK,), ours, None),
+            )
+        ]
+
+    return Step(f"{name}, {tokens:,} tokens, d {dim}", run)
+
+
+def linear(tokens: int, dim: int) -> Step:
+    """Whether the time follows the active pairs: a 99 % sparse window against dense, Longspan."""
+    heads = LONG_HEADS if tokens >= LONG else HEADS
+
+    def run(bench: Bench) -> None:
+        dense = Problem.square(FULL, tokens, heads, dim)
+        sparse = Problem.square(window_of_sparsity(tokens, 0.99), tokens, heads, dim)
+        tensors = Tensors.of(dense)
+        whole, part = bench.longspan(dense, tensors), bench.longspan(sparse, tensors)
+        names = ("Longspan, dense", "Longspan, 99 % sparse")
+        work = {
+            name: FORWARD.flops(dense, engine.pairs)
+            for name, engine in zip(names, (whole, part), strict=True)
+        }
+        contestants = [
+            bench.peak(),
+            Contestant(names[0], whole.forward),
+            Contestant(names[1], part.forward),
+        ]
+        density = part.pairs / whole.pairs
+        what = "forward, 99 % sparse ÷ (share of active pairs × dense)"
+        case = bench.run("forward, dense and sparse", sparse, contestants, work, density=density)
+        targets = LINEAR.get(tokens)
+        bench.figures.append(
+            case.figure(what, Kind.RATIO, names[1:], names[:1], targets, 1.0 / density)
+        )
+
+    return Step(f"time against active pairs, {tokens:,} tokens, d {dim}", run)
+
+
+def threads(mask: Mask, tokens: int, dim: int) -> Step:
+    """One head, all threads against one."""
+
+    def run(bench: Bench) -> None:
+        count, isa = bench.settings.threads, bench.settings.isa
+        problem = Problem.square(mask, tokens, 1, dim)
+        tensors = Tensors.of(problem)
+        names = ("Longspan, 1 thread", f"Longspan, {count} threads")
+        one, many = (
+            Longspan(bench.library, problem, tensors, number, isa, name)
+            for number, name in zip((1, count), names, strict=True)
+        )
+        for pass_, calls in (
+            (FORWARD, (one.forward, many.forward)),
+            (BACKWARD, (one.backward(), many.backward())),
+        ):
+            contestants = [Contestant(*x) for x in zip(names, calls, strict=True)]
+            work = dict.fromkeys(names, pass_.flops(problem, one.pairs))
+            what = f"{pass_.name}, one head, `{mask.text}`"
+            case = bench.run(what, problem, contestants, work)
+            title = f"{what}: {count} threads against 1"
+            bench.figures.append(case.figure(title, Kind.TIMES, names[:1], names[1:], THREADS))
+
+    return Step(f"one head, {mask.text}, {tokens:,} tokens, d {dim}", run)
+
+
+def decode(queries: int, dim: int) -> Step:
+    """Few queries against a long cache, its heads in groups of four."""
+    name = f"{queries} {'query' if queries == 1 else 'queries'} × {DECODE_KEYS:,} keys"
+
+    def run(bench: Bench) -> None:
+        problem = Problem(FULL, queries, DECODE_KEYS, HEADS, DECODE_KV_HEADS, dim)
+        tensors = Tensors.of(problem)
+        ours, theirs = bench.longspan(problem, tensors), Sdpa(problem, tensors)
+        work = FORWARD.flops(problem, ours.pairs)
+        contestants = [
+            bench.bandwidth(tensors.k) if queries == 1 else bench.peak(),
+            Contestant(SDPA, theirs.forward),
+            Contestant(LONGSPAN, ours.forward),
+        ]
+        both = {SDPA: work, LONGSPAN: work}
+        case = bench.run(name, problem, contestants, both, agree(name, problem, FORWARD))
+        if queries == 1:
+            size = 4.0 * (tensors.k.numel() + tensors.v.numel())
+            what = f"{name}: share of the read bandwidth"
+            figure = case.share_of(what, BANDWIDTH, LONGSPAN, size, DECODE_ONE)
+        else:
+            what = f"{name}: share of the FMA peak"
+            figure = case.share_of(what, PEAK, LONGSPAN, work, DECODE_MANY)
+        against = case.figure(f"{name}: against {SDPA}", Kind.TIMES, (SDPA,), (LONGSPAN,), None)
+        bench.figures += [figure, against]
+
+    return Step(f"{name}, d {dim}", run)
+
+
+def steps(section: str, settings: Settings) -> list[Step]:
+    tokens, dims = settings.tokens, settings.dims
+    match section:
+        case "dense" | "causal":
+            mask = FULL if section == "dense" else CAUSAL
+            return [against_sdpa(mask, n, d) for n in tokens for d in dims]
+        case "windows":
+            return [against_flex(s, n, d) for n in tokens for d in dims for s in SPARSITIES]
+        case "linear":
+            return [linear(n, d) for n in (*tokens, *settings.long_tokens) for d in dims]
+        case "threads" if settings.threads == 1:
+            return []
+        case "threads":
+            return [threads(mask, n, d) for mask in ONE_HEAD for n in tokens for d in dims]
+        case "decode":
+            return [decode(queries, d) for queries in (1, 16) for d in dims]
+    raise ValueError(f"no section {section!r}")

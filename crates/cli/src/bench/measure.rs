@@ -1,0 +1,191 @@
+//! Calls and ceilings, taking turns.
+
+use std::num::NonZeroUsize;
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+use longspan::{Hook, Isa, Progress, Result, limits};
+
+use crate::progress::Stage;
+
+/// How often a pass is called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Repeat {
+    /// As often as is worth the time.
+    Auto,
+    Exactly(NonZeroUsize),
+}
+
+impl Repeat {
+    /// Calls that tell a best from a median.
+    const FEWEST: usize = 3;
+    /// Calls after which nothing new is learned.
+    const MOST: usize = 100;
+    /// What all calls may take, ceilings included.
+    const BUDGET: Duration = Duration::from_secs(2);
+    /// A call that takes longer is not repeated: noise is small beside it.
+    const LONG: Duration = Duration::from_secs(10);
+
+    /// How many calls there will be, as far as can be told after some.
+    fn calls(self, done: usize, took: Duration) -> usize {
+        match self {
+            Repeat::Exactly(count) => count.get(),
+            Repeat::Auto if done == 0 => Repeat::FEWEST,
+            Repeat::Auto if took > Repeat::LONG => done,
+            Repeat::Auto if took >= Repeat::BUDGET => done.max(Repeat::FEWEST),
+            Repeat::Auto => {
+                let more = (Repeat::BUDGET - took).div_duration_f64(took / done as u32);
+                (done + more.ceil().min(1e6) as usize).clamp(Repeat::FEWEST, Repeat::MOST)
+            }
+        }
+    }
+}
+
+/// What attention is compared with.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Ceilings<'a> {
+    pub(super) isa: Isa,
+    pub(super) threads: NonZeroUsize,
+    /// Keys and values, where reading them may be what takes the time.
+    pub(super) reads: Option<[&'a [f32]; 2]>,
+}
+
+/// What was measured, in the order in which it was.
+#[derive(Debug, Default)]
+pub(super) struct Samples {
+    pub(super) seconds: Vec<f64>,
+    /// FMA peaks, GFLOP/s.
+    pub(super) peaks: Vec<f64>,
+    /// What a call has to read, where that was measured too.
+    pub(super) read_bytes: Option<u64>,
+    /// Bandwidths, GB/s.
+    pub(super) reads: Vec<f64>,
+}
+
+impl Samples {
+    pub(super) fn best_seconds(&self) -> f64 {
+        self.seconds.iter().copied().fold(f64::INFINITY, f64::min)
+    }
+
+    pub(super) fn median_seconds(&self) -> f64 {
+        median(&self.seconds)
+    }
+
+    pub(super) fn peak(&self) -> f64 {
+        self.peaks.iter().copied().fold(0.0, f64::max)
+    }
+
+    pub(super) fn median_peak(&self) -> f64 {
+        median(&self.peaks)
+    }
+
+    /// Bytes that a call has to read, and the best bandwidth that was measured.
+    pub(super) fn bandwidth(&self) -> Option<(u64, f64)> {
+        Some((self.read_bytes?, self.reads.iter().copied().fold(0.0, f64::max)))
+    }
+
+    fn measure(&mut self, ceilings: &Ceilings<'_>) -> Result<()> {
+        self.peaks.push(limits::fma_peak(ceilings.isa, ceilings.threads)?);
+        if let Some(tensors) = ceilings.reads {
+            let bytes = tensors.map(|numbers| size_of_val(numbers) as f64);
+            let time = |n: usize| bytes[n] / limits::read_bandwidth(tensors[n], ceilings.threads);
+            self.reads.push((bytes[0] + bytes[1]) / (time(0) + time(1)));
+            self.read_bytes = Some((bytes[0] + bytes[1]) as u64);
+        }
+        Ok(())
+    }
+}
+
+/// Calls `pass` several times, with the ceilings measured before each call and after the last.
+pub(super) fn several(
+    name: &str,
+    repeat: Repeat,
+    ceilings: &Ceilings<'_>,
+    mut pass: impl FnMut(Hook<'_>) -> Result<()>,
+) -> Result<Samples> {
+    let stage = Stage::share(name);
+    let start = Instant::now();
+    let mut samples = Samples::default();
+    loop {
+        samples.measure(ceilings)?;
+        let (done, took) = (samples.seconds.len(), start.elapsed());
+        let calls = repeat.calls(done, took);
+        if done >= calls {
+            return Ok(samples);
+        }
+        let mut between = |progress: Progress| {
+            let (part, whole) = (progress.done as u64, progress.total as u64);
+            stage.at(done as u64 * whole + part, calls as u64 * whole);
+            ControlFlow::Continue(())
+        };
+        let start = Instant::now();
+        pass(Hook::new(&mut between))?;
+        samples.seconds.push(start.elapsed().as_secs_f64());
+    }
+}
+
+/// Calls `pass` once and measures nothing.
+pub(super) fn once(name: &str, pass: impl FnOnce(Hook<'_>) -> Result<()>) -> Result<()> {
+    let stage = Stage::share(name);
+    let mut between = |progress: Progress| {
+        stage.at(progress.done as u64, progress.total as u64);
+        ControlFlow::Continue(())
+    };
+    pass(Hook::new(&mut between))
+}
+
+fn median(numbers: &[f64]) -> f64 {
+    let mut sorted = numbers.to_vec();
+    sorted.sort_unstable_by(f64::total_cmp);
+    match sorted.len() {
+        0 => 0.0,
+        n if n.is_multiple_of(2) => (sorted[n / 2 - 1] + sorted[n / 2]) / 2.0,
+        n => sorted[n / 2],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_many_calls_as_are_worth_it() {
+        let calls = |done, ms| Repeat::Auto.calls(done, Duration::from_millis(ms));
+        // Nothing is known yet; a millisecond each; half a second; three; eleven.
+        assert_eq!(calls(0, 0), 3);
+        assert_eq!(calls(1, 1), 100);
+        assert_eq!(calls(1, 500), 4);
+        assert_eq!(calls(1, 3_000), 3);
+        assert_eq!(calls(3, 9_000), 3);
+        assert_eq!(calls(1, 11_000), 1);
+        assert_eq!(calls(100, 1_000), 100);
+        let exactly = Repeat::Exactly(NonZeroUsize::new(7).unwrap());
+        assert_eq!(exactly.calls(1, Duration::from_secs(60)), 7);
+    }
+
+    #[test]
+    fn ceilings_surround_calls() -> Result<()> {
+        let data = vec![1.0; 1 << 12];
+        let ceilings = Ceilings {
+            isa: Isa::Portable,
+            threads: NonZeroUsize::MIN,
+            reads: Some([&data, &data[..1 << 10]]),
+        };
+        let twice = Repeat::Exactly(NonZeroUsize::new(2).unwrap());
+        let mut calls = 0;
+        let samples = several("test", twice, &ceilings, |_| {
+            calls += 1;
+            Ok(())
+        })?;
+        assert_eq!((calls, samples.seconds.len(), samples.peaks.len()), (2, 2, 3));
+        assert_eq!(samples.bandwidth().map(|(bytes, _)| bytes), Some(5 << 12));
+        assert!(samples.peak() >= samples.median_peak() && samples.median_peak() > 0.0);
+        Ok(())
+    }
+
+    #[test]
+    fn medians() {
+        assert_eq!([median(&[]), median(&[3.0]), median(&[4.0, 1.0])], [0.0, 3.0, 2.5]);
+        assert_eq!(median(&[9.0, 1.0, 2.0]), 2.0);
+    }
+}

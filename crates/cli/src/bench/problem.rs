@@ -1,0 +1,243 @@
+//! What is computed: sizes, layouts, tensors, and how much work that is.
+
+use std::num::NonZeroUsize;
+use std::ops::Range;
+
+use anyhow::Result;
+use longspan::{
+    Attention, Dims, Error, Hook, Inputs, Layout, LayoutSet, Layouts, Order, OutputMut, Pattern,
+    Shape, Tensor,
+};
+use longspan_pattern::Heads;
+
+use crate::args::Bench;
+use crate::compile::Compiled;
+use crate::random;
+
+/// Query heads where neither an option nor the pattern says how many.
+const HEADS: usize = 8;
+
+/// Sizes of all axes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sizes {
+    pub(super) batch: usize,
+    pub(super) queries: usize,
+    pub(super) keys: usize,
+    pub(super) heads: usize,
+    pub(super) kv_heads: usize,
+    pub(super) dim: usize,
+    pub(super) value_dim: usize,
+}
+
+impl Sizes {
+    /// What was asked for, if the library can compute it and its bytes can be counted.
+    pub(super) fn of(args: &Bench, patterns: &Heads) -> Result<Self> {
+        let heads = args.heads.or(patterns.count()).unwrap_or(HEADS);
+        let sizes = Sizes {
+            batch: args.batch.get(),
+            queries: usize::try_from(args.queries.unwrap_or(args.tokens))?,
+            keys: usize::try_from(args.keys.unwrap_or(args.tokens))?,
+            heads,
+            kv_heads: args.kv_heads.unwrap_or(heads),
+            dim: args.head_dim as usize,
+            value_dim: args.value_dim.unwrap_or(args.head_dim) as usize,
+        };
+        for dims in [sizes.dims_q(), sizes.dims_k(), sizes.dims_v(), sizes.dims_out()] {
+            // Eight tensors of this size, in bytes.
+            let bytes = dims.elements().and_then(|elements| elements.checked_mul(8 * 4));
+            bytes.filter(|&bytes| bytes < isize::MAX as usize).ok_or(Error::Overflow { dims })?;
+        }
+        patterns.get(0, heads)?;
+        sizes.try_one_token()?;
+        Ok(sizes)
+    }
+
+    /// A call on one token: the library says what is wrong before gigabytes are made.
+    fn try_one_token(&self) -> longspan::Result<()> {
+        let layout = Layout::compile(&Pattern::full(), &Shape::new(1, 1))?;
+        let one = |dims: Dims| {
+            Tensor::filled(0.0, Dims { batch: 1, tokens: 1, ..dims }, Order::BatchHeadTokenDim)
+        };
+        let (q, k, v) = (one(self.dims_q())?, one(self.dims_k())?, one(self.dims_v())?);
+        let (mut out, mut lse) = (one(self.dims_out())?, vec![0.0; self.heads]);
+        let inputs = Inputs { q: q.view(), k: k.view(), v: v.view() };
+        let output = OutputMut { out: out.view_mut(), lse: &mut lse };
+        Attention::new(layout).forward_into(inputs, output, Hook::none())
+    }
+
+    pub(super) fn dims_q(&self) -> Dims {
+        Dims { batch: self.batch, tokens: self.queries, heads: self.heads, dim: self.dim }
+    }
+
+    pub(super) fn dims_k(&self) -> Dims {
+        Dims { batch: self.batch, tokens: self.keys, heads: self.kv_heads, dim: self.dim }
+    }
+
+    pub(super) fn dims_v(&self) -> Dims {
+        Dims { dim: self.value_dim, ..self.dims_k() }
+    }
+
+    pub(super) fn dims_out(&self) -> Dims {
+        Dims { dim: self.value_dim, ..self.dims_q() }
+    }
+
+    /// Rows of the softmax.
+    pub(super) fn rows(&self) -> usize {
+        self.batch * self.heads * self.queries
+    }
+
+    pub(super) fn q(&self) -> usize {
+        self.rows() * self.dim
+    }
+
+    pub(super) fn k(&self) -> usize {
+        self.batch * self.kv_heads * self.keys * self.dim
+    }
+
+    pub(super) fn v(&self) -> usize {
+        self.batch * self.kv_heads * self.keys * self.value_dim
+    }
+
+    pub(super) fn out(&self) -> usize {
+        self.rows() * self.value_dim
+    }
+
+    /// Bytes of queries, keys, values and output.
+    pub(super) fn forward_bytes(&self) -> u64 {
+        (self.q() + self.k() + self.v() + self.out()) as u64 * 4
+    }
+
+    /// Bytes of the same, their gradients, and two numbers a row.
+    pub(super) fn backward_bytes(&self) -> u64 {
+        2 * (self.forward_bytes() + self.rows() as u64 * 4)
+    }
+}
+
+/// Layouts and sizes, and what follows from both.
+pub(super) struct Problem {
+    pub(super) sizes: Sizes,
+    pub(super) order: Order,
+    pub(super) layouts: Layouts,
+    /// Share of all pairs that are seen.
+    pub(super) density: f64,
+    pub(super) forward_flops: u128,
+    pub(super) backward_flops: u128,
+}
+
+impl Problem {
+    pub(super) fn new(sizes: Sizes, order: Order, compiled: &Compiled<'_>) -> Result<Self> {
+        let Sizes { batch, queries, keys, heads, dim, value_dim, .. } = sizes;
+        let layout = |head: usize| compiled.of(head % heads).layout.clone();
+        let layouts = match compiled.distinct.len() {
+            1 => Layouts::One(layout(0)),
+            _ => Layouts::Each(LayoutSet::new(batch, heads, (0..batch * heads).map(layout))?),
+        };
+        let (dim, value_dim) = (dim as u32, value_dim as u32);
+        let (mut pairs, mut forward_flops, mut backward_flops) = (0, 0, 0);
+        for head in 0..heads {
+            let counts = compiled.of(head).layout.counts();
+            pairs += counts.active_pairs;
+            forward_flops += batch as u128 * counts.forward_flops(dim, value_dim);
+            backward_flops += batch as u128 * counts.backward_flops(dim, value_dim);
+        }
+        let all = queries as f64 * keys as f64 * heads as f64;
+        let density = if all > 0.0 { pairs as f64 / all } else { 0.0 };
+        Ok(Problem { sizes, order, layouts, density, forward_flops, backward_flops })
+    }
+
+    pub(super) fn tensor(&self, data: Vec<f32>, dims: Dims) -> longspan::Result<Tensor<f32>> {
+        Tensor::new(data, dims, self.order)
+    }
+
+    /// What a forward pass has to read where queries are so few that reading decides: parts of
+    /// keys and values that are as large as all that any query sees.
+    pub(super) fn reads<'a>(&self, tensors: &'a Tensors) -> Option<[&'a [f32]; 2]> {
+        let Sizes { batch, queries, keys, heads, kv_heads, .. } = self.sizes;
+        let group = heads / kv_heads;
+        if queries == 0 || queries >= keys || queries * group > FEW {
+            return None;
+        }
+        let seen: u64 = (0..kv_heads)
+            .map(|kv| {
+                let layouts = kv * group..(kv + 1) * group;
+                seen_keys(layouts.map(|head| self.layouts.get(0, head)))
+            })
+            .sum();
+        let part = |tensor: &'a Tensor<f32>| {
+            let len = batch * seen as usize * tensor.dims().dim;
+            &tensor.as_slice()[..len]
+        };
+        (seen > 0).then(|| [part(&tensors.k), part(&tensors.v)])
+    }
+}
+
+/// Queries on one key head up to which reading the keys may take longer than computing with them:
+/// a key is 4 bytes a dim, and 4 operations a dim and query; CPUs do 10 to 100 operations in the
+/// time that they read a byte.
+const FEW: usize = 64;
+
+/// Keys of blocks that any query of any of the layouts sees.
+fn seen_keys<'a>(layouts: impl Iterator<Item = &'a Layout>) -> u64 {
+    let mut stretches: Vec<Range<u64>> = Vec::new();
+    let mut last: Option<&Layout> = None;
+    for layout in layouts {
+        if last.is_some_and(|last| std::ptr::eq(last, layout)) {
+            continue;
+        }
+        last = Some(layout);
+        for run in layout.rows().flat_map(|row| layout.row(row)) {
+            let first = layout.column_tokens(run.start).start;
+            stretches.push(first..layout.column_tokens(run.end() - 1).end);
+        }
+    }
+    stretches.sort_unstable_by_key(|stretch| stretch.start);
+    let (mut sum, mut end) = (0, 0);
+    for stretch in stretches {
+        sum += stretch.end.saturating_sub(stretch.start.max(end));
+        end = end.max(stretch.end);
+    }
+    sum
+}
+
+/// What attention reads.
+pub(super) struct Tensors {
+    q: Tensor<f32>,
+    k: Tensor<f32>,
+    v: Tensor<f32>,
+}
+
+impl Tensors {
+    pub(super) fn new(problem: &Problem, threads: NonZeroUsize) -> longspan::Result<Self> {
+        let sizes = &problem.sizes;
+        let make = |seed, len, dims| problem.tensor(random::normals(seed, len, threads), dims);
+        Ok(Tensors {
+            q: make(0, sizes.q(), sizes.dims_q())?,
+            k: make(1, sizes.k(), sizes.dims_k())?,
+            v: make(2, sizes.v(), sizes.dims_v())?,
+        })
+    }
+
+    pub(super) fn inputs(&self) -> Inputs<'_> {
+        Inputs { q: self.q.view(), k: self.k.view(), v: self.v.view() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_read_once() -> longspan_pattern::Result<()> {
+        let layout = |text: &str| -> longspan_pattern::Result<Layout> {
+            Layout::compile(&text.parse()?, &Shape::new(1, 1_000))
+        };
+        let (near, far) = (layout("window(99, 0)")?, layout("sinks(10)")?);
+        let (all, none) = (layout("causal")?, layout("!full")?);
+        // Keys 900..1000 lie in the blocks from 896 on.
+        assert_eq!(seen_keys([&near].into_iter()), 104);
+        assert_eq!(seen_keys([&near, &near, &far].into_iter()), 104 + 64);
+        assert_eq!(seen_keys([&near, &all, &far].into_iter()), 1_000);
+        assert_eq!(seen_keys([&none].into_iter()), 0);
+        Ok(())
+    }
+}

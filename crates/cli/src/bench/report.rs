@@ -1,0 +1,214 @@
+//! What was found out, for people and for programs.
+
+use std::io::{Result, Write};
+use std::num::NonZeroUsize;
+
+use longspan::{Isa, Order};
+use longspan_pattern::Heads;
+use serde::Serialize;
+
+use super::Finding;
+use super::problem::{Problem, Sizes};
+use crate::number::{bytes, count, percent, shortened, significant};
+use crate::table;
+
+/// Characters kept of a pattern's text.
+const TEXT: usize = 200;
+
+/// What all passes share.
+pub(super) struct About<'a> {
+    pub(super) pattern: &'a Heads,
+    pub(super) tokens: u64,
+    pub(super) block: u64,
+    pub(super) isa: Isa,
+    pub(super) threads: NonZeroUsize,
+    pub(super) problem: &'a Problem,
+}
+
+/// Numbers of one pass.
+#[derive(Serialize)]
+struct Numbers {
+    pass: &'static str,
+    /// The best call.
+    ms: f64,
+    median_ms: f64,
+    calls: usize,
+    layout_ms: f64,
+    /// Operations on active pairs a second, of the best call.
+    gflops: f64,
+    /// The best FMA peak between the calls.
+    peak_gflops: f64,
+    median_peak_gflops: f64,
+    peak_share: f64,
+    /// The same of medians, which neighbours on a busy machine disturb less.
+    median_peak_share: f64,
+    /// Bytes of keys and values that were read a second, where queries are few.
+    read_gbps: Option<f64>,
+    /// The best bandwidth between the calls.
+    read_peak_gbps: Option<f64>,
+    read_share: Option<f64>,
+    /// By how much the process grew.
+    peak_bytes: Option<u64>,
+    tensor_bytes: u64,
+    peak_to_tensors: Option<f64>,
+}
+
+impl Numbers {
+    fn of(finding: &Finding) -> Self {
+        let samples = &finding.samples;
+        // A clock that ticks slowly may say that nothing took no time.
+        let seconds = samples.best_seconds().max(1e-9);
+        let gflops = finding.flops as f64 / seconds / 1e9;
+        let read = samples.bandwidth();
+        let read_gbps = read.map(|(bytes, _)| bytes as f64 / seconds / 1e9);
+        let read_peak_gbps = read.map(|(_, peak)| peak);
+        let share = |(got, peak): (f64, f64)| got / peak;
+        let ratio = |peak| peak as f64 / finding.tensor_bytes as f64;
+        Numbers {
+            pass: finding.pass,
+            ms: seconds * 1e3,
+            median_ms: samples.median_seconds() * 1e3,
+            calls: samples.seconds.len(),
+            layout_ms: finding.layout_ms,
+            gflops,
+            peak_gflops: samples.peak(),
+            median_peak_gflops: samples.median_peak(),
+            peak_share: gflops / samples.peak(),
+            median_peak_share: gflops * seconds / samples.median_seconds() / samples.median_peak(),
+            read_gbps,
+            read_peak_gbps,
+            read_share: read_gbps.zip(read_peak_gbps).map(share),
+            peak_bytes: finding.peak_bytes,
+            tensor_bytes: finding.tensor_bytes,
+            peak_to_tensors: finding.peak_bytes.filter(|_| finding.tensor_bytes > 0).map(ratio),
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Object<'a> {
+    version: &'static str,
+    pattern: &'a str,
+    tokens: u64,
+    queries: usize,
+    keys: usize,
+    batch: usize,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    value_dim: usize,
+    block: u64,
+    order: &'static str,
+    density: f64,
+    isa: String,
+    threads: usize,
+    #[serde(flatten)]
+    numbers: Numbers,
+}
+
+/// One object a pass, a line each.
+pub(super) fn json(about: &About<'_>, findings: &[Finding], out: &mut impl Write) -> Result<()> {
+    let pattern = shortened(about.pattern, TEXT);
+    let sizes = &about.problem.sizes;
+    for finding in findings {
+        let object = Object {
+            version: env!("CARGO_PKG_VERSION"),
+            pattern: &pattern,
+            tokens: about.tokens,
+            queries: sizes.queries,
+            keys: sizes.keys,
+            batch: sizes.batch,
+            heads: sizes.heads,
+            kv_heads: sizes.kv_heads,
+            head_dim: sizes.dim,
+            value_dim: sizes.value_dim,
+            block: about.block,
+            order: match about.problem.order {
+                Order::BatchTokenHeadDim => "bthd",
+                Order::BatchHeadTokenDim => "bhtd",
+            },
+            density: about.problem.density,
+            isa: about.isa.to_string(),
+            threads: about.threads.get(),
+            numbers: Numbers::of(finding),
+        };
+        writeln!(out, "{}", serde_json::to_string(&object)?)?;
+    }
+    Ok(())
+}
+
+/// A summary and a table with a line for each pass.
+pub(super) fn table(about: &About<'_>, findings: &[Finding], out: &mut impl Write) -> Result<()> {
+    let Problem { sizes, order, density, .. } = about.problem;
+    let Sizes { batch, queries, keys, heads, kv_heads, dim, value_dim } = *sizes;
+    let mut line = |name: &str, text: String| writeln!(out, "{name:<15}{text}");
+    line("pattern", shortened(about.pattern, TEXT))?;
+    let tokens = format!("{} × {}", count(queries as u64, "query"), count(keys as u64, "key"));
+    line("tokens", format!("{tokens}, {} of all pairs", percent(*density)))?;
+    let axes = match order {
+        Order::BatchTokenHeadDim => "[batch, token, head, dim]",
+        Order::BatchHeadTokenDim => "[batch, head, token, dim]",
+    };
+    let heads = match kv_heads == heads {
+        true => count(heads as u64, "head"),
+        false => {
+            format!("{} on {}", count(heads as u64, "head"), count(kv_heads as u64, "key head"))
+        }
+    };
+    let dims = match value_dim == dim {
+        true => format!("head dim {dim}"),
+        false => format!("head dim {dim}, values {value_dim}"),
+    };
+    line("tensors", format!("batch {batch}, {heads}, {dims}, {axes}"))?;
+    line("blocks", format!("{} tokens a side", about.block))?;
+    line(
+        "computed with",
+        format!("{}, {}", about.isa, count(about.threads.get() as u64, "thread")),
+    )?;
+    if cfg!(debug_assertions) {
+        line("built", "without optimisation: these times mean little".into())?;
+    }
+
+    let header = [
+        "pass",
+        "best ms",
+        "median ms",
+        "calls",
+        "GFLOP/s",
+        "FMA peak",
+        "share",
+        "layout ms",
+        "memory",
+        "tensors",
+        "ratio",
+    ];
+    let all: Vec<Numbers> = findings.iter().map(Numbers::of).collect();
+    let mut rows = vec![header.map(String::from)];
+    rows.extend(all.iter().map(|numbers| {
+        let unknown = || "unknown".to_string();
+        [
+            numbers.pass.to_string(),
+            significant(numbers.ms),
+            significant(numbers.median_ms),
+            numbers.calls.to_string(),
+            significant(numbers.gflops),
+            significant(numbers.peak_gflops),
+            percent(numbers.peak_share),
+            significant(numbers.layout_ms),
+            numbers.peak_bytes.map_or_else(unknown, |peak| bytes(peak as usize)),
+            bytes(numbers.tensor_bytes as usize),
+            numbers.peak_to_tensors.map_or_else(unknown, |ratio| format!("{ratio:.2}")),
+        ]
+    }));
+    writeln!(out)?;
+    table::print(&rows, 1, out)?;
+    for numbers in &all {
+        let reads = (numbers.read_gbps, numbers.read_peak_gbps, numbers.read_share);
+        if let (Some(got), Some(peak), Some(share)) = reads {
+            let (pass, got, peak) = (numbers.pass, significant(got), significant(peak));
+            let share = percent(share);
+            writeln!(out, "{pass} reads keys and values at {got} of {peak} GB/s, {share}")?;
+        }
+    }
+    Ok(())
+}

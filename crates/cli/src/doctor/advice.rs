@@ -1,0 +1,146 @@
+//! What costs time here, and what to do about it.
+
+use longspan::Isa;
+
+use super::Diagnosis;
+use crate::number::{bytes, count, significant};
+
+/// Below this, a million tokens don't fit.
+const LITTLE_MEMORY: u64 = 2 << 30;
+
+/// One sentence each.
+pub(super) fn warnings(found: &Diagnosis) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if !found.optimised {
+        warnings.push(
+            "this command was built without optimisation, kernels are many times slower: use \
+             `cargo build --release` or `cargo install`"
+                .to_string(),
+        );
+    }
+    let best = Isa::best().to_string();
+    if let Some(isa) = found.isa.as_ref().filter(|isa| **isa != best) {
+        warnings.push(format!(
+            "LONGSPAN_ISA asks for {isa}, this CPU has {best}: unset it to be faster"
+        ));
+    }
+    threads(found, &mut warnings);
+    if let Some(quota) = found.cpu_quota.filter(|quota| quota.fract() > 0.05) {
+        warnings.push(format!(
+            "the container's quota is {} CPUs: the part beyond a whole number goes unused, or makes \
+             all threads wait at times",
+            significant(quota)
+        ));
+    }
+    if let (Some(load), Some(cpus)) = (found.load, found.cpus)
+        && load > 0.75 * cpus as f64
+    {
+        warnings.push(format!(
+            "the machine is busy, with {} on {}: what is measured now is too slow",
+            count(load.round() as u64, "thread"),
+            count(cpus as u64, "CPU"),
+        ));
+    }
+    if let Some(free) = found.free_memory_bytes.filter(|&free| free < LITTLE_MEMORY) {
+        warnings.push(format!("only {} of memory are free", bytes(free as usize)));
+    }
+    warnings
+}
+
+fn threads(found: &Diagnosis, warnings: &mut Vec<String>) {
+    let Some(threads) = found.threads else { return };
+    let used = count(threads as u64, "thread");
+    match found.allowed_cpus {
+        Some(allowed) if threads > allowed => warnings.push(format!(
+            "{used} on {}: more threads than CPUs wait for each other; set LONGSPAN_THREADS={allowed}",
+            count(allowed as u64, "CPU"),
+        )),
+        Some(allowed) if threads < allowed && found.cpu_quota.is_none() => warnings.push(format!(
+            "{used} on {}: unset LONGSPAN_THREADS to use all of them",
+            count(allowed as u64, "CPU"),
+        )),
+        _ => {}
+    }
+    if let (Some(cores), Some(cpus)) = (found.cores, found.cpus)
+        && cores < cpus
+        && threads > cores
+    {
+        warnings.push(format!(
+            "{used} on {}: threads of one core share its multiply-add units; \
+             LONGSPAN_THREADS={cores} may be as fast",
+            count(cores as u64, "core"),
+        ));
+    }
+    // Threads that all get a core of their own reach nearly the sum of their peaks.
+    if let (Some(one), Some(all)) = (found.one_thread_gflops, found.peak_gflops)
+        && all < 0.8 * one * threads as f64
+        && found.allowed_cpus.is_none_or(|allowed| threads <= allowed)
+    {
+        warnings.push(format!(
+            "{used} reach {} times the FMA peak of one: other work, a quota or shared cores take \
+             the rest",
+            significant(all / one)
+        ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn healthy() -> Diagnosis {
+        Diagnosis {
+            version: "1.0.0",
+            optimised: true,
+            architecture: "x86_64",
+            cpu: None,
+            cpus: Some(4),
+            cores: Some(4),
+            affinity: Some("0-3".into()),
+            allowed_cpus: Some(4),
+            cpu_quota: None,
+            load: Some(0.5),
+            caches: vec![],
+            memory_bytes: Some(32 << 30),
+            free_memory_bytes: Some(16 << 30),
+            memory_limit_bytes: None,
+            huge_pages: None,
+            instruction_sets: vec![],
+            isa: Some(Isa::best().to_string()),
+            isa_why: None,
+            threads: Some(4),
+            threads_why: None,
+            one_thread_gflops: Some(100.0),
+            peak_gflops: Some(390.0),
+            warnings: vec![],
+            environment_problems: vec![],
+            kernel_problems: vec![],
+        }
+    }
+
+    #[test]
+    fn a_healthy_machine_needs_no_advice() {
+        assert_eq!(warnings(&healthy()), [""; 0]);
+    }
+
+    #[test]
+    fn what_hurts_is_named() {
+        let one = |found: Diagnosis, expected: &str| {
+            let warnings = warnings(&found);
+            assert!(warnings.len() == 1 && warnings[0].contains(expected), "{warnings:?}");
+        };
+        one(Diagnosis { optimised: false, ..healthy() }, "cargo build --release");
+        one(Diagnosis { threads: Some(9), ..healthy() }, "set LONGSPAN_THREADS=4");
+        let few = Diagnosis { threads: Some(1), peak_gflops: Some(100.0), ..healthy() };
+        one(few, "1 thread on 4 CPUs: unset LONGSPAN_THREADS");
+        one(Diagnosis { cores: Some(2), ..healthy() }, "LONGSPAN_THREADS=2 may be as fast");
+        one(Diagnosis { peak_gflops: Some(200.0), ..healthy() }, "reach 2 times the FMA peak");
+        one(Diagnosis { cpu_quota: Some(1.5), ..healthy() }, "quota is 1.5 CPUs");
+        one(Diagnosis { load: Some(3.6), ..healthy() }, "4 threads on 4 CPUs");
+        one(Diagnosis { free_memory_bytes: Some(1 << 29), ..healthy() }, "only 512 MiB");
+        if Isa::best() != Isa::Portable {
+            let slow = Diagnosis { isa: Some("portable".into()), ..healthy() };
+            one(slow, "LONGSPAN_ISA asks for portable");
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! `longspan verify`: every kernel that this CPU can run against the `f64` oracle.
+//!
+//! ```text
+//! for each case of the table:
+//!     truth, naive = the oracle in f64, the formulas in f32        once, two threads
+//!     for each instruction set:
+//!         got = forward and backward                               run.rs
+//!         judge(truth, naive, got)                                 judge.rs
+//! ```
+//!
+//! What computes is handed to [`verify`] as a function, so that a test can hand over one that is
+//! wrong and see it found.
+
+mod judge;
+mod report;
+mod run;
+
+use std::io::{Write, stdout};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use anyhow::Result;
+use longspan::{Error, Isa};
+use longspan_testing::{AttentionCase, Measure, Problem, Values, attention_cases, naive, truth};
+
+use crate::args::Verify;
+use crate::progress::Stage;
+use judge::Verdict;
+
+/// One case on one instruction set.
+struct Check {
+    /// The case's name.
+    name: String,
+    /// All that is to be known of the case.
+    case: String,
+    isa: Isa,
+    verdict: Verdict,
+}
+
+/// `longspan verify`
+pub(crate) fn run(args: &Verify) -> Result<()> {
+    let isas = match args.isa {
+        Some(isa) if isa.is_available() => vec![isa],
+        Some(asked) => return Err(Error::Isa { asked, has: Isa::available() }.into()),
+        None => Isa::available(),
+    };
+    let mut cases = attention_cases();
+    if args.quick {
+        cases.retain(|case| work(case) <= SMALL);
+    }
+    let stage = Stage::share("verifying");
+    let checks = verify(&cases, &isas, &run::compute, &|done| {
+        stage.at(done as u64, cases.len() as u64);
+    });
+    drop(stage);
+
+    let mut out = stdout().lock();
+    match args.json {
+        true => report::json(&checks, cases.len(), &isas, &mut out)?,
+        false => report::table(&checks, cases.len(), &mut out)?,
+    }
+    out.flush()?;
+    conclude(&checks)
+}
+
+/// An error if anything is wrong, and if nothing was looked at.
+fn conclude(checks: &[Check]) -> Result<()> {
+    let wrong = checks.iter().filter(|check| !check.verdict.is_right()).count();
+    if checks.is_empty() || wrong > 0 {
+        anyhow::bail!(
+            "{wrong} of {} checks failed: results of this build on this CPU can't be trusted; \
+             please report the lines above",
+            checks.len()
+        );
+    }
+    Ok(())
+}
+
+/// Pairs × dims of a case that counts as small: tens of milliseconds of the oracle's time.
+const SMALL: usize = 9_000_000;
+
+fn work(case: &AttentionCase) -> usize {
+    let sizes = case.sizes();
+    sizes.rows() * sizes.tokens_k * (sizes.dim_k + sizes.dim_v)
+}
+
+/// What a kernel makes of a problem.
+type Compute = dyn Fn(&AttentionCase, &Problem, Isa) -> longspan::Result<Values<f32>>;
+
+/// Every case on every instruction set; `done` hears how many cases are over.
+fn verify(
+    cases: &[AttentionCase],
+    isas: &[Isa],
+    compute: &Compute,
+    done: &dyn Fn(usize),
+) -> Vec<Check> {
+    let mut checks = Vec::with_capacity(cases.len() * isas.len());
+    for (number, case) in cases.iter().enumerate() {
+        done(number);
+        let problem = case.problem();
+        let (truth, naive) = std::thread::scope(|scope| {
+            let naive = scope.spawn(|| naive(&problem, case.sample));
+            (truth(&problem, case.sample), naive.join().expect("the oracle doesn't panic"))
+        });
+        for &isa in isas {
+            // A kernel that panics is wrong about this case, and about no other.
+            let got = catch_unwind(AssertUnwindSafe(|| compute(case, &problem, isa)));
+            let verdict = match got {
+                Ok(Ok(got)) => {
+                    let sample = case.sample;
+                    Verdict::Measured(Measure::all(&problem, &truth, &naive, &got, sample))
+                }
+                Ok(Err(error)) => Verdict::Refused(error.to_string()),
+                Err(_) => Verdict::Refused("panicked".into()),
+            };
+            checks.push(Check { name: case.name.clone(), case: case.to_string(), isa, verdict });
+        }
+    }
+    checks
+}
+
+#[cfg(test)]
+mod tests {
+    use longspan_testing::Rule;
+
+    use super::*;
+
+    fn one_case() -> Vec<AttentionCase> {
+        vec![AttentionCase::new("a case", Rule::Causal, 70)]
+    }
+
+    type Spoil = &'static dyn Fn(&mut Values<f32>);
+
+    /// The checks of a computation that spoils right results.
+    fn spoiled(spoil: Spoil) -> Vec<Check> {
+        let compute = move |case: &AttentionCase, problem: &Problem, isa| {
+            let mut got = run::compute(case, problem, isa)?;
+            spoil(&mut got);
+            Ok(got)
+        };
+        verify(&one_case(), &[Isa::Portable], &compute, &|_| ())
+    }
+
+    fn text(checks: &[Check]) -> String {
+        let mut out = Vec::new();
+        report::table(checks, 1, &mut out).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn what_is_right_passes() {
+        let checks = spoiled(&|_| ());
+        assert!(conclude(&checks).is_ok(), "{}", text(&checks));
+        assert!(text(&checks).contains("1 case on portable: all right"), "{}", text(&checks));
+    }
+
+    #[test]
+    fn what_is_wrong_is_found_in_every_tensor() {
+        let spoils: [(&str, Spoil); 6] = [
+            // One number, off by a ten-thousandth of the usual size.
+            ("out", &|got| got.out[77] += 1e-4),
+            ("lse", &|got| got.lse[3] += 1e-4),
+            ("dq", &|got| got.dq[900] -= 1e-4),
+            ("dk", &|got| got.dk[5] *= 1.01),
+            ("dv", &|got| got.dv[4_000] = f32::NAN),
+            ("out", &|got| got.out.fill(0.0)),
+        ];
+        for (tensor, spoil) in spoils {
+            let checks = spoiled(spoil);
+            let message = conclude(&checks).unwrap_err().to_string();
+            assert!(message.starts_with("1 of 1 checks failed"), "{message}");
+            let text = text(&checks);
+            assert!(text.contains("WRONG") && text.contains(&format!("{tensor}: error")), "{text}");
+            assert!(text.contains("causal on 70 x 70"), "{text}");
+        }
+    }
+
+    #[test]
+    fn refusing_and_panicking_are_wrong_too() {
+        let refuse =
+            |_: &AttentionCase, _: &Problem, isa| Err(Error::Isa { asked: isa, has: vec![] });
+        let panic = |_: &AttentionCase, _: &Problem, _| panic!("on purpose");
+        let computes: [&Compute; 2] = [&refuse, &panic];
+        for (compute, why) in computes.into_iter().zip(["asked for", "panicked"]) {
+            let checks = verify(&one_case(), &[Isa::Portable], compute, &|_| ());
+            assert!(conclude(&checks).is_err());
+            assert!(text(&checks).contains(why), "{}", text(&checks));
+        }
+    }
+
+    #[test]
+    fn nothing_looked_at_is_not_right() {
+        assert!(conclude(&[]).is_err());
+    }
+}

@@ -1,0 +1,68 @@
+//! Whether a result is right.
+
+use longspan_testing::Measure;
+
+/// What came of one case on one instruction set.
+#[derive(Debug)]
+pub(super) enum Verdict {
+    /// The errors of all tensors.
+    Measured(Vec<Measure>),
+    /// There is no result, and this is why.
+    Refused(String),
+}
+
+impl Verdict {
+    pub(super) fn is_right(&self) -> bool {
+        match self {
+            Verdict::Measured(measures) => {
+                !measures.is_empty() && measures.iter().all(Measure::holds)
+            }
+            Verdict::Refused(_) => false,
+        }
+    }
+
+    /// The error of a tensor as a multiple of the best possible.
+    pub(super) fn ratio(&self, tensor: &str) -> Option<f64> {
+        match self {
+            Verdict::Measured(measures) => {
+                measures.iter().find(|measure| measure.tensor == tensor).map(Measure::ratio)
+            }
+            Verdict::Refused(_) => None,
+        }
+    }
+
+    /// What the error of a tensor may be, likewise.
+    pub(super) fn limit(&self, tensor: &str) -> Option<f64> {
+        match self {
+            Verdict::Measured(measures) => {
+                let measure = measures.iter().find(|measure| measure.tensor == tensor)?;
+                (measure.best > 0.0).then(|| measure.limit() / measure.best)
+            }
+            Verdict::Refused(_) => None,
+        }
+    }
+
+    /// The largest error as a share of what it may be; 0 where nothing may be wrong and is.
+    pub(super) fn of_limit(&self) -> Option<f64> {
+        match self {
+            Verdict::Measured(measures) => {
+                let share = |measure: &Measure| match measure.error {
+                    0.0 => 0.0,
+                    error => error / measure.limit(),
+                };
+                measures.iter().map(share).reduce(f64::max)
+            }
+            Verdict::Refused(_) => None,
+        }
+    }
+
+    /// What is wrong, a line each.
+    pub(super) fn complaints(&self) -> Vec<String> {
+        match self {
+            Verdict::Measured(measures) => {
+                measures.iter().filter(|measure| !measure.holds()).map(Measure::to_string).collect()
+            }
+            Verdict::Refused(why) => vec![why.clone()],
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! What came of it, for people and for programs.
+
+use std::collections::BTreeMap;
+use std::io::{Result, Write};
+
+use longspan::Isa;
+use serde::Serialize;
+
+use super::Check;
+use crate::number::{count, shortened};
+use crate::table;
+
+/// What is compared, in the order of the columns.
+const TENSORS: [&str; 5] = ["out", "lse", "dq", "dk", "dv"];
+/// Characters kept of a case's name.
+const NAME: usize = 40;
+
+/// A line for each check, what is wrong about it below, and a line for all.
+pub(super) fn table(checks: &[Check], cases: usize, out: &mut impl Write) -> Result<()> {
+    let header = ["case", "isa", "out", "lse", "dq", "dk", "dv", "of limit", ""];
+    let mut rows = vec![header.map(String::from)];
+    for check in checks {
+        let ratio = |tensor| match check.verdict.ratio(tensor) {
+            Some(ratio) => format!("{ratio:.2}"),
+            None => "-".to_string(),
+        };
+        let [a, b, c, d, e] = TENSORS.map(ratio);
+        let verdict = if check.verdict.is_right() { "right" } else { "WRONG" };
+        let (name, isa) = (shortened(&check.name, NAME), check.isa.to_string());
+        let of_limit = match check.verdict.of_limit() {
+            Some(share) => format!("{:.0} %", 100.0 * share),
+            None => "-".to_string(),
+        };
+        rows.push([name, isa, a, b, c, d, e, of_limit, verdict.to_string()]);
+    }
+    writeln!(out, "errors, as multiples of the best possible in f32:")?;
+    table::print(&rows, 2, out)?;
+
+    writeln!(out)?;
+    for check in checks.iter().filter(|check| !check.verdict.is_right()) {
+        writeln!(out, "WRONG on {}: {}", check.isa, check.case)?;
+        for complaint in check.verdict.complaints() {
+            writeln!(out, "  {complaint}")?;
+        }
+    }
+    let mut isas: Vec<Isa> = checks.iter().map(|check| check.isa).collect();
+    isas.sort_unstable();
+    isas.dedup();
+    for isa in isas {
+        let of_isa: Vec<&Check> = checks.iter().filter(|check| check.isa == isa).collect();
+        let wrong = of_isa.iter().filter(|check| !check.verdict.is_right()).count();
+        let verdict = match wrong {
+            0 => "all right".to_string(),
+            wrong => format!("{wrong} WRONG"),
+        };
+        let worst = match worst(&of_isa) {
+            Some((ratio, tensor, name)) => format!("; worst {ratio:.2} ({tensor}, {name})"),
+            None => String::new(),
+        };
+        writeln!(out, "{} on {isa}: {verdict}{worst}", count(cases as u64, "case"))?;
+    }
+    Ok(())
+}
+
+/// The largest of all errors, and whose it is.
+fn worst<'a>(checks: &[&'a Check]) -> Option<(f64, &'static str, &'a str)> {
+    let each = checks.iter().flat_map(|check| {
+        let ratio = |tensor| Some((check.verdict.ratio(tensor)?, tensor, check.name.as_str()));
+        TENSORS.into_iter().filter_map(ratio)
+    });
+    each.max_by(|a, b| a.0.total_cmp(&b.0))
+}
+
+#[derive(Serialize)]
+struct Object<'a> {
+    version: &'static str,
+    cases: usize,
+    isas: Vec<String>,
+    checks: Vec<CheckObject<'a>>,
+    wrong: usize,
+}
+
+#[derive(Serialize)]
+struct CheckObject<'a> {
+    case: &'a str,
+    about: &'a str,
+    isa: String,
+    right: bool,
+    /// Multiples of the best possible; nothing where a result is no number at all.
+    errors: BTreeMap<&'static str, Option<f64>>,
+    /// What they may be; nothing where there is nothing to be wrong.
+    limits: BTreeMap<&'static str, Option<f64>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    complaints: Vec<String>,
+}
+
+/// One JSON object and a line break.
+pub(super) fn json<'a>(
+    checks: &'a [Check],
+    cases: usize,
+    isas: &[Isa],
+    out: &mut impl Write,
+) -> Result<()> {
+    let object = |check: &'a Check| {
+        let Check { name, case, isa, verdict } = check;
+        let finite = |number: Option<f64>| number.filter(|number| number.is_finite());
+        let each = |of: &dyn Fn(&str) -> Option<f64>| {
+            TENSORS.into_iter().map(|tensor| (tensor, finite(of(tensor)))).collect()
+        };
+        CheckObject {
+            case: name,
+            about: case,
+            isa: isa.to_string(),
+            right: verdict.is_right(),
+            errors: each(&|tensor| verdict.ratio(tensor)),
+            limits: each(&|tensor| verdict.limit(tensor)),
+            complaints: verdict.complaints(),
+        }
+    };
+    let object = Object {
+        version: env!("CARGO_PKG_VERSION"),
+        cases,
+        isas: isas.iter().map(Isa::to_string).collect(),
+        checks: checks.iter().map(object).collect(),
+        wrong: checks.iter().filter(|check| !check.verdict.is_right()).count(),
+    };
+    writeln!(out, "{}", serde_json::to_string_pretty(&object)?)
+}

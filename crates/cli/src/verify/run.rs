@@ -1,0 +1,139 @@
+//! A case of the table, run on the kernels.
+
+use longspan::{
+    Arrived, Attention, BlockSize, Dims, GradientsMut, Heads, Hook, Inputs, Isa, Layout, LayoutSet,
+    Layouts, Order, OutputMut, Padding, Pattern, Positions, Progression, Result, Score, Shape,
+    Tensor,
+};
+use longspan_testing::{AttentionCase, Axes, Case, Problem, Sizes, Steps, Transform, Values};
+
+/// Forward and backward, written over NaNs so that nothing can be forgotten.
+pub(super) fn compute(case: &AttentionCase, problem: &Problem, isa: Isa) -> Result<Values<f32>> {
+    let Sizes { batch, tokens_q, tokens_k, heads_q, heads_kv, dim_k, dim_v } = problem.sizes;
+    let queries = Dims { batch, tokens: tokens_q, heads: heads_q, dim: dim_k };
+    let keys = Dims { batch, tokens: tokens_k, heads: heads_kv, dim: dim_k };
+    let (output, values) = (Dims { dim: dim_v, ..queries }, Dims { dim: dim_v, ..keys });
+    let order = match case.axes {
+        Axes::TokenHead => Order::BatchTokenHeadDim,
+        Axes::HeadToken => Order::BatchHeadTokenDim,
+    };
+    let attention = attention(case, isa)?;
+    let poisoned = |dims| Tensor::filled(f32::NAN, dims, order);
+
+    let q = arrange(&problem.q, queries, order)?;
+    let k = arrange(&problem.k, keys, order)?;
+    let v = arrange(&problem.v, values, order)?;
+    let inputs = Inputs { q: q.view(), k: k.view(), v: v.view() };
+    let (mut out, mut lse) = (poisoned(output)?, vec![f32::NAN; problem.sizes.rows()]);
+    let into = OutputMut { out: out.view_mut(), lse: &mut lse };
+    attention.forward_into(inputs, into, Hook::none())?;
+
+    let dout = arrange(&problem.dout, output, order)?;
+    let (mut dq, mut dk, mut dv) = (poisoned(queries)?, poisoned(keys)?, poisoned(values)?);
+    let into = GradientsMut { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() };
+    let dlse = problem.dlse.as_deref();
+    let arrived = Arrived { out: out.view(), lse: &lse, dout: dout.view(), dlse };
+    attention.backward_into(inputs, arrived, into, Hook::none())?;
+    let (out, dq, dk, dv) = (dense(&out), dense(&dq), dense(&dk), dense(&dv));
+    Ok(Values { out, lse, dq, dk, dv })
+}
+
+fn attention(case: &AttentionCase, isa: Isa) -> Result<Attention> {
+    let attention = Attention::new(layouts(case)?).isa(isa).score(match &case.transform {
+        Transform::Plain => Score::Plain,
+        Transform::Softcap(cap) => Score::Softcap(*cap),
+        Transform::Alibi(slopes) => Score::Alibi(slopes[..].into()),
+    });
+    Ok(match case.scale {
+        Some(scale) => attention.scale(scale),
+        None => attention,
+    })
+}
+
+/// One layout for all where one does, else one a batch entry and head.
+fn layouts(case: &AttentionCase) -> Result<Layouts> {
+    let shape = shape(&case.layout)?;
+    let text = case.pattern_text();
+    if case.per_head.is_empty() && case.padding.is_empty() {
+        let pattern: Pattern = text.parse()?;
+        return Ok(Layout::compile(&pattern, &shape)?.into());
+    }
+    let heads: Heads = text.parse()?;
+    let padding = match &case.padding[..] {
+        [] => Padding::None(case.batch),
+        each => Padding::Each(each.to_vec()),
+    };
+    Ok(LayoutSet::compile(&heads, case.heads_q, &shape, &padding, None)?.into())
+}
+
+fn shape(case: &Case) -> Result<Shape> {
+    let mut shape = Shape::new(case.tokens_q, case.tokens_k);
+    shape = shape.block(BlockSize::new(case.block.into())?);
+    if let Some(offset) = case.query_offset {
+        shape = shape.query_offset(offset);
+    }
+    if let Some(offset) = case.key_offset {
+        shape = shape.key_offset(offset);
+    }
+    if let Some(map) = &case.query_map {
+        shape = shape.query_map(positions(map)?);
+    }
+    if let Some(map) = &case.key_map {
+        shape = shape.key_map(positions(map)?);
+    }
+    if let Some(bytes) = case.mask_bytes {
+        shape = shape.mask_bytes(bytes);
+    }
+    Ok(shape)
+}
+
+fn positions(steps: &[Steps]) -> Result<Positions> {
+    let steps = steps.iter().map(|s| Progression { start: s.start, step: s.step, len: s.len });
+    Ok(Positions::new(steps)?)
+}
+
+/// The place of every number of the oracle's order, `[batch][head][token][dim]`, in another one.
+fn places(dims: Dims, order: Order) -> impl Iterator<Item = usize> {
+    let Dims { batch, tokens, heads, dim } = dims;
+    let token = move |b: usize, h: usize, t: usize| match order {
+        Order::BatchTokenHeadDim => ((b * tokens + t) * heads + h) * dim,
+        Order::BatchHeadTokenDim => ((b * heads + h) * tokens + t) * dim,
+    };
+    let all = (0..batch).flat_map(move |b| (0..heads).map(move |h| (b, h)));
+    let all = all.flat_map(move |(b, h)| (0..tokens).map(move |t| token(b, h, t)));
+    all.flat_map(move |first| first..first + dim)
+}
+
+/// The oracle's numbers in another order.
+fn arrange(numbers: &[f32], dims: Dims, order: Order) -> Result<Tensor<f32>> {
+    let mut data = vec![0.0; numbers.len()];
+    for (number, place) in numbers.iter().zip(places(dims, order)) {
+        data[place] = *number;
+    }
+    Tensor::new(data, dims, order)
+}
+
+/// A tensor in the oracle's order.
+fn dense(tensor: &Tensor<f32>) -> Vec<f32> {
+    places(tensor.dims(), tensor.order()).map(|place| tensor.as_slice()[place]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_where_views_find_them() -> Result<()> {
+        let dims = Dims { batch: 2, tokens: 3, heads: 4, dim: 5 };
+        let numbers: Vec<f32> = (0..120).map(|x| x as f32).collect();
+        for order in [Order::BatchTokenHeadDim, Order::BatchHeadTokenDim] {
+            let tensor = arrange(&numbers, dims, order)?;
+            // Batch 1, head 3, token 2, dim 4 is the last; head 1 comes 15 numbers after head 0.
+            assert_eq!(tensor.view().get(1, 2, 3, 4), Some(119.0));
+            assert_eq!(tensor.view().get(0, 0, 1, 0), Some(15.0));
+            assert_eq!(tensor.view().get(0, 1, 0, 0), Some(5.0));
+            assert_eq!(dense(&tensor), numbers);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,28 @@
+//! `longspan bench`, `longspan verify` and `longspan doctor`, run as a user runs them.
+
+mod bench;
+#[path = "../common/mod.rs"]
+mod common;
+mod doctor;
+mod verify;
+
+use common::run;
+
+#[test]
+fn help_explains() {
+    let cases: [(&str, &[&str]); 4] = [
+        ("--help", &["inspect", "bench", "verify", "doctor"]),
+        ("bench", &["--tokens", "--kv-heads", "--pass", "LONGSPAN_THREADS", "bthd", "FMA peak"]),
+        ("verify", &["--quick", "--isa", "at most 12,", "the exit code is 1"]),
+        ("doctor", &["--json"]),
+    ];
+    for (command, words) in cases {
+        let args: &[&str] = if command == "--help" { &["--help"] } else { &[command, "--help"] };
+        let help = run(args).printed();
+        for word in words {
+            // Help is wrapped.
+            let text = help.split_whitespace().collect::<Vec<_>>().join(" ");
+            assert!(text.contains(word), "{word} is not explained by {command}");
+        }
+    }
+}

@@ -1,0 +1,461 @@
+//! Attention over a layout: what a caller writes.
+//!
+//! [`Attention`] is a layout plus options. Its two everyday methods are
+//! [`forward`](Attention::forward) and [`backward`](Attention::backward), which allocate their
+//! results; each has an `_into` twin that writes where the caller says. A ring or a mix of
+//! branches uses [`extend`](Attention::extend), which goes on from a partial softmax, and
+//! [`accumulate`](Attention::accumulate), which adds gradients that belong to the final statistics
+//! of each row.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use longspan_pattern::{Layout, LayoutSet};
+
+use crate::check;
+use crate::error::{Error, Result};
+use crate::isa::Isa;
+use crate::run;
+use crate::score::Score;
+use crate::state::State;
+use crate::threads::Threads;
+use crate::view::{Tensor, View, ViewMut, list};
+use crate::workspace::Workspaces;
+
+/// Which layout each batch entry and query head has.
+#[derive(Debug, Clone)]
+pub enum Layouts {
+    /// One for all, however many there are.
+    One(Arc<Layout>),
+    /// One a batch entry and query head.
+    Each(LayoutSet),
+}
+
+impl Layouts {
+    /// The layout of a batch entry and query head.
+    pub fn get(&self, entry: usize, head: usize) -> &Layout {
+        match self {
+            Layouts::One(layout) => layout,
+            Layouts::Each(set) => set.get(entry, head),
+        }
+    }
+
+    /// All that differ.
+    pub(crate) fn distinct(&self) -> &[Arc<Layout>] {
+        match self {
+            Layouts::One(layout) => std::slice::from_ref(layout),
+            Layouts::Each(set) => set.layouts(),
+        }
+    }
+
+    /// The number of a batch entry's and query head's layout among those.
+    pub(crate) fn index(&self, entry: usize, head: usize) -> usize {
+        match self {
+            Layouts::One(_) => 0,
+            Layouts::Each(set) => set.index(entry, head),
+        }
+    }
+}
+
+impl From<Layout> for Layouts {
+    fn from(layout: Layout) -> Self {
+        Layouts::One(Arc::new(layout))
+    }
+}
+
+impl From<Arc<Layout>> for Layouts {
+    fn from(layout: Arc<Layout>) -> Self {
+        Layouts::One(layout)
+    }
+}
+
+impl From<LayoutSet> for Layouts {
+    fn from(set: LayoutSet) -> Self {
+        Layouts::Each(set)
+    }
+}
+
+/// The three tensors that attention reads.
+#[derive(Debug, Clone, Copy)]
+pub struct Inputs<'a> {
+    /// Queries.
+    pub q: View<'a, f32>,
+    /// Keys; their heads divide those of the queries.
+    pub k: View<'a, f32>,
+    /// Values; tokens and heads as the keys, any head dim.
+    pub v: View<'a, f32>,
+}
+
+/// What [`Attention::forward`] returns.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Output {
+    /// One weighted sum of values a query: axes and order as the queries, head dim of the values.
+    pub out: Tensor<f32>,
+    /// Natural logarithm of the sum of exponentials of each row's scores, `[batch, head, token]`;
+    /// −∞ where a query sees no key.
+    pub lse: Vec<f32>,
+}
+
+/// Where [`Attention::forward_into`] writes.
+#[derive(Debug)]
+pub struct OutputMut<'a> {
+    /// See [`Output::out`]; any strides.
+    pub out: ViewMut<'a, f32>,
+    /// See [`Output::lse`].
+    pub lse: &'a mut [f32],
+}
+
+/// What the forward pass found, and the gradient that arrives at it.
+#[derive(Debug, Clone, Copy)]
+pub struct Arrived<'a> {
+    /// The output of the forward pass.
+    pub out: View<'a, f32>,
+    /// Its log-sum-exp, `[batch, head, token]`.
+    pub lse: &'a [f32],
+    /// Gradient with respect to the output.
+    pub dout: View<'a, f32>,
+    /// Gradient with respect to the log-sum-exp, where there is one.
+    pub dlse: Option<&'a [f32]>,
+}
+
+/// What [`Attention::backward`] returns: gradients with axes and order as their tensors.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Gradients {
+    /// With respect to the queries.
+    pub dq: Tensor<f32>,
+    /// With respect to the keys.
+    pub dk: Tensor<f32>,
+    /// With respect to the values.
+    pub dv: Tensor<f32>,
+}
+
+/// Where [`Attention::backward_into`] writes and [`Attention::accumulate`] adds; any strides.
+#[derive(Debug)]
+pub struct GradientsMut<'a> {
+    /// With respect to the queries.
+    pub dq: ViewMut<'a, f32>,
+    /// With respect to the keys.
+    pub dk: ViewMut<'a, f32>,
+    /// With respect to the values.
+    pub dv: ViewMut<'a, f32>,
+}
+
+/// What the backward pass has to know of each row once its softmax is final, `[batch, head,
+/// token]` each.
+#[derive(Debug, Clone, Copy)]
+pub struct RowStatistics<'a> {
+    /// The log-sum-exp over *all* keys of the row, wherever they are.
+    pub lse: &'a [f32],
+    /// `Σ dout · out − dlse`, as [`row_deltas`] finds it.
+    pub delta: &'a [f32],
+}
+
+/// How far a call has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// Units of work that were done.
+    pub done: usize,
+    /// Units there are.
+    pub total: usize,
+}
+
+/// Called between tiles, on the thread that made the call: to poll a message engine, to show
+/// progress, to stop.
+///
+/// ```
+/// use std::ops::ControlFlow;
+/// use longspan::Hook;
+///
+/// let mut polls = 0;
+/// let mut poll = |_| {
+///     polls += 1;
+///     ControlFlow::Continue(())
+/// };
+/// let hook = Hook::new(&mut poll);
+/// # drop(hook);
+/// let nothing = Hook::none();
+/// ```
+pub struct Hook<'a>(pub(crate) Option<&'a mut dyn FnMut(Progress) -> ControlFlow<()>>);
+
+impl<'a> Hook<'a> {
+    /// Calls `between` every few tiles. [`ControlFlow::Break`] ends the call with
+    /// [`Error::Stopped`].
+    pub fn new(between: &'a mut dyn FnMut(Progress) -> ControlFlow<()>) -> Self {
+        Hook(Some(between))
+    }
+
+    /// Calls nothing.
+    pub fn none() -> Self {
+        Hook(None)
+    }
+}
+
+impl std::fmt::Debug for Hook<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Hook({})", if self.0.is_some() { "_" } else { "none" })
+    }
+}
+
+/// Exact attention over the blocks of a layout.
+///
+/// `out_i = Σ_j softmax_j(scale · q_i·k_j) v_j` over the keys `j` that query `i` may see, one
+/// softmax over all of them. A query that sees no key has output 0, log-sum-exp −∞ and gradient 0.
+///
+/// The same inputs give the same bits whatever the number of threads.
+///
+/// ```
+/// use longspan::{Attention, Dims, Layout, Order, Pattern, Shape, Tensor};
+///
+/// let tokens = 1_000;
+/// let pattern: Pattern = "causal & (window(128, 0) | sinks(4))".parse()?;
+/// let layout = Layout::compile(&pattern, &Shape::new(tokens, tokens))?;
+/// let attention = Attention::new(layout);
+///
+/// let dims = Dims { batch: 1, tokens: tokens as usize, heads: 2, dim: 32 };
+/// let number = |i: usize| (i as f32).sin();
+/// let make = |shift: usize| {
+///     let data = (0..dims.elements().unwrap()).map(|i| number(i + shift)).collect();
+///     Tensor::new(data, dims, Order::BatchTokenHeadDim)
+/// };
+/// let (q, k, v) = (make(0)?, make(1)?, make(2)?);
+///
+/// let output = attention.forward(q.view(), k.view(), v.view())?;
+/// // The first query sees only itself.
+/// assert_eq!(output.out.view().get(0, 0, 1, 5), v.view().get(0, 0, 1, 5));
+/// # Ok::<_, longspan::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Attention {
+    pub(crate) layouts: Layouts,
+    pub(crate) scale: Option<f32>,
+    pub(crate) score: Score,
+    pub(crate) threads: Threads,
+    pub(crate) isa: Option<Isa>,
+    pub(crate) workspaces: Workspaces,
+}
+
+impl Attention {
+    /// Attention over a [`Layout`] for every batch entry and head, or over a [`LayoutSet`].
+    pub fn new(layouts: impl Into<Layouts>) -> Self {
+        Attention {
+            layouts: layouts.into(),
+            scale: None,
+            score: Score::Plain,
+            threads: Threads::Auto,
+            isa: None,
+            workspaces: Workspaces::default(),
+        }
+    }
+
+    /// What scores are multiplied by; `1/√dim` where it isn't set.
+    #[must_use]
+    pub fn scale(mut self, scale: f32) -> Self {
+        self.scale = Some(scale);
+        self
+    }
+
+    /// What is done to scores before the softmax.
+    #[must_use]
+    pub fn score(mut self, score: Score) -> Self {
+        self.score = score;
+        self
+    }
+
+    /// How many threads work on a call. Results don't depend on it.
+    #[must_use]
+    pub fn threads(mut self, threads: Threads) -> Self {
+        self.threads = threads;
+        self
+    }
+
+    /// The instruction set to use, in place of the fastest one. Calls fail where the CPU hasn't
+    /// got it.
+    #[must_use]
+    pub fn isa(mut self, isa: Isa) -> Self {
+        self.isa = Some(isa);
+        self
+    }
+
+    /// The layouts it runs over.
+    pub fn layouts(&self) -> &Layouts {
+        &self.layouts
+    }
+
+    /// Output and log-sum-exp.
+    pub fn forward(&self, q: View<'_, f32>, k: View<'_, f32>, v: View<'_, f32>) -> Result<Output> {
+        let inputs = Inputs { q, k, v };
+        let dims = check::inputs(self, &inputs)?;
+        let mut out = Tensor::filled(0.0, dims.output(), check::order_of(&q))?;
+        let mut lse = vec![0.0; dims.output().rows()];
+        let output = OutputMut { out: out.view_mut(), lse: &mut lse };
+        self.forward_into(inputs, output, Hook::none())?;
+        Ok(Output { out, lse })
+    }
+
+    /// Output and log-sum-exp, written where `output` says.
+    pub fn forward_into(
+        &self,
+        inputs: Inputs<'_>,
+        output: OutputMut<'_>,
+        hook: Hook<'_>,
+    ) -> Result<()> {
+        check::inputs(self, &inputs)?;
+        check::output(&inputs, &output)?;
+        run::forward(self, &inputs, run::Rows::Finish(output), hook)
+    }
+
+    /// Adds the keys of `inputs` to a partial softmax: the forward pass of a ring hop or of one
+    /// branch of many. [`State::finish`] makes output and log-sum-exp of it.
+    ///
+    /// ```
+    /// use longspan::{Attention, Dims, Hook, Inputs, Layout, Order, Pattern, Shape, State, Tensor};
+    ///
+    /// // Ten queries and the keys in two halves, each at its own positions.
+    /// let dims = |tokens| Dims { batch: 1, tokens, heads: 1, dim: 4 };
+    /// let make = |tokens: usize, shift: usize| {
+    ///     let data = (0..tokens * 4).map(|i| ((i + shift) as f32).sin()).collect();
+    ///     Tensor::new(data, dims(tokens), Order::BatchTokenHeadDim)
+    /// };
+    /// let q = make(10, 0)?;
+    /// let mut state = State::empty(dims(10))?;
+    /// for half in 0..2 {
+    ///     let shape = Shape::new(10, 5).query_offset(0).key_offset(5 * half);
+    ///     let attention = Attention::new(Layout::compile(&Pattern::causal(), &shape)?);
+    ///     let (k, v) = (make(5, 20 * half as usize + 7)?, make(5, 20 * half as usize + 9)?);
+    ///     let inputs = Inputs { q: q.view(), k: k.view(), v: v.view() };
+    ///     attention.extend(inputs, &mut state, Hook::none())?;
+    /// }
+    ///
+    /// let layout = Layout::compile(&Pattern::causal(), &Shape::new(10, 10))?;
+    /// let (k, v) = (make(10, 7)?, make(10, 9)?);
+    /// let whole = Attention::new(layout).forward(q.view(), k.view(), v.view())?;
+    /// let joined = state.finish(Order::BatchTokenHeadDim)?;
+    /// for (a, b) in whole.out.as_slice().iter().zip(joined.out.as_slice()) {
+    ///     assert!((a - b).abs() < 1e-6);
+    /// }
+    /// # Ok::<_, longspan::Error>(())
+    /// ```
+    pub fn extend(&self, inputs: Inputs<'_>, state: &mut State, hook: Hook<'_>) -> Result<()> {
+        let dims = check::inputs(self, &inputs)?;
+        check::state(&dims, state)?;
+        run::forward(self, &inputs, run::Rows::Extend(state), hook)
+    }
+
+    /// Gradients with respect to queries, keys and values.
+    ///
+    /// `P_ij = exp(score_ij − lse_i)` is computed from the stored log-sum-exp, so the relative
+    /// error of a row's gradients is at least that of `exp(lse_i)`, half an ulp of `lse_i`: below
+    /// 1e-6 where |lse| < 16, and growing with it. Where |lse| is so large that its last bit is
+    /// worth more than 1 (2²⁴), a row's probabilities may be anything from 0 to 1 each;
+    /// gradients stay finite.
+    ///
+    /// ```
+    /// use longspan::{Arrived, Attention, Dims, Inputs, Layout, Order, Pattern, Shape, Tensor};
+    ///
+    /// let layout = Layout::compile(&Pattern::window(8, 8)?, &Shape::new(50, 50))?;
+    /// let attention = Attention::new(layout);
+    /// let dims = Dims { batch: 1, tokens: 50, heads: 1, dim: 8 };
+    /// let data: Vec<f32> = (0..400).map(|i| (i as f32).sin()).collect();
+    /// let x = Tensor::new(data, dims, Order::BatchHeadTokenDim)?;
+    ///
+    /// let inputs = Inputs { q: x.view(), k: x.view(), v: x.view() };
+    /// let output = attention.forward(inputs.q, inputs.k, inputs.v)?;
+    /// let dout = Tensor::filled(1.0, dims, Order::BatchHeadTokenDim)?;
+    /// let (out, lse) = (output.out.view(), &output.lse);
+    /// let arrived = Arrived { out, lse, dout: dout.view(), dlse: None };
+    /// let gradients = attention.backward(inputs, arrived)?;
+    /// // Each row's weights sum to 1, so each column of the values' gradient sums to the tokens.
+    /// let sum: f32 = gradients.dv.as_slice().iter().sum();
+    /// assert!((sum - 400.0).abs() < 1e-3);
+    /// # Ok::<_, longspan::Error>(())
+    /// ```
+    pub fn backward(&self, inputs: Inputs<'_>, arrived: Arrived<'_>) -> Result<Gradients> {
+        check::inputs(self, &inputs)?;
+        let like = |view: &View<'_, f32>| Tensor::filled(0.0, view.dims(), check::order_of(view));
+        let (mut dq, mut dk, mut dv) = (like(&inputs.q)?, like(&inputs.k)?, like(&inputs.v)?);
+        let into = GradientsMut { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() };
+        self.differentiate(inputs, arrived, into, Hook::none())?;
+        Ok(Gradients { dq, dk, dv })
+    }
+
+    /// Gradients, written where `gradients` says; see [`backward`](Self::backward).
+    pub fn backward_into(
+        &self,
+        inputs: Inputs<'_>,
+        arrived: Arrived<'_>,
+        mut gradients: GradientsMut<'_>,
+        hook: Hook<'_>,
+    ) -> Result<()> {
+        let sizes = check::inputs(self, &inputs)?;
+        let read = check::arrived(&arrived, sizes.output())?;
+        check::gradients(&inputs, &read, &gradients)?;
+        gradients.dq.fill(0.0);
+        gradients.dk.fill(0.0);
+        gradients.dv.fill(0.0);
+        self.differentiate(inputs, arrived, gradients, hook)
+    }
+
+    /// Adds gradients to what `gradients` holds. `rows` are the final statistics of each row, over
+    /// all keys it has anywhere: a ring hop or one branch of many adds its part.
+    pub fn accumulate(
+        &self,
+        inputs: Inputs<'_>,
+        dout: View<'_, f32>,
+        rows: RowStatistics<'_>,
+        gradients: GradientsMut<'_>,
+        hook: Hook<'_>,
+    ) -> Result<()> {
+        let dims = check::inputs(self, &inputs)?;
+        check::like("dout", &dout, dims.output())?;
+        check::rows("lse", rows.lse.len(), dims.output())?;
+        check::rows("delta", rows.delta.len(), dims.output())?;
+        let read = [("dout", dout.memory()), ("lse", list(rows.lse)), ("delta", list(rows.delta))];
+        check::gradients(&inputs, &read, &gradients)?;
+        run::backward(self, &inputs, dout, rows, gradients, hook)
+    }
+
+    /// Adds to gradients that are zero.
+    fn differentiate(
+        &self,
+        inputs: Inputs<'_>,
+        arrived: Arrived<'_>,
+        gradients: GradientsMut<'_>,
+        hook: Hook<'_>,
+    ) -> Result<()> {
+        let mut delta = self.workspaces.rows(check::inputs(self, &inputs)?.output().rows());
+        row_deltas(arrived, &mut delta)?;
+        let rows = RowStatistics { lse: arrived.lse, delta: &delta };
+        let result = self.accumulate(inputs, arrived.dout, rows, gradients, hook);
+        self.workspaces.give_back(delta);
+        result
+    }
+}
+
+/// `Σ dout · out − dlse` of each row, `[batch, head, token]`: what the softmax's own gradient
+/// takes away from every score of the row.
+///
+/// ```
+/// use longspan::{Arrived, Dims, Order, Tensor, row_deltas};
+///
+/// let dims = Dims { batch: 1, tokens: 1, heads: 1, dim: 2 };
+/// let out = Tensor::new(vec![1.0, 2.0], dims, Order::BatchTokenHeadDim)?;
+/// let dout = Tensor::new(vec![3.0, 4.0], dims, Order::BatchTokenHeadDim)?;
+/// let mut deltas = [0.0];
+/// let (out, dout) = (out.view(), dout.view());
+/// row_deltas(Arrived { out, lse: &[0.5], dout, dlse: Some(&[1.0]) }, &mut deltas)?;
+/// assert_eq!(deltas, [10.0]);
+/// # Ok::<_, longspan::Error>(())
+/// ```
+pub fn row_deltas(arrived: Arrived<'_>, deltas: &mut [f32]) -> Result<()> {
+    let dims = arrived.out.dims();
+    check::arrived(&arrived, dims)?;
+    check::rows("deltas", deltas.len(), dims)?;
+    run::deltas(&arrived, deltas);
+    Ok(())
+}
+
+impl Error {
+    pub(crate) fn stopped(progress: Progress) -> Self {
+        Error::Stopped { done: progress.done, total: progress.total }
+    }
+}

@@ -1,0 +1,188 @@
+//! Whether the arguments of a call fit each other.
+
+use std::sync::Arc;
+
+use longspan_pattern::Layout;
+
+use crate::attention::{Arrived, Attention, GradientsMut, Inputs, Layouts, OutputMut};
+use crate::error::{Error, Result};
+use crate::state::State;
+use crate::view::{Dims, Extent, Order, View, list, overlap};
+
+/// The largest head dim: scratch is laid out for it.
+pub(crate) const MOST_DIMS: usize = 256;
+
+/// The sizes of a call.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sizes {
+    pub(crate) batch: usize,
+    pub(crate) queries: usize,
+    pub(crate) keys: usize,
+    pub(crate) heads: usize,
+    pub(crate) key_heads: usize,
+    pub(crate) dim: usize,
+    pub(crate) value_dim: usize,
+}
+
+impl Sizes {
+    pub(crate) fn output(&self) -> Dims {
+        Dims { batch: self.batch, tokens: self.queries, heads: self.heads, dim: self.value_dim }
+    }
+}
+
+fn axis(
+    tensor: &'static str,
+    axis: &'static str,
+    got: usize,
+    expected: usize,
+    why: &'static str,
+) -> Result<()> {
+    if got == expected { Ok(()) } else { Err(Error::Shape { tensor, axis, got, expected, why }) }
+}
+
+pub(crate) fn inputs(attention: &Attention, inputs: &Inputs<'_>) -> Result<Sizes> {
+    let (q, k, v) = (inputs.q.dims(), inputs.k.dims(), inputs.v.dims());
+    axis("k", "batch", k.batch, q.batch, "as q")?;
+    axis("v", "batch", v.batch, q.batch, "as q")?;
+    axis("k", "head dim", k.dim, q.dim, "as q")?;
+    axis("v", "tokens", v.tokens, k.tokens, "as k")?;
+    axis("v", "heads", v.heads, k.heads, "as k")?;
+    for (tensor, dim) in [("q", q.dim), ("v", v.dim)] {
+        if !(1..=MOST_DIMS).contains(&dim) {
+            return Err(Error::HeadDim { tensor, dim, most: MOST_DIMS });
+        }
+    }
+    if k.heads == 0 && q.heads != 0 || k.heads != 0 && !q.heads.is_multiple_of(k.heads) {
+        return Err(Error::Heads { query: q.heads, key: k.heads });
+    }
+    for layout in layouts(&attention.layouts, &q)? {
+        axis("q", "tokens", q.tokens, layout.queries() as usize, "as the layout")?;
+        axis("k", "tokens", k.tokens, layout.keys() as usize, "as the layout")?;
+        let rows = layout.rows();
+        let all = (layout.queries() as usize).div_ceil(layout.block().get());
+        axis("the layout", "compiled rows", rows.len(), all, "every row of query blocks")?;
+    }
+    if let Some(scale) = attention.scale.filter(|scale| !scale.is_finite()) {
+        return Err(Error::Number { what: "the scale", value: scale, rule: "a finite number" });
+    }
+    attention.score.check(q.heads)?;
+    let sizes = Sizes {
+        batch: q.batch,
+        queries: q.tokens,
+        keys: k.tokens,
+        heads: q.heads,
+        key_heads: k.heads,
+        dim: q.dim,
+        value_dim: v.dim,
+    };
+    sizes.output().elements().ok_or(Error::Overflow { dims: sizes.output() })?;
+    Ok(sizes)
+}
+
+/// The distinct layouts, where there is one for every batch entry and head.
+fn layouts<'a>(layouts: &'a Layouts, q: &Dims) -> Result<&'a [Arc<Layout>]> {
+    if let Layouts::Each(set) = layouts {
+        axis("q", "batch", q.batch, set.batch(), "as the layout set")?;
+        axis("q", "heads", q.heads, set.heads(), "as the layout set")?;
+    }
+    Ok(layouts.distinct())
+}
+
+pub(crate) fn same(tensor: &'static str, got: Dims, expected: Dims) -> Result<()> {
+    axis(tensor, "batch", got.batch, expected.batch, "as the queries")?;
+    axis(tensor, "tokens", got.tokens, expected.tokens, "as the queries")?;
+    axis(tensor, "heads", got.heads, expected.heads, "as the queries")?;
+    axis(tensor, "head dim", got.dim, expected.dim, "as the values")
+}
+
+pub(crate) fn like(tensor: &'static str, view: &View<'_, f32>, expected: Dims) -> Result<()> {
+    same(tensor, view.dims(), expected)
+}
+
+/// Whether a list has a number for each row.
+pub(crate) fn rows(what: &'static str, len: usize, dims: Dims) -> Result<()> {
+    let expected = dims.rows();
+    if len == expected { Ok(()) } else { Err(Error::Length { what, len, expected }) }
+}
+
+pub(crate) fn output(inputs: &Inputs<'_>, output: &OutputMut<'_>) -> Result<()> {
+    let (q, v) = (inputs.q.dims(), inputs.v.dims());
+    let dims = Dims { dim: v.dim, ..q };
+    same("out", output.out.dims(), dims)?;
+    rows("lse", output.lse.len(), dims)?;
+    for (name, input) in [("q", &inputs.q), ("k", &inputs.k), ("v", &inputs.v)] {
+        if overlap(output.out.memory(), input.memory()) {
+            return Err(Error::Overlap { first: "out", second: name });
+        }
+        if overlap(list(output.lse), input.memory()) {
+            return Err(Error::Overlap { first: "lse", second: name });
+        }
+    }
+    if overlap(output.out.memory(), list(output.lse)) {
+        return Err(Error::Overlap { first: "out", second: "lse" });
+    }
+    Ok(())
+}
+
+pub(crate) fn state(sizes: &Sizes, state: &State) -> Result<()> {
+    same("the state", state.dims(), sizes.output())
+}
+
+/// Whether gradients have the shapes of their tensors, and share memory with nothing that is read.
+pub(crate) fn gradients(
+    inputs: &Inputs<'_>,
+    read: &[Memory],
+    gradients: &GradientsMut<'_>,
+) -> Result<()> {
+    let (q, k, v) = (inputs.q.dims(), inputs.k.dims(), inputs.v.dims());
+    let GradientsMut { dq, dk, dv } = gradients;
+    for (tensor, got, expected) in
+        [("dq", dq.dims(), q), ("dk", dk.dims(), k), ("dv", dv.dims(), v)]
+    {
+        axis(tensor, "batch", got.batch, expected.batch, "as its tensor")?;
+        axis(tensor, "tokens", got.tokens, expected.tokens, "as its tensor")?;
+        axis(tensor, "heads", got.heads, expected.heads, "as its tensor")?;
+        axis(tensor, "head dim", got.dim, expected.dim, "as its tensor")?;
+    }
+    let outputs = [("dq", dq.memory()), ("dk", dk.memory()), ("dv", dv.memory())];
+    let inputs = [("q", inputs.q.memory()), ("k", inputs.k.memory()), ("v", inputs.v.memory())];
+    for (index, &(first, memory)) in outputs.iter().enumerate() {
+        for &(second, other) in outputs[index + 1..].iter().chain(&inputs).chain(read) {
+            if overlap(memory, other) {
+                return Err(Error::Overlap { first, second });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A tensor's name and where it lies.
+pub(crate) type Memory = (&'static str, (*const f32, Extent));
+
+/// What the backward pass reads besides its inputs: shapes checked, and where it lies.
+pub(crate) fn arrived(arrived: &Arrived<'_>, dims: Dims) -> Result<[Memory; 4]> {
+    like("out", &arrived.out, dims)?;
+    like("dout", &arrived.dout, dims)?;
+    rows("lse", arrived.lse.len(), dims)?;
+    let dlse = arrived.dlse.unwrap_or(&[]);
+    if arrived.dlse.is_some() {
+        rows("dlse", dlse.len(), dims)?;
+    }
+    Ok([
+        ("out", arrived.out.memory()),
+        ("dout", arrived.dout.memory()),
+        ("lse", list(arrived.lse)),
+        ("dlse", list(dlse)),
+    ])
+}
+
+/// The order of axes that comes nearest to a view's strides: what a new tensor beside it has.
+pub(crate) fn order_of(view: &View<'_, f32>) -> Order {
+    let strides = view.strides();
+    let heads_outside = strides.heads.unsigned_abs() > strides.tokens.unsigned_abs();
+    if heads_outside && view.dims().heads > 1 {
+        Order::BatchHeadTokenDim
+    } else {
+        Order::BatchTokenHeadDim
+    }
+}

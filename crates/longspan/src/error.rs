@@ -1,0 +1,154 @@
+//! What can be wrong with a call.
+//!
+//! Every message names the value it was given and the rule it breaks.
+
+use crate::isa::Isa;
+use crate::view::{Dims, Strides};
+
+/// A result whose error is this crate's [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What can be wrong.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A tensor's elements or bytes can't be counted.
+    #[error("a tensor of {dims:?}: its elements or their offsets can't be counted in 64 bits")]
+    Overflow {
+        /// Its axes.
+        dims: Dims,
+    },
+    /// A slice has another length than its axes say.
+    #[error("{what} has {len} elements, expected {expected}")]
+    Length {
+        /// Which slice.
+        what: &'static str,
+        /// What it has.
+        len: usize,
+        /// What its axes multiply to.
+        expected: usize,
+    },
+    /// A strided view reaches outside its slice.
+    #[error(
+        "a view that starts at element {first} and reaches from {low} to +{high} leaves its slice \
+         of {len} elements"
+    )]
+    Outside {
+        /// Index of the first element.
+        first: usize,
+        /// Lowest offset from it.
+        low: isize,
+        /// Highest offset from it.
+        high: isize,
+        /// Elements of the slice.
+        len: usize,
+    },
+    /// A pointer is null or not on a multiple of its element's alignment.
+    #[error("a tensor at address {address:#x}: expected a non-null multiple of {align}")]
+    Misaligned {
+        /// Where it points.
+        address: usize,
+        /// What it must be a multiple of.
+        align: usize,
+    },
+    /// Two elements of a tensor to write share memory, or may.
+    #[error(
+        "a tensor to write of {dims:?} with {strides:?}: elements overlap; every stride has to \
+         step over all that lies within it"
+    )]
+    SelfOverlap {
+        /// Its axes.
+        dims: Dims,
+        /// Their strides.
+        strides: Strides,
+    },
+    /// A tensor to write shares memory with another argument.
+    #[error("{first} and {second} overlap: what is written must not share memory with anything")]
+    Overlap {
+        /// The one that is written.
+        first: &'static str,
+        /// The other.
+        second: &'static str,
+    },
+    /// An axis of a tensor doesn't fit the others.
+    #[error("{tensor} has {axis} {got}, expected {expected} ({why})")]
+    Shape {
+        /// Which tensor.
+        tensor: &'static str,
+        /// Which axis.
+        axis: &'static str,
+        /// What it has.
+        got: usize,
+        /// What it should have.
+        expected: usize,
+        /// Where that comes from.
+        why: &'static str,
+    },
+    /// Query heads aren't a multiple of key heads.
+    #[error("{query} query heads and {key} key heads: expected a multiple of the key heads")]
+    Heads {
+        /// Heads of the queries.
+        query: usize,
+        /// Heads of keys and values.
+        key: usize,
+    },
+    /// A head has more numbers than Longspan is made for.
+    #[error("{tensor} has head dim {dim}, expected 1 to {most}")]
+    HeadDim {
+        /// Which tensor.
+        tensor: &'static str,
+        /// What it has.
+        dim: usize,
+        /// The largest legal one.
+        most: usize,
+    },
+    /// A number is outside what it may be.
+    #[error("{what} is {value}, expected {rule}")]
+    Number {
+        /// Which number.
+        what: &'static str,
+        /// What was given.
+        value: f32,
+        /// What is legal.
+        rule: &'static str,
+    },
+    /// This CPU doesn't have the instruction set that was asked for.
+    #[error("instruction set {asked} asked for, this CPU has {}", list(.has))]
+    Isa {
+        /// What was asked for.
+        asked: Isa,
+        /// What there is.
+        has: Vec<Isa>,
+    },
+    /// There is no instruction set of that name.
+    #[error("instruction set {name:?}: expected portable, neon, avx2 or avx512")]
+    IsaName {
+        /// What was given.
+        name: String,
+    },
+    /// An environment variable says something that it can't mean.
+    #[error("environment variable {name} is {value:?}, expected {expected}")]
+    Environment {
+        /// Its name.
+        name: &'static str,
+        /// What it holds.
+        value: String,
+        /// What it may hold.
+        expected: &'static str,
+    },
+    /// The hook ended the call. What was written so far is not to be used.
+    #[error("stopped by the hook after {done} of {total} units of work")]
+    Stopped {
+        /// Units of work that were done.
+        done: usize,
+        /// Units there are.
+        total: usize,
+    },
+    /// A pattern or layout is at fault.
+    #[error(transparent)]
+    Pattern(#[from] longspan_pattern::Error),
+}
+
+fn list(isas: &[Isa]) -> String {
+    isas.iter().map(Isa::to_string).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,114 @@
+//! Which instruction set the kernels use.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::error::{Error, Result};
+
+/// An instruction set that the kernels are compiled for.
+///
+/// The fastest one that this CPU has is used, unless [`Attention::isa`](crate::Attention::isa) or
+/// the environment variable `LONGSPAN_ISA` names another.
+///
+/// ```
+/// use longspan::Isa;
+///
+/// assert!(Isa::available().contains(&Isa::Portable));
+/// assert_eq!("avx2".parse::<Isa>()?, Isa::Avx2);
+/// println!("this CPU uses {}", Isa::best());
+/// # Ok::<_, longspan::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Isa {
+    /// Plain Rust, for any CPU.
+    Portable,
+    /// Arm's 128-bit vectors.
+    Neon,
+    /// 256-bit vectors with fused multiply-add (Haswell, Zen and later).
+    Avx2,
+    /// 512-bit vectors (Skylake-SP, Zen 4 and later).
+    Avx512,
+}
+
+/// Names the instruction set to use, where no option does.
+pub(crate) const VARIABLE: &str = "LONGSPAN_ISA";
+
+impl Isa {
+    const ALL: [Isa; 4] = [Isa::Portable, Isa::Neon, Isa::Avx2, Isa::Avx512];
+
+    /// Those that this CPU has, slowest first.
+    pub fn available() -> Vec<Isa> {
+        Isa::ALL.into_iter().filter(|isa| isa.is_available()).collect()
+    }
+
+    /// The fastest one that this CPU has.
+    pub fn best() -> Isa {
+        Isa::ALL.into_iter().rfind(|isa| isa.is_available()).unwrap_or(Isa::Portable)
+    }
+
+    /// Whether this CPU has it.
+    pub fn is_available(self) -> bool {
+        match self {
+            Isa::Portable => true,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => {
+                is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx512bw")
+                    && Isa::Avx2.is_available()
+            }
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => true,
+            #[allow(unreachable_patterns)]
+            _ => false,
+        }
+    }
+
+    /// The one to use: what was asked for, else what the environment names, else the best.
+    pub(crate) fn choose(asked: Option<Isa>) -> Result<Isa> {
+        let asked = match asked {
+            Some(isa) => isa,
+            None => {
+                match std::env::var_os(VARIABLE).map(|text| text.to_string_lossy().into_owned()) {
+                    Some(text) if !text.is_empty() => {
+                        text.parse().map_err(|_| Error::Environment {
+                            name: VARIABLE,
+                            value: text,
+                            expected: "portable, neon, avx2 or avx512",
+                        })?
+                    }
+                    _ => return Ok(Isa::best()),
+                }
+            }
+        };
+        if asked.is_available() {
+            Ok(asked)
+        } else {
+            Err(Error::Isa { asked, has: Isa::available() })
+        }
+    }
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Isa::Portable => "portable",
+            Isa::Neon => "neon",
+            Isa::Avx2 => "avx2",
+            Isa::Avx512 => "avx512",
+        })
+    }
+}
+
+impl FromStr for Isa {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let same = |isa: &Isa| isa.to_string().eq_ignore_ascii_case(text.trim());
+        Isa::ALL.into_iter().find(same).ok_or_else(|| Error::IsaName { name: text.to_owned() })
+    }
+}

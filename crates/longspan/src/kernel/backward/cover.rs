@@ -1,0 +1,81 @@
+//! Which keys of a tile each query of a tile sees.
+
+use longspan_pattern::{Layout, Masks, RunKind};
+
+use super::{QUERIES, QueryTile, Slab};
+
+/// Whether a row of blocks sees any key of the slab.
+pub(super) fn sees(layout: &Layout, row: u32, slab: &Slab) -> bool {
+    let block = layout.block().get();
+    let (first, last) = (slab.first / block, (slab.first + slab.keys - 1) / block);
+    let runs = layout.row(row);
+    let at = runs.partition_point(|run| run.end() as usize <= first);
+    runs.get(at).is_some_and(|run| run.start as usize <= last)
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Coverage {
+    Empty,
+    Full,
+    Partial,
+}
+
+/// Which of up to 64 keys each query of a tile sees.
+///
+/// Bits are written only for a Partial answer. A tile of keys is one block, a part of one, or pieces
+/// of several.
+pub(super) fn cover(
+    layout: &Layout,
+    tile: &QueryTile,
+    (key, keys): (usize, usize),
+    masks: &mut Masks<'_>,
+    bits: &mut [u64; QUERIES],
+) -> Coverage {
+    let block = layout.block().get();
+    let per_row = layout.block().words();
+    let runs = layout.row(tile.row);
+    let mut at = runs.partition_point(|run| run.end() as usize * block <= key);
+    let full = u64::MAX >> (64 - keys);
+    let mut next = key;
+    while next < key + keys {
+        let Some(run) = runs.get(at).filter(|run| (run.start as usize * block) < key + keys) else {
+            break;
+        };
+        let start = (run.start as usize * block).max(next);
+        let run_end = (run.end() as usize * block).min(key + keys);
+        if run.kind() == RunKind::Full {
+            if start == key && run_end == key + keys {
+                return Coverage::Full;
+            }
+            let ones = (u64::MAX >> (64 - (run_end - start))) << (start - key);
+            bits[..tile.queries].iter_mut().for_each(|bits| *bits |= ones);
+            next = run_end;
+            at += 1;
+            continue;
+        }
+        let column = start / block;
+        let end = ((column + 1) * block).min(run_end);
+        let words = masks.get(tile.row, column as u32, run);
+        let shift = start - column * block;
+        for (query, bits) in bits[..tile.queries].iter_mut().enumerate() {
+            let words = &words[(tile.within + query) * per_row..][..per_row];
+            let mut word = words[shift / 64] >> (shift % 64);
+            if !shift.is_multiple_of(64) && shift / 64 + 1 < per_row {
+                word |= words[shift / 64 + 1] << (64 - shift % 64);
+            }
+            *bits |= (word & (u64::MAX >> (64 - (end - start)))) << (start - key);
+        }
+        next = end;
+        if end == run.end() as usize * block {
+            at += 1;
+        }
+    }
+    let bits = &bits[..tile.queries];
+    if bits.iter().all(|&bits| bits == 0) {
+        Coverage::Empty
+    } else if bits.iter().all(|&bits| bits == full) {
+        Coverage::Full
+    } else {
+        Coverage::Partial
+    }
+}

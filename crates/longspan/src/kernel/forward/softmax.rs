@@ -1,0 +1,227 @@
+//! The softmax of a stretch of keys, and sums in a third level.
+//!
+//! Keys are the rows of a matrix of scores, queries its columns: maxima and sums run down the
+//! columns, one lane a query.
+
+#![expect(clippy::needless_range_loop, reason = "arrays of vectors stay in registers this way")]
+
+use crate::score::{Place, Transform};
+use crate::simd::math::exp_difference;
+use crate::simd::{LANES, Operation, Simd};
+use crate::tile::Rows;
+
+/// `folded ← folded · exp(folded_maxima − maxima) + sums`, or just `sums` the first time.
+pub(super) struct Fold {
+    pub(super) sums: Rows,
+    pub(super) folded: Rows,
+    pub(super) maxima: *const f32,
+    pub(super) folded_maxima: *mut f32,
+    pub(super) dims: usize,
+    pub(super) first: bool,
+}
+
+impl Operation for Fold {
+    type Output = ();
+
+    #[inline(always)]
+    fn eval<S: Simd>(self, simd: S) {
+        let zero = simd.splat(0.0);
+        let nothing = simd.splat(f32::NEG_INFINITY);
+        for lane in (0..LANES).step_by(S::WIDTH) {
+            // SAFETY: whoever makes the operation vouches for dims × LANES sums.
+            unsafe {
+                let maxima = simd.load(self.maxima.add(lane));
+                let before = simd.load(self.folded_maxima.add(lane));
+                let safe = simd.select(simd.less(nothing, maxima), maxima, zero);
+                let factor = exp_difference(simd, before, safe);
+                simd.store(self.folded_maxima.add(lane), maxima);
+                for dim in 0..self.dims {
+                    let (sums, folded) =
+                        (self.sums.at(dim, lane).first, self.folded.at(dim, lane).first);
+                    let sum = simd.load(sums);
+                    let all =
+                        if self.first { sum } else { simd.fma(simd.load(folded), factor, sum) };
+                    simd.store(folded, all);
+                    simd.store(sums, zero);
+                }
+            }
+        }
+    }
+}
+
+/// Scores become probabilities, relative to the new maximum of each lane.
+pub(super) struct Softmax<T> {
+    pub(super) scores: Rows,
+    pub(super) keys: usize,
+    /// A whole number of vectors.
+    pub(super) lanes: usize,
+    pub(super) scale: f32,
+    pub(super) transform: T,
+    /// A word a key, and the bit of the first lane.
+    pub(super) mask: Option<(*const u64, usize)>,
+    pub(super) maxima: *mut f32,
+    pub(super) totals: *mut f32,
+    pub(super) factors: *mut f32,
+    pub(super) positions: *const f32,
+    pub(super) slopes: *const f32,
+    pub(super) key_positions: *const f32,
+}
+
+impl<T: Transform> Operation for Softmax<T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn eval<S: Simd>(self, simd: S) {
+        let vectors = self.lanes / S::WIDTH;
+        let mut vector = 0;
+        // SAFETY: whoever makes the operation vouches for keys × lanes scores.
+        unsafe {
+            while vector + 4 <= vectors {
+                self.columns::<S, 4>(simd, vector * S::WIDTH);
+                vector += 4;
+            }
+            while vector < vectors {
+                self.columns::<S, 1>(simd, vector * S::WIDTH);
+                vector += 1;
+            }
+        }
+    }
+}
+
+/// Keys that are taken together: their maxima and sums make a tree, which is faster than a chain
+/// and rounds less.
+const TOGETHER: usize = 4;
+
+impl<T: Transform> Softmax<T> {
+    /// `N` vectors of lanes from `lane` on.
+    #[inline(always)]
+    unsafe fn columns<S: Simd, const N: usize>(&self, simd: S, lane: usize) {
+        match self.mask {
+            // SAFETY: the caller's.
+            None => unsafe { self.masked_columns::<S, N, false>(simd, lane) },
+            // SAFETY: the caller's.
+            Some(_) => unsafe { self.masked_columns::<S, N, true>(simd, lane) },
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn masked_columns<S: Simd, const N: usize, const MASKED: bool>(
+        &self,
+        simd: S,
+        lane: usize,
+    ) {
+        let zero = simd.splat(0.0);
+        let nothing = simd.splat(f32::NEG_INFINITY);
+        let whole = self.keys / TOGETHER * TOGETHER;
+        // SAFETY: lanes and keys stay within the scores and the lists that belong to them.
+        unsafe {
+            let scores = self.scores.at(0, lane);
+            let mut places = [Place { lanes: zero, other: zero, slopes: zero }; N];
+            let mut old = [zero; N];
+            for n in 0..N {
+                let at = lane + n * S::WIDTH;
+                old[n] = simd.load(self.maxima.add(at));
+                if T::PLACED {
+                    places[n].lanes = simd.load(self.positions.add(at));
+                    places[n].slopes = simd.load(self.slopes.add(at));
+                }
+            }
+
+            let mut maxima = old;
+            for key in (0..whole).step_by(TOGETHER) {
+                for n in 0..N {
+                    let at = lane + n * S::WIDTH;
+                    let [a, b, c, d] =
+                        self.transform::<S, TOGETHER, MASKED>(simd, key, at, places[n]);
+                    let greatest = simd.max(simd.max(a, b), simd.max(c, d));
+                    maxima[n] = simd.max(greatest, maxima[n]);
+                }
+            }
+            for key in whole..self.keys {
+                for n in 0..N {
+                    let at = lane + n * S::WIDTH;
+                    let [score] = self.transform::<S, 1, MASKED>(simd, key, at, places[n]);
+                    maxima[n] = simd.max(score, maxima[n]);
+                }
+            }
+            // Where nothing has been seen yet the maximum is −∞, and exp(−∞ − −∞) would be NaN.
+            let mut safe = maxima;
+            for n in 0..N {
+                let seen = simd.less(nothing, maxima[n]);
+                safe[n] = simd.select(seen, maxima[n], zero);
+            }
+
+            let mut sums = [zero; N];
+            for key in (0..whole).step_by(TOGETHER) {
+                for n in 0..N {
+                    let at = scores.at(key, n * S::WIDTH);
+                    let [a, b, c, d] = weigh::<S, TOGETHER>(simd, at, safe[n]);
+                    let sum = simd.add(simd.add(a, b), simd.add(c, d));
+                    sums[n] = simd.add(sums[n], sum);
+                }
+            }
+            for key in whole..self.keys {
+                for n in 0..N {
+                    let [p] = weigh::<S, 1>(simd, scores.at(key, n * S::WIDTH), safe[n]);
+                    sums[n] = simd.add(sums[n], p);
+                }
+            }
+
+            for n in 0..N {
+                let at = lane + n * S::WIDTH;
+                let factor = exp_difference(simd, old[n], safe[n]);
+                let total = simd.fma(simd.load(self.totals.add(at)), factor, sums[n]);
+                simd.store(self.maxima.add(at), maxima[n]);
+                simd.store(self.totals.add(at), total);
+                simd.store(self.factors.add(at), factor);
+            }
+        }
+    }
+
+    /// Scores of `K` keys and one vector of lanes: scaled, transformed, masked.
+    #[inline(always)]
+    unsafe fn transform<S: Simd, const K: usize, const MASKED: bool>(
+        &self,
+        simd: S,
+        key: usize,
+        lane: usize,
+        place: Place<S::F>,
+    ) -> [S::F; K] {
+        let zero = simd.splat(0.0);
+        let mut scores = [zero; K];
+        // SAFETY: as `columns`.
+        unsafe {
+            for k in 0..K {
+                let key = key + k;
+                let at = self.scores.at(key, lane).first;
+                let other = if T::PLACED { simd.splat(*self.key_positions.add(key)) } else { zero };
+                let score = simd.mul(simd.load(at), simd.splat(self.scale));
+                let mut score = self.transform.apply(simd, score, Place { other, ..place });
+                if let Some((bits, bit)) = self.mask
+                    && MASKED
+                {
+                    let mask = simd.mask(*bits.add(key) >> (bit + lane));
+                    score = simd.select(mask, score, simd.splat(f32::NEG_INFINITY));
+                }
+                simd.store(at, score);
+                scores[k] = score;
+            }
+        }
+        scores
+    }
+}
+
+/// Scores of `K` keys and one vector of lanes become probabilities relative to a maximum.
+#[inline(always)]
+unsafe fn weigh<S: Simd, const K: usize>(simd: S, scores: Rows, maxima: S::F) -> [S::F; K] {
+    let mut weights = [maxima; K];
+    for k in 0..K {
+        // SAFETY: the caller has so many rows.
+        unsafe {
+            let at = scores.at(k, 0).first;
+            weights[k] = exp_difference(simd, simd.load(at), maxima);
+            simd.store(at, weights[k]);
+        }
+    }
+    weights
+}

@@ -1,0 +1,65 @@
+//! Attention for sequences too long for attention.
+//!
+//! A [`Pattern`] says which positions may see which, a [`Layout`] is that pattern compiled to
+//! blocks, and [`Attention`] computes exactly those pairs: forward and backward, one softmax over
+//! each row's whole set, in memory linear in the tokens.
+//!
+//! ```
+//! use longspan::{Attention, Dims, Layout, Order, Pattern, Shape, Tensor};
+//!
+//! let pattern: Pattern = "causal & (window(256, 0) | sinks(16))".parse()?;
+//! let layout = Layout::compile(&pattern, &Shape::new(2_000, 2_000))?;
+//! println!("{:.1} % of all pairs", 100.0 * layout.density());
+//!
+//! let dims = Dims { batch: 1, tokens: 2_000, heads: 4, dim: 16 };
+//! let data: Vec<f32> = (0..dims.elements().unwrap()).map(|i| (i as f32).sin()).collect();
+//! let x = Tensor::new(data, dims, Order::BatchTokenHeadDim)?;
+//! let output = Attention::new(layout).forward(x.view(), x.view(), x.view())?;
+//! assert_eq!(output.lse.len(), 4 * 2_000);
+//! # Ok::<_, longspan::Error>(())
+//! ```
+//!
+//! # Crate layout
+//!
+//! | module | what it has |
+//! |---|---|
+//! | `attention`, `check` | what a caller writes, and whether it fits together |
+//! | `view` | tensors with four named axes, strided |
+//! | `state` | the partial softmax and its merge |
+//! | `score` | what is done to scores before the softmax |
+//! | `plan`, `run`, `threads`, `workspace` | who computes what; from a call to kernels on threads; scratch |
+//! | `kernel` | one kernel a pass |
+//! | `tile` | the matrix part, behind an interface |
+//! | [`limits`] | what the machine can do, measured |
+//! | `simd`, `isa` | vectors, whatever the instruction set; which one is used |
+
+mod attention;
+mod check;
+mod error;
+mod isa;
+mod kernel;
+pub mod limits;
+mod plan;
+mod run;
+mod score;
+mod simd;
+mod state;
+mod threads;
+mod tile;
+mod view;
+mod workspace;
+
+pub use attention::{
+    Arrived, Attention, Gradients, GradientsMut, Hook, Inputs, Layouts, Output, OutputMut,
+    Progress, RowStatistics, row_deltas,
+};
+pub use error::{Error, Result};
+pub use isa::Isa;
+pub use longspan_pattern::{
+    BlockMasks, BlockSize, Blocks, Counts, Heads, Layout, LayoutCache, LayoutSet, Level, Masks,
+    Padding, ParseError, Pattern, Positions, Progression, Run, RunKind, Shape,
+};
+pub use score::Score;
+pub use state::{State, merge_outputs};
+pub use threads::Threads;
+pub use view::{Dims, Order, Strides, Tensor, View, ViewMut};

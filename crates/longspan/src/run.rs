@@ -1,0 +1,381 @@
+//! From a checked call to kernels on threads.
+
+mod backward;
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use crate::attention::{
+    Arrived, Attention, GradientsMut, Hook, Inputs, OutputMut, Progress, RowStatistics,
+};
+use crate::check::{self, Sizes};
+use crate::error::{Error, Result};
+use crate::isa::Isa;
+use crate::kernel::Raw;
+use crate::kernel::forward::{Forward, Target};
+use crate::plan::{Plan, Stream};
+use crate::score::{Alibi, Plain, Score, Softcap, Transform};
+use crate::simd::{self, Simd, WithSimd};
+use crate::state::{RawState, State, merge_row};
+use crate::threads;
+use crate::tile::{Direct, Tiles};
+use crate::view::View;
+use crate::workspace::{Arena, Scratch, Workspace};
+
+/// Where rows of the forward pass go.
+pub(crate) enum Rows<'a> {
+    /// To output and log-sum-exp.
+    Finish(OutputMut<'a>),
+    /// On from a state, and back into it.
+    Extend(&'a mut State),
+}
+
+/// Blocks × dims below which waking another thread costs more than it saves.
+const SMALL: u64 = 64;
+
+/// Claims, and what threads tell each other about them.
+pub(crate) struct Counter {
+    next: AtomicUsize,
+    done: AtomicUsize,
+    stopped: AtomicBool,
+    total: usize,
+}
+
+impl Counter {
+    pub(crate) fn new(total: usize) -> Self {
+        let zero = || AtomicUsize::new(0);
+        Counter { next: zero(), done: zero(), stopped: AtomicBool::new(false), total }
+    }
+
+    /// The next unit, if there is one and nobody said stop.
+    pub(crate) fn claim(&self) -> Option<usize> {
+        if self.is_stopped() {
+            return None;
+        }
+        let unit = self.next.fetch_add(1, Ordering::Relaxed);
+        (unit < self.total).then_some(unit)
+    }
+
+    pub(crate) fn finished_one(&self) {
+        self.done.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn progress(&self) -> Progress {
+        Progress { done: self.done.load(Ordering::Relaxed), total: self.total }
+    }
+}
+
+/// The hook, kept with the thread that made the call.
+pub(crate) struct Caller<'h> {
+    thread: std::thread::ThreadId,
+    hook: Mutex<Hook<'h>>,
+}
+
+// SAFETY: the hook is only ever called on the thread that brought it (`between` checks).
+unsafe impl Sync for Caller<'_> {}
+
+impl<'h> Caller<'h> {
+    fn new(hook: Hook<'h>) -> Self {
+        Caller { thread: std::thread::current().id(), hook: Mutex::new(hook) }
+    }
+
+    /// Calls the hook, if this is its thread.
+    pub(crate) fn between(&self, counter: &Counter) {
+        if std::thread::current().id() != self.thread {
+            return;
+        }
+        let mut hook = self.hook.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(hook) = &mut hook.0
+            && hook(counter.progress()).is_break()
+        {
+            counter.stopped.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Runs `work(unit, scratch)` for every unit on up to `threads` threads, and the hook between them.
+pub(crate) fn each(
+    threads: usize,
+    counter: &Counter,
+    scratch: &[Mutex<Scratch>],
+    caller: &Caller<'_>,
+    work: &(dyn Fn(usize, &mut Scratch) + Sync),
+) -> Result<()> {
+    let joined = AtomicUsize::new(0);
+    threads::run(threads, &|| {
+        let number = joined.fetch_add(1, Ordering::Relaxed);
+        let mut scratch = scratch[number].lock().unwrap_or_else(PoisonError::into_inner);
+        while let Some(unit) = counter.claim() {
+            work(unit, &mut scratch);
+            if counter.is_stopped() {
+                break;
+            }
+            counter.finished_one();
+            caller.between(counter);
+        }
+    });
+    if counter.is_stopped() && counter.progress().done < counter.total {
+        return Err(Error::stopped(counter.progress()));
+    }
+    caller.between(counter);
+    Ok(())
+}
+
+/// What both passes need of a call.
+pub(crate) struct Call<'a, 'h> {
+    pub(crate) attention: &'a Attention,
+    pub(crate) sizes: Sizes,
+    pub(crate) scale: f32,
+    pub(crate) slopes: &'a [f32],
+    pub(crate) threads: usize,
+    pub(crate) q: Raw,
+    pub(crate) k: Raw,
+    pub(crate) v: Raw,
+    pub(crate) caller: Caller<'h>,
+}
+
+impl<'a, 'h> Call<'a, 'h> {
+    fn new(attention: &'a Attention, inputs: &Inputs<'_>, hook: Hook<'h>) -> Result<Self> {
+        let sizes = check::inputs(attention, inputs)?;
+        let slopes: &[f32] = match &attention.score {
+            Score::Alibi(slopes) => slopes,
+            _ => &[],
+        };
+        Ok(Call {
+            attention,
+            sizes,
+            scale: attention.scale.unwrap_or(1.0 / (sizes.dim as f32).sqrt()),
+            slopes,
+            threads: attention.threads.count()?,
+            q: Raw::read(&inputs.q),
+            k: Raw::read(&inputs.k),
+            v: Raw::read(&inputs.v),
+            caller: Caller::new(hook),
+        })
+    }
+
+    pub(crate) fn stream<'s>(&'s self, plan: &'s Plan, number: u32) -> Stream<'s> {
+        plan.stream(&self.attention.layouts, &self.sizes, number)
+    }
+
+    /// How many threads work of so many blocks is worth, with scratch for each.
+    pub(crate) fn crew(
+        &self,
+        weight: u64,
+        units: usize,
+        scratch: &mut Vec<Mutex<Scratch>>,
+    ) -> usize {
+        let work = weight * (self.sizes.dim + self.sizes.value_dim) as u64 / 128;
+        let threads = if work < SMALL { 1 } else { self.threads.min(units).max(1) };
+        if scratch.len() < threads {
+            scratch.resize_with(threads, Default::default);
+        }
+        threads
+    }
+}
+
+/// A pass, ready for an instruction set and a transform.
+pub(crate) trait Pass {
+    fn with<X: Tiles, T: Transform>(self, tiles: X, transform: T) -> Result<()>;
+}
+
+/// Picks the instruction set, then the transform: the one place where both become types.
+fn dispatch(attention: &Attention, pass: impl Pass) -> Result<()> {
+    struct Chosen<'a, P>(&'a Score, P);
+    impl<P: Pass> WithSimd for Chosen<'_, P> {
+        type Output = Result<()>;
+
+        fn with<S: Simd>(self, simd: S) -> Result<()> {
+            let Chosen(score, pass) = self;
+            match *score {
+                Score::Plain => pass.with(Direct(simd), Plain),
+                Score::Softcap(cap) => pass.with(Direct(simd), Softcap(cap)),
+                Score::Alibi(_) => pass.with(Direct(simd), Alibi),
+            }
+        }
+    }
+    simd::dispatch(Isa::choose(attention.isa)?, Chosen(&attention.score, pass))
+}
+
+pub(crate) fn forward(
+    attention: &Attention,
+    inputs: &Inputs<'_>,
+    rows: Rows<'_>,
+    hook: Hook<'_>,
+) -> Result<()> {
+    let call = Call::new(attention, inputs, hook)?;
+    let mut space = attention.workspaces.take();
+    let result = dispatch(attention, ForwardPass { call: &call, rows, space: &mut space });
+    attention.workspaces.put(space);
+    result
+}
+
+struct ForwardPass<'a, 'h> {
+    call: &'a Call<'a, 'h>,
+    rows: Rows<'a>,
+    space: &'a mut Workspace,
+}
+
+impl Pass for ForwardPass<'_, '_> {
+    fn with<X: Tiles, T: Transform>(self, tiles: X, transform: T) -> Result<()> {
+        let ForwardPass { call, rows, space } = self;
+        let sizes = &call.sizes;
+        let plan = &mut space.plan;
+        plan.forward(&call.attention.layouts, sizes);
+        let kernel = Forward {
+            tiles,
+            transform,
+            scale: call.scale,
+            slopes: call.slopes,
+            q: call.q,
+            k: call.k,
+            v: call.v,
+            dim: sizes.dim,
+            value_dim: sizes.value_dim,
+        };
+        let target = match rows {
+            Rows::Finish(mut output) => {
+                Target::Output { out: Raw::write(&mut output.out), lse: output.lse.as_mut_ptr() }
+            }
+            Rows::Extend(state) => Target::Extend(state.raw()),
+        };
+        let threads = call.crew(plan.weight, plan.units.len(), &mut space.scratch);
+        for scratch in &space.scratch[..threads] {
+            let mut scratch = scratch.lock().unwrap_or_else(PoisonError::into_inner);
+            scratch.numbers.room(kernel.room(plan.tiles));
+            scratch.lists.grow(plan.row_tiles, plan.pieces);
+        }
+        let parts = part_states(&mut space.parts, plan.part_rows, sizes.value_dim);
+
+        let plan = &space.plan;
+        let counter = Counter::new(plan.units.len());
+        each(threads, &counter, &space.scratch, &call.caller, &|unit, scratch| {
+            let unit = &plan.units[unit];
+            let stream = call.stream(plan, unit.stream);
+            let target = match unit.part {
+                Some(first) => Target::Part(parts, first as usize),
+                None => target,
+            };
+            let _session = tiles.session();
+            let mut masks = stream.layout.masks_in(std::mem::take(&mut scratch.mask));
+            // SAFETY: the call was checked against the layouts; units have rows of their own.
+            unsafe { kernel.rows(&stream, unit, target, &mut masks, scratch) };
+            scratch.mask = masks.into_words();
+        })?;
+        for cut in &plan.cuts {
+            let stream = call.stream(plan, cut.stream);
+            // SAFETY: all units are done; each cut has rows of its own.
+            unsafe { join(&stream, cut, parts, target) };
+        }
+        Ok(())
+    }
+}
+
+/// Cuts `room` into the states of parts.
+fn part_states(arena: &mut Arena, rows: usize, dim: usize) -> RawState {
+    let first = arena.room(rows * (dim + 2));
+    // SAFETY: the three lists add up to the room.
+    unsafe { RawState { maxima: first, totals: first.add(rows), sums: first.add(2 * rows), dim } }
+}
+
+/// Merges the states of a row's parts, in the order of their columns, into its target.
+unsafe fn join(stream: &Stream<'_>, cut: &crate::plan::Cut, parts: RawState, target: Target) {
+    let tokens = stream.layout.row_tokens(cut.row);
+    let (token, tokens) = (tokens.start as usize, (tokens.end - tokens.start) as usize);
+    for lane in 0..cut.lanes as usize {
+        let (head, token) = (stream.heads[lane / tokens] as usize, token + lane % tokens);
+        let row = stream.row(head, token);
+        let part = |part: u32| cut.first as usize + part as usize * cut.lanes as usize + lane;
+        // SAFETY: rows of parts and of the target belong to this cut alone.
+        unsafe {
+            let start = if matches!(target, Target::Extend(_)) { 0 } else { 1 };
+            let into = |parts: RawState| match target {
+                Target::Extend(state) => state.row(row),
+                _ => parts.row(part(0)),
+            };
+            for other in start..cut.parts {
+                let (m, l, acc) = parts.row(part(other));
+                merge_row(into(parts), (*m, *l, acc));
+            }
+            if let Target::Output { out, lse } = target {
+                let (m, l, acc) = parts.row(part(0));
+                let (factor, logarithm) = crate::state::finish(*m, *l);
+                *lse.add(row) = logarithm;
+                let out = out.head(stream.entry, head, token);
+                for (dim, x) in acc.iter().enumerate() {
+                    *out.at(0, dim).first.cast_mut() = x * factor;
+                }
+            }
+        }
+    }
+}
+
+pub(crate) fn backward(
+    attention: &Attention,
+    inputs: &Inputs<'_>,
+    dout: View<'_, f32>,
+    rows: RowStatistics<'_>,
+    gradients: GradientsMut<'_>,
+    hook: Hook<'_>,
+) -> Result<()> {
+    let call = Call::new(attention, inputs, hook)?;
+    let mut space = attention.workspaces.take();
+    let pass = backward::BackwardPass {
+        call: &call,
+        dout: Raw::read(&dout),
+        rows,
+        gradients,
+        space: &mut space,
+    };
+    let result = dispatch(attention, pass);
+    attention.workspaces.put(space);
+    result
+}
+
+/// `Σ dout · out − dlse`, in f64: it is taken from every score of the row.
+pub(crate) fn deltas(arrived: &Arrived<'_>, deltas: &mut [f32]) {
+    let dims = arrived.out.dims();
+    let (out, dout) = (Raw::read(&arrived.out), Raw::read(&arrived.dout));
+    let mut row = 0;
+    for entry in 0..dims.batch {
+        for head in 0..dims.heads {
+            for token in 0..dims.tokens {
+                // SAFETY: both tensors have these dims.
+                let sum = unsafe {
+                    let out = out.head(entry, head, token);
+                    let dout = dout.head(entry, head, token);
+                    dot(out, dout, dims.dim)
+                };
+                let dlse = arrived.dlse.map_or(0.0, |dlse| f64::from(dlse[row]));
+                deltas[row] = (sum - dlse) as f32;
+                row += 1;
+            }
+        }
+    }
+}
+
+/// Σ a · b over the first `len` columns of two rows.
+unsafe fn dot(a: crate::tile::Strided, b: crate::tile::Strided, len: usize) -> f64 {
+    // SAFETY: the caller says that both rows have so many columns.
+    unsafe {
+        if a.column == 1 && b.column == 1 {
+            let a = std::slice::from_raw_parts(a.first, len);
+            let b = std::slice::from_raw_parts(b.first, len);
+            let mut sums = [0.0_f64; 8];
+            let (mut a8, mut b8) = (a.chunks_exact(8), b.chunks_exact(8));
+            for (a, b) in (&mut a8).zip(&mut b8) {
+                for i in 0..8 {
+                    sums[i] += f64::from(a[i]) * f64::from(b[i]);
+                }
+            }
+            let rest = a8.remainder().iter().zip(b8.remainder());
+            let rest: f64 = rest.map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
+            return sums.iter().sum::<f64>() + rest;
+        }
+        (0..len).map(|i| f64::from(*a.at(0, i).first) * f64::from(*b.at(0, i).first)).sum()
+    }
+}

@@ -1,0 +1,217 @@
+//! The backward pass on threads: units, turns, and the sums of buffers.
+
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::{Call, Counter, Pass, each};
+use crate::attention::{GradientsMut, RowStatistics};
+use crate::error::Result;
+use crate::kernel::Raw;
+use crate::kernel::backward::{Backward, QueryTarget, Turnstile};
+use crate::plan::backward::{Plan, Unit};
+use crate::score::Transform;
+use crate::tile::Tiles;
+use crate::workspace::{Arena, Scratch, Workspace};
+
+pub(super) struct BackwardPass<'a, 'h> {
+    pub(super) call: &'a Call<'a, 'h>,
+    pub(super) dout: Raw,
+    pub(super) rows: RowStatistics<'a>,
+    pub(super) gradients: GradientsMut<'a>,
+    pub(super) space: &'a mut Workspace,
+}
+
+impl Pass for BackwardPass<'_, '_> {
+    fn with<X: Tiles, T: Transform>(self, tiles: X, transform: T) -> Result<()> {
+        let BackwardPass { call, dout, rows, mut gradients, space } = self;
+        let (sizes, layouts) = (&call.sizes, &call.attention.layouts);
+        space.plan.list_streams(layouts, sizes, usize::MAX);
+        space.backward.fill(&space.plan, layouts, sizes);
+        let plan = &space.backward;
+        let kernel = Backward {
+            tiles,
+            transform,
+            scale: call.scale,
+            slopes: call.slopes,
+            q: call.q,
+            k: call.k,
+            v: call.v,
+            dout,
+            dq: Raw::write(&mut gradients.dq),
+            dk: Raw::write(&mut gradients.dk),
+            dv: Raw::write(&mut gradients.dv),
+            rows,
+            dim: sizes.dim,
+            value_dim: sizes.value_dim,
+            keys: sizes.keys,
+            grid: plan.grid,
+        };
+        let threads = call.crew(plan.weight, plan.units.len(), &mut space.scratch);
+        for scratch in &space.scratch[..threads] {
+            scratch.lock().unwrap_or_else(PoisonError::into_inner).numbers.room(kernel.room());
+        }
+        space.counters.resize_with(space.counters.len().max(plan.counters), AtomicU32::default);
+        let buffers = Buffers::cut(plan, sizes.dim, sizes.value_dim, &mut space.parts);
+        let work = Work { call, space: &*space, kernel, buffers };
+        work.space.counters[..plan.counters]
+            .iter()
+            .for_each(|turn| turn.store(0, Ordering::Relaxed));
+        let counter = Counter::new(plan.units.len());
+        each(threads, &counter, &space.scratch, &call.caller, &|unit, scratch| {
+            // SAFETY: the call was checked against the layouts; the plan gives each number one
+            // writer at a time.
+            unsafe { work.unit(&plan.units[unit], scratch, &counter) };
+        })?;
+        // SAFETY: all units are done, so nobody else writes.
+        unsafe { work.add_up() };
+        Ok(())
+    }
+}
+
+/// Where parts of heavy slabs and chains of heavy bands put their sums.
+#[derive(Clone, Copy)]
+struct Buffers {
+    first: *mut f32,
+    /// Numbers of a dQ buffer, which come first, and of a dK/dV buffer.
+    query: usize,
+    key: usize,
+    queries: usize,
+}
+
+// SAFETY: each buffer has one writer at a time, by the plan.
+unsafe impl Sync for Buffers {}
+
+impl Buffers {
+    fn cut(plan: &Plan, dim: usize, value_dim: usize, arena: &mut Arena) -> Self {
+        // A row of blocks may reach past the end of its band.
+        let query = (plan.grid.band + longspan_pattern::BlockSize::MAX.get()) * dim;
+        let key = plan.grid.slab * (dim + value_dim);
+        let queries = plan.query_buffers;
+        let first = arena.room(queries * query + plan.key_buffers * key);
+        // dQ buffers are added to from the start, dK/dV buffers are written.
+        // SAFETY: the room is that large.
+        unsafe { std::ptr::write_bytes(first, 0, queries * query) };
+        Buffers { first, query, key, queries }
+    }
+
+    fn query(&self, index: usize) -> *mut f32 {
+        self.first.wrapping_add(index * self.query)
+    }
+
+    fn key(&self, index: usize) -> *mut f32 {
+        self.first.wrapping_add(self.queries * self.query + index * self.key)
+    }
+}
+
+struct Work<'a, 'h, X, T> {
+    call: &'a Call<'a, 'h>,
+    space: &'a Workspace,
+    kernel: Backward<'a, X, T>,
+    buffers: Buffers,
+}
+
+impl<X: Tiles, T: Transform> Work<'_, '_, X, T> {
+    /// A slab, or some bands of it.
+    unsafe fn unit(&self, unit: &Unit, scratch: &mut Scratch, counter: &Counter) {
+        let (kernel, plan) = (&self.kernel, &self.space.backward);
+        let _session = kernel.tiles.session();
+        let family = plan.families[unit.family as usize];
+        let at = (family.entry as usize, family.key_head as usize);
+        let give_up = || counter.is_stopped();
+        // SAFETY: the caller's.
+        unsafe {
+            let mut slab = kernel.open(&mut scratch.numbers, at, unit.slab);
+            for number in family.streams.0..family.streams.1 {
+                let stream = self.call.stream(&self.space.plan, number);
+                let of_stream = plan.streams[number as usize];
+                let turns = &plan.turns[of_stream.turns as usize];
+                let mut masks = stream.layout.masks_in(std::mem::take(&mut scratch.mask));
+                for (index, &head) in stream.heads.iter().enumerate() {
+                    for turn in turns.of(unit.slab) {
+                        if turn.band < unit.bands.0 || unit.bands.1 <= turn.band {
+                            continue;
+                        }
+                        let chains = turns.buffers.len();
+                        let chain = of_stream.counters + index * chains + turn.chain as usize;
+                        let turnstile =
+                            Turnstile { counter: &self.space.counters[chain], rank: turn.rank };
+                        let target = match turns.buffers[turn.chain as usize] {
+                            None => QueryTarget::Tensor,
+                            Some(buffer) => {
+                                let first = of_stream.buffers + index * turns.buffered.len();
+                                QueryTarget::Buffer(self.buffers.query(first + buffer as usize))
+                            }
+                        };
+                        if !turnstile.enter(give_up) {
+                            return;
+                        }
+                        kernel.band(
+                            &mut slab,
+                            &stream,
+                            head as usize,
+                            turn.band,
+                            target,
+                            &mut masks,
+                        );
+                        turnstile.leave();
+                        self.call.caller.between(counter);
+                        if counter.is_stopped() {
+                            return;
+                        }
+                    }
+                }
+                scratch.mask = masks.into_words();
+            }
+            kernel.close(&slab, at, unit.buffer.map(|buffer| self.buffers.key(buffer as usize)));
+        }
+    }
+
+    /// Adds the buffers to the gradients, in the order of the plan.
+    unsafe fn add_up(&self) {
+        let (kernel, plan) = (&self.kernel, &self.space.backward);
+        let sizes = &self.call.sizes;
+        // SAFETY: the caller's; buffers hold the rows that the plan gave them.
+        unsafe {
+            for unit in &plan.units {
+                let Some(buffer) = unit.buffer else { continue };
+                let family = plan.families[unit.family as usize];
+                let (entry, head) = (family.entry as usize, family.key_head as usize);
+                let key = unit.slab as usize * plan.grid.slab;
+                let keys = (sizes.keys - key).min(plan.grid.slab);
+                let dk = self.buffers.key(buffer as usize);
+                let dv = dk.add(plan.grid.slab * sizes.dim);
+                add_rows(kernel.dk.head(entry, head, key), dk, keys, sizes.dim);
+                add_rows(kernel.dv.head(entry, head, key), dv, keys, sizes.value_dim);
+            }
+            for (number, of_stream) in plan.streams.iter().enumerate() {
+                let stream = self.call.stream(&self.space.plan, number as u32);
+                let turns = &plan.turns[of_stream.turns as usize];
+                for (index, &head) in stream.heads.iter().enumerate() {
+                    for (buffer, &band) in turns.buffered.iter().enumerate() {
+                        let rows = plan.grid.rows(stream.layout, band);
+                        if rows.is_empty() {
+                            continue;
+                        }
+                        let first_of_band = band as usize * plan.grid.band;
+                        let first = stream.layout.row_tokens(rows.start).start as usize;
+                        let end = stream.layout.row_tokens(rows.end - 1).end as usize;
+                        let at = of_stream.buffers + index * turns.buffered.len() + buffer;
+                        let from = self.buffers.query(at).add((first - first_of_band) * sizes.dim);
+                        let dq = kernel.dq.head(stream.entry, head as usize, first);
+                        add_rows(dq, from, end - first, sizes.dim);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Adds contiguous rows to strided ones.
+unsafe fn add_rows(to: crate::tile::Strided, from: *const f32, rows: usize, dims: usize) {
+    for row in 0..rows {
+        for dim in 0..dims {
+            // SAFETY: the caller says that both have these rows.
+            unsafe { *to.at(row, dim).first.cast_mut() += *from.add(row * dims + dim) };
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Vectors of f32, whatever the instruction set.
+//!
+//! An instruction set is a zero-sized token, [`Simd`], which can only be had where the CPU has the
+//! set: holding one is the proof that its instructions may run. What is worth vectorising is an
+//! [`Operation`]: a struct of its parameters whose `eval` is written once, over any token.
+//!
+//! ```text
+//! simd.call(operation)  →  fn with #[target_feature]  →  operation.eval(simd), inlined into it
+//! ```
+//!
+//! Everything below `eval` has to be `#[inline(always)]`: a vector function that is not inlined
+//! into the one with the target features is a call for every addition. [`Simd::call`] may be used
+//! inside an operation too, for the parts that should be functions of their own.
+
+pub(crate) mod math;
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+mod portable;
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx512::Avx512;
+#[cfg(target_arch = "aarch64")]
+pub(crate) use neon::Neon;
+pub(crate) use portable::Portable;
+
+/// Work that is written once for all instruction sets.
+pub(crate) trait Operation {
+    /// What it gives.
+    type Output;
+
+    /// Does it. Implementations are `#[inline(always)]`.
+    fn eval<S: Simd>(self, simd: S) -> Self::Output;
+}
+
+/// A token of an instruction set, and what its vectors can do.
+///
+/// What NaN does is the same everywhere: [`max`](Self::max) gives its second argument where either
+/// is NaN.
+pub(crate) trait Simd: Copy + Send + Sync + 'static {
+    /// A vector of f32.
+    type F: Copy;
+    /// A choice for each lane.
+    type M: Copy;
+
+    /// Numbers a vector; divides [`LANES`].
+    const WIDTH: usize;
+    /// Vector registers: decides the shape of a register tile.
+    const REGISTERS: usize;
+
+    /// Runs an operation as a function compiled for this instruction set.
+    fn call<O: Operation>(self, operation: O) -> O::Output;
+
+    /// Every lane the same.
+    fn splat(self, x: f32) -> Self::F;
+    /// `WIDTH` numbers, aligned or not.
+    ///
+    /// # Safety
+    ///
+    /// They must be readable.
+    unsafe fn load(self, from: *const f32) -> Self::F;
+    /// Writes `WIDTH` numbers, aligned or not.
+    ///
+    /// # Safety
+    ///
+    /// They must be writable.
+    unsafe fn store(self, to: *mut f32, x: Self::F);
+    /// `x + y`.
+    fn add(self, x: Self::F, y: Self::F) -> Self::F;
+    /// `x − y`.
+    fn sub(self, x: Self::F, y: Self::F) -> Self::F;
+    /// `x · y`.
+    fn mul(self, x: Self::F, y: Self::F) -> Self::F;
+    /// `x / y`.
+    fn div(self, x: Self::F, y: Self::F) -> Self::F;
+    /// `x · y + z`, rounded once where the CPU can.
+    fn fma(self, x: Self::F, y: Self::F, z: Self::F) -> Self::F;
+    /// `z − x · y`, rounded once where the CPU can.
+    fn fnma(self, x: Self::F, y: Self::F, z: Self::F) -> Self::F;
+    /// The greater; `y` where either is NaN.
+    fn max(self, x: Self::F, y: Self::F) -> Self::F;
+    /// Without its sign.
+    fn abs(self, x: Self::F) -> Self::F;
+    /// Where `x < y`; not where either is NaN.
+    fn less(self, x: Self::F, y: Self::F) -> Self::M;
+    /// Lane `i` where bit `i` of `bits` is set.
+    fn mask(self, bits: u64) -> Self::M;
+    /// `x` where the mask is set, else `y`.
+    fn select(self, mask: Self::M, x: Self::F, y: Self::F) -> Self::F;
+    /// `x · 2^n`, where `n` is whole, from −126 to 127, and `biased` is `n + 1.5 · 2^23`. NaN stays.
+    fn scale(self, x: Self::F, n: Self::F, biased: Self::F) -> Self::F;
+    /// Writes the transpose of a square of `WIDTH` numbers a side: row `i` of the source starts at
+    /// `from + i · from_row`, row `j` of the result at `to + j · to_row`.
+    ///
+    /// # Safety
+    ///
+    /// All of both must be readable and writable; they must not overlap.
+    unsafe fn transpose(self, from: *const f32, from_row: isize, to: *mut f32, to_row: isize);
+}
+
+/// Tokens side by side in a tile: queries in the forward pass, keys in the backward pass. One
+/// 64-bit word then holds the mask of a row, and it is a whole number of vectors everywhere.
+pub(crate) const LANES: usize = 64;
+
+/// Runs `operation` on the instruction set `isa`.
+///
+/// # Panics
+///
+/// If this CPU hasn't got it.
+pub(crate) fn dispatch<O: WithSimd>(isa: crate::isa::Isa, operation: O) -> O::Output {
+    use crate::isa::Isa;
+    assert!(isa.is_available(), "{isa} on a CPU without it");
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: checked above.
+        Isa::Avx2 => operation.with(unsafe { Avx2::new_unchecked() }),
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: checked above.
+        Isa::Avx512 => operation.with(unsafe { Avx512::new_unchecked() }),
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => operation.with(Neon),
+        _ => operation.with(Portable),
+    }
+}
+
+/// What [`dispatch`] runs: code that passes the token on, and needn't be compiled for the
+/// instruction set itself.
+pub(crate) trait WithSimd {
+    /// What it gives.
+    type Output;
+
+    /// Does it.
+    fn with<S: Simd>(self, simd: S) -> Self::Output;
+}

@@ -1,0 +1,152 @@
+//! Eight lanes: AVX2 with FMA.
+
+use std::arch::x86_64::*;
+
+use super::{Operation, Simd};
+
+/// The token: this CPU has AVX2 and FMA.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Avx2(());
+
+impl Avx2 {
+    /// # Safety
+    ///
+    /// [`Isa::Avx2`](crate::Isa::Avx2) must be available.
+    pub(crate) unsafe fn new_unchecked() -> Self {
+        Avx2(())
+    }
+}
+
+#[target_feature(enable = "avx2,fma")]
+fn compiled<O: Operation>(simd: Avx2, operation: O) -> O::Output {
+    operation.eval(simd)
+}
+
+/// Instructions of this set, under the token's promise.
+macro_rules! have {
+    ($e:expr) => {
+        // SAFETY: the token is only made where the CPU has the instruction set.
+        unsafe { $e }
+    };
+}
+
+impl Simd for Avx2 {
+    type F = __m256;
+    type M = __m256;
+
+    const WIDTH: usize = 8;
+    const REGISTERS: usize = 16;
+
+    #[inline(always)]
+    fn call<O: Operation>(self, operation: O) -> O::Output {
+        have!(compiled(self, operation))
+    }
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> __m256 {
+        have!(_mm256_set1_ps(x))
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, from: *const f32) -> __m256 {
+        have!(_mm256_loadu_ps(from))
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32, x: __m256) {
+        have!(_mm256_storeu_ps(to, x))
+    }
+
+    #[inline(always)]
+    fn add(self, x: __m256, y: __m256) -> __m256 {
+        have!(_mm256_add_ps(x, y))
+    }
+
+    #[inline(always)]
+    fn sub(self, x: __m256, y: __m256) -> __m256 {
+        have!(_mm256_sub_ps(x, y))
+    }
+
+    #[inline(always)]
+    fn mul(self, x: __m256, y: __m256) -> __m256 {
+        have!(_mm256_mul_ps(x, y))
+    }
+
+    #[inline(always)]
+    fn div(self, x: __m256, y: __m256) -> __m256 {
+        have!(_mm256_div_ps(x, y))
+    }
+
+    #[inline(always)]
+    fn fma(self, x: __m256, y: __m256, z: __m256) -> __m256 {
+        have!(_mm256_fmadd_ps(x, y, z))
+    }
+
+    #[inline(always)]
+    fn fnma(self, x: __m256, y: __m256, z: __m256) -> __m256 {
+        have!(_mm256_fnmadd_ps(x, y, z))
+    }
+
+    #[inline(always)]
+    fn max(self, x: __m256, y: __m256) -> __m256 {
+        have!(_mm256_max_ps(x, y))
+    }
+
+    #[inline(always)]
+    fn abs(self, x: __m256) -> __m256 {
+        have!(_mm256_andnot_ps(_mm256_set1_ps(-0.0), x))
+    }
+
+    #[inline(always)]
+    fn less(self, x: __m256, y: __m256) -> __m256 {
+        have!(_mm256_cmp_ps::<_CMP_LT_OQ>(x, y))
+    }
+
+    #[inline(always)]
+    fn mask(self, bits: u64) -> __m256 {
+        // Each lane tests its own bit.
+        have!({
+            let own = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+            let set = _mm256_and_si256(_mm256_set1_epi32(bits as i32), own);
+            _mm256_castsi256_ps(_mm256_cmpeq_epi32(set, own))
+        })
+    }
+
+    #[inline(always)]
+    fn select(self, mask: __m256, x: __m256, y: __m256) -> __m256 {
+        have!(_mm256_blendv_ps(y, x, mask))
+    }
+
+    #[inline(always)]
+    fn scale(self, x: __m256, _: __m256, biased: __m256) -> __m256 {
+        // The low bits of `biased` are those of `n`; moved up they are an exponent.
+        have!({
+            let n = _mm256_add_epi32(_mm256_castps_si256(biased), _mm256_set1_epi32(127));
+            _mm256_mul_ps(x, _mm256_castsi256_ps(_mm256_slli_epi32::<23>(n)))
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(self, from: *const f32, from_row: isize, to: *mut f32, to_row: isize) {
+        // Pairs, then quads within 128-bit lanes; then the lanes themselves.
+        have!({
+            let row = |i: isize| _mm256_loadu_ps(from.offset(i * from_row));
+            let mut quads = [_mm256_setzero_ps(); 8];
+            for i in 0..2 {
+                let [a, b, c, d] = [0, 1, 2, 3].map(|j| row(4 * i as isize + j));
+                let (ab, cd) = (_mm256_unpacklo_ps(a, b), _mm256_unpacklo_ps(c, d));
+                let (ab_, cd_) = (_mm256_unpackhi_ps(a, b), _mm256_unpackhi_ps(c, d));
+                quads[i] = _mm256_shuffle_ps::<0x44>(ab, cd);
+                quads[2 + i] = _mm256_shuffle_ps::<0xee>(ab, cd);
+                quads[4 + i] = _mm256_shuffle_ps::<0x44>(ab_, cd_);
+                quads[6 + i] = _mm256_shuffle_ps::<0xee>(ab_, cd_);
+            }
+            for j in 0..4 {
+                let (a, b) = (quads[2 * j], quads[2 * j + 1]);
+                let write = |at: usize, x| _mm256_storeu_ps(to.offset(at as isize * to_row), x);
+                write(j, _mm256_permute2f128_ps::<0x20>(a, b));
+                write(4 + j, _mm256_permute2f128_ps::<0x31>(a, b));
+            }
+        })
+    }
+}

@@ -1,0 +1,149 @@
+//! Sixteen lanes: AVX-512.
+
+use std::arch::x86_64::*;
+
+use super::{Operation, Simd};
+
+/// The token: this CPU has AVX-512 F, BW, DQ and VL, and AVX2 with FMA.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Avx512(());
+
+impl Avx512 {
+    /// # Safety
+    ///
+    /// [`Isa::Avx512`](crate::Isa::Avx512) must be available.
+    pub(crate) unsafe fn new_unchecked() -> Self {
+        Avx512(())
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2")]
+fn compiled<O: Operation>(simd: Avx512, operation: O) -> O::Output {
+    operation.eval(simd)
+}
+
+/// Instructions of this set, under the token's promise.
+macro_rules! have {
+    ($e:expr) => {
+        // SAFETY: the token is only made where the CPU has the instruction set.
+        unsafe { $e }
+    };
+}
+
+impl Simd for Avx512 {
+    type F = __m512;
+    type M = __mmask16;
+
+    const WIDTH: usize = 16;
+    const REGISTERS: usize = 32;
+
+    #[inline(always)]
+    fn call<O: Operation>(self, operation: O) -> O::Output {
+        have!(compiled(self, operation))
+    }
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> __m512 {
+        have!(_mm512_set1_ps(x))
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, from: *const f32) -> __m512 {
+        have!(_mm512_loadu_ps(from))
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32, x: __m512) {
+        have!(_mm512_storeu_ps(to, x))
+    }
+
+    #[inline(always)]
+    fn add(self, x: __m512, y: __m512) -> __m512 {
+        have!(_mm512_add_ps(x, y))
+    }
+
+    #[inline(always)]
+    fn sub(self, x: __m512, y: __m512) -> __m512 {
+        have!(_mm512_sub_ps(x, y))
+    }
+
+    #[inline(always)]
+    fn mul(self, x: __m512, y: __m512) -> __m512 {
+        have!(_mm512_mul_ps(x, y))
+    }
+
+    #[inline(always)]
+    fn div(self, x: __m512, y: __m512) -> __m512 {
+        have!(_mm512_div_ps(x, y))
+    }
+
+    #[inline(always)]
+    fn fma(self, x: __m512, y: __m512, z: __m512) -> __m512 {
+        have!(_mm512_fmadd_ps(x, y, z))
+    }
+
+    #[inline(always)]
+    fn fnma(self, x: __m512, y: __m512, z: __m512) -> __m512 {
+        have!(_mm512_fnmadd_ps(x, y, z))
+    }
+
+    #[inline(always)]
+    fn max(self, x: __m512, y: __m512) -> __m512 {
+        have!(_mm512_max_ps(x, y))
+    }
+
+    #[inline(always)]
+    fn abs(self, x: __m512) -> __m512 {
+        have!(_mm512_abs_ps(x))
+    }
+
+    #[inline(always)]
+    fn less(self, x: __m512, y: __m512) -> __mmask16 {
+        have!(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(x, y))
+    }
+
+    #[inline(always)]
+    fn mask(self, bits: u64) -> __mmask16 {
+        bits as __mmask16
+    }
+
+    #[inline(always)]
+    fn select(self, mask: __mmask16, x: __m512, y: __m512) -> __m512 {
+        have!(_mm512_mask_blend_ps(mask, y, x))
+    }
+
+    #[inline(always)]
+    fn scale(self, x: __m512, n: __m512, _: __m512) -> __m512 {
+        have!(_mm512_scalef_ps(x, n))
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(self, from: *const f32, from_row: isize, to: *mut f32, to_row: isize) {
+        // Pairs, then quads within 128-bit lanes; then the lanes themselves, twice.
+        have!({
+            let row = |i: isize| _mm512_loadu_ps(from.offset(i * from_row));
+            let mut quads = [_mm512_setzero_ps(); 16];
+            for i in 0..4 {
+                let [a, b, c, d] = [0, 1, 2, 3].map(|j| row(4 * i as isize + j));
+                let (ab, cd) = (_mm512_unpacklo_ps(a, b), _mm512_unpacklo_ps(c, d));
+                let (ab_, cd_) = (_mm512_unpackhi_ps(a, b), _mm512_unpackhi_ps(c, d));
+                quads[i] = _mm512_shuffle_ps::<0x44>(ab, cd);
+                quads[4 + i] = _mm512_shuffle_ps::<0xee>(ab, cd);
+                quads[8 + i] = _mm512_shuffle_ps::<0x44>(ab_, cd_);
+                quads[12 + i] = _mm512_shuffle_ps::<0xee>(ab_, cd_);
+            }
+            for j in 0..4 {
+                let [a, b, c, d] = [0, 1, 2, 3].map(|i| quads[4 * j + i]);
+                let (ab, cd) =
+                    (_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0x88>(c, d));
+                let (ab_, cd_) =
+                    (_mm512_shuffle_f32x4::<0xdd>(a, b), _mm512_shuffle_f32x4::<0xdd>(c, d));
+                let write = |at: usize, x| _mm512_storeu_ps(to.offset(at as isize * to_row), x);
+                write(j, _mm512_shuffle_f32x4::<0x88>(ab, cd));
+                write(8 + j, _mm512_shuffle_f32x4::<0xdd>(ab, cd));
+                write(4 + j, _mm512_shuffle_f32x4::<0x88>(ab_, cd_));
+                write(12 + j, _mm512_shuffle_f32x4::<0xdd>(ab_, cd_));
+            }
+        })
+    }
+}

@@ -1,0 +1,131 @@
+//! Four lanes: Arm's Advanced SIMD, which every aarch64 CPU has.
+
+use std::arch::aarch64::*;
+
+use super::{Operation, Simd};
+
+/// The token.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Neon;
+
+/// Instructions of this set, which is part of the base architecture.
+macro_rules! have {
+    ($e:expr) => {
+        // SAFETY: every aarch64 CPU that Rust's targets name has it.
+        #[allow(unused_unsafe)]
+        unsafe {
+            $e
+        }
+    };
+}
+
+impl Simd for Neon {
+    type F = float32x4_t;
+    type M = uint32x4_t;
+
+    const WIDTH: usize = 4;
+    const REGISTERS: usize = 32;
+
+    #[inline(never)]
+    fn call<O: Operation>(self, operation: O) -> O::Output {
+        operation.eval(self)
+    }
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> float32x4_t {
+        have!(vdupq_n_f32(x))
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, from: *const f32) -> float32x4_t {
+        have!(vld1q_f32(from))
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32, x: float32x4_t) {
+        have!(vst1q_f32(to, x))
+    }
+
+    #[inline(always)]
+    fn add(self, x: float32x4_t, y: float32x4_t) -> float32x4_t {
+        have!(vaddq_f32(x, y))
+    }
+
+    #[inline(always)]
+    fn sub(self, x: float32x4_t, y: float32x4_t) -> float32x4_t {
+        have!(vsubq_f32(x, y))
+    }
+
+    #[inline(always)]
+    fn mul(self, x: float32x4_t, y: float32x4_t) -> float32x4_t {
+        have!(vmulq_f32(x, y))
+    }
+
+    #[inline(always)]
+    fn div(self, x: float32x4_t, y: float32x4_t) -> float32x4_t {
+        have!(vdivq_f32(x, y))
+    }
+
+    #[inline(always)]
+    fn fma(self, x: float32x4_t, y: float32x4_t, z: float32x4_t) -> float32x4_t {
+        have!(vfmaq_f32(z, x, y))
+    }
+
+    #[inline(always)]
+    fn fnma(self, x: float32x4_t, y: float32x4_t, z: float32x4_t) -> float32x4_t {
+        have!(vfmsq_f32(z, x, y))
+    }
+
+    #[inline(always)]
+    fn max(self, x: float32x4_t, y: float32x4_t) -> float32x4_t {
+        have!(vbslq_f32(vcgtq_f32(x, y), x, y))
+    }
+
+    #[inline(always)]
+    fn abs(self, x: float32x4_t) -> float32x4_t {
+        have!(vabsq_f32(x))
+    }
+
+    #[inline(always)]
+    fn less(self, x: float32x4_t, y: float32x4_t) -> uint32x4_t {
+        have!(vcltq_f32(x, y))
+    }
+
+    #[inline(always)]
+    fn mask(self, bits: u64) -> uint32x4_t {
+        // Each lane tests its own bit.
+        have!({
+            let own = vld1q_u32([1_u32, 2, 4, 8].as_ptr());
+            vtstq_u32(vdupq_n_u32(bits as u32), own)
+        })
+    }
+
+    #[inline(always)]
+    fn select(self, mask: uint32x4_t, x: float32x4_t, y: float32x4_t) -> float32x4_t {
+        have!(vbslq_f32(mask, x, y))
+    }
+
+    #[inline(always)]
+    fn scale(self, x: float32x4_t, _: float32x4_t, biased: float32x4_t) -> float32x4_t {
+        // The low bits of `biased` are those of `n`; moved up they are an exponent.
+        have!({
+            let n = vaddq_u32(vreinterpretq_u32_f32(biased), vdupq_n_u32(127));
+            vmulq_f32(x, vreinterpretq_f32_u32(vshlq_n_u32::<23>(n)))
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(self, from: *const f32, from_row: isize, to: *mut f32, to_row: isize) {
+        have!({
+            let [a, b, c, d] = [0, 1, 2, 3].map(|i| vld1q_f32(from.offset(i * from_row)));
+            let (ab, ab_) = (vtrn1q_f32(a, b), vtrn2q_f32(a, b));
+            let (cd, cd_) = (vtrn1q_f32(c, d), vtrn2q_f32(c, d));
+            let low = |x, y| vcombine_f32(vget_low_f32(x), vget_low_f32(y));
+            let high = |x, y| vcombine_f32(vget_high_f32(x), vget_high_f32(y));
+            vst1q_f32(to, low(ab, cd));
+            vst1q_f32(to.offset(to_row), low(ab_, cd_));
+            vst1q_f32(to.offset(2 * to_row), high(ab, cd));
+            vst1q_f32(to.offset(3 * to_row), high(ab_, cd_));
+        })
+    }
+}

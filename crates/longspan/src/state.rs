@@ -1,0 +1,254 @@
+//! A partial softmax, and how two of them become one.
+//!
+//! Over some keys a row has `m = max score`, `l = Σ exp(score − m)` and `acc = Σ exp(score − m) v`.
+//! Over the union of two disjoint sets of keys:
+//!
+//! ```text
+//! m = max(m₁, m₂)    l = l₁·exp(m₁ − m) + l₂·exp(m₂ − m)    acc likewise
+//! out = acc / l      lse = m + ln l
+//! ```
+//!
+//! A tile of keys inside the kernel, a part of a long row, a hop of a ring and a branch of LongNet
+//! are all joined this way. A row that has seen nothing is `(−∞, 0, 0)`; joining it to another
+//! leaves the other as it is, to the bit.
+
+use crate::attention::{Output, OutputMut};
+use crate::check;
+use crate::error::Result;
+use crate::tile::Strided;
+use crate::view::{Dims, Order, Tensor, View, allocatable};
+
+/// Partial softmaxes of many rows.
+///
+/// ```
+/// use longspan::{Dims, Order, State};
+///
+/// let dims = Dims { batch: 1, tokens: 3, heads: 2, dim: 4 };
+/// let nothing = State::empty(dims)?.finish(Order::BatchTokenHeadDim)?;
+/// assert!(nothing.out.as_slice().iter().all(|&x| x == 0.0));
+/// assert!(nothing.lse.iter().all(|&x| x == f32::NEG_INFINITY));
+/// # Ok::<_, longspan::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+pub struct State {
+    dims: Dims,
+    maxima: Vec<f32>,
+    totals: Vec<f32>,
+    sums: Vec<f32>,
+}
+
+impl State {
+    /// Rows that have seen nothing: one a batch entry, head and token, `dims.dim` numbers a value.
+    pub fn empty(dims: Dims) -> Result<Self> {
+        let elements = allocatable::<f32>(dims)?;
+        let rows = allocatable::<f32>(Dims { dim: 1, ..dims })?;
+        Ok(State {
+            dims,
+            maxima: vec![f32::NEG_INFINITY; rows],
+            totals: vec![0.0; rows],
+            sums: vec![0.0; elements],
+        })
+    }
+
+    /// How many rows there are, by axis; `dim` is that of the values.
+    pub fn dims(&self) -> Dims {
+        self.dims
+    }
+
+    /// The greatest score of each row, `[batch, head, token]`.
+    pub fn maxima(&self) -> &[f32] {
+        &self.maxima
+    }
+
+    /// `Σ exp(score − maximum)` of each row, `[batch, head, token]`.
+    pub fn totals(&self) -> &[f32] {
+        &self.totals
+    }
+
+    /// `Σ exp(score − maximum) · value` of each row, `[batch, head, token, dim]`.
+    pub fn sums(&self) -> &[f32] {
+        &self.sums
+    }
+
+    /// Joins `other`, which has seen other keys, to this.
+    pub fn merge(&mut self, other: &State) -> Result<()> {
+        check::same("the other state", other.dims, self.dims)?;
+        let dim = self.dims.dim;
+        for row in 0..self.maxima.len() {
+            let sums = row * dim..(row + 1) * dim;
+            let (m, l) = (&mut self.maxima[row], &mut self.totals[row]);
+            let other_row = (other.maxima[row], other.totals[row], &other.sums[sums.clone()]);
+            merge_row((m, l, &mut self.sums[sums]), other_row);
+        }
+        Ok(())
+    }
+
+    /// Output and log-sum-exp of what was seen.
+    pub fn finish(&self, order: Order) -> Result<Output> {
+        let mut out = Tensor::filled(0.0, self.dims, order)?;
+        let mut lse = vec![0.0; self.maxima.len()];
+        self.finish_into(OutputMut { out: out.view_mut(), lse: &mut lse })?;
+        Ok(Output { out, lse })
+    }
+
+    /// Output and log-sum-exp of what was seen, written where `output` says.
+    pub fn finish_into(&self, mut output: OutputMut<'_>) -> Result<()> {
+        check::same("out", output.out.dims(), self.dims)?;
+        check::rows("lse", output.lse.len(), self.dims)?;
+        let strides = output.out.strides();
+        let out = output.out.as_mut_ptr();
+        for (row, (entry, head, token)) in rows(self.dims).enumerate() {
+            let (factor, logarithm) = finish(self.maxima[row], self.totals[row]);
+            output.lse[row] = logarithm;
+            let offset = entry as isize * strides.batch
+                + head as isize * strides.heads
+                + token as isize * strides.tokens;
+            for dim in 0..self.dims.dim {
+                // SAFETY: the view has the dims of the state.
+                unsafe {
+                    *out.offset(offset + dim as isize * strides.dim) =
+                        self.sums[row * self.dims.dim + dim] * factor;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn raw(&mut self) -> RawState {
+        RawState {
+            maxima: self.maxima.as_mut_ptr(),
+            totals: self.totals.as_mut_ptr(),
+            sums: self.sums.as_mut_ptr(),
+            dim: self.dims.dim,
+        }
+    }
+}
+
+/// Joins an output over other keys, with its log-sum-exp, to `into`.
+///
+/// Outputs are normalised, so this is `merge` with `l = 1` and `m = lse`: what remains of a
+/// partial softmax once it has left the library that made it.
+///
+/// ```
+/// use longspan::{Dims, Order, OutputMut, Tensor, merge_outputs};
+///
+/// let dims = Dims { batch: 1, tokens: 1, heads: 1, dim: 1 };
+/// let mut out = Tensor::new(vec![1.0], dims, Order::BatchTokenHeadDim)?;
+/// let mut lse = [0.0];
+/// let other = Tensor::new(vec![4.0], dims, Order::BatchTokenHeadDim)?;
+/// // The other keys weigh twice as much.
+/// let into = OutputMut { out: out.view_mut(), lse: &mut lse };
+/// merge_outputs(into, other.view(), &[2.0_f32.ln()])?;
+/// assert!((out.as_slice()[0] - 3.0).abs() < 1e-6);
+/// assert!((lse[0] - 3.0_f32.ln()).abs() < 1e-6);
+/// # Ok::<_, longspan::Error>(())
+/// ```
+pub fn merge_outputs(mut into: OutputMut<'_>, out: View<'_, f32>, lse: &[f32]) -> Result<()> {
+    let dims = into.out.dims();
+    check::same("the other output", out.dims(), dims)?;
+    check::rows("lse", into.lse.len(), dims)?;
+    check::rows("the other lse", lse.len(), dims)?;
+    let strides = into.out.strides();
+    let target = into.out.as_mut_ptr();
+    for (row, (entry, head, token)) in rows(dims).enumerate() {
+        let (mine, theirs) = (into.lse[row], lse[row]);
+        if theirs == f32::NEG_INFINITY {
+            continue;
+        }
+        let greatest = if theirs > mine { theirs } else { mine };
+        let (a, b) = (f64::from(mine - greatest).exp(), f64::from(theirs - greatest).exp());
+        into.lse[row] = (f64::from(greatest) + (a + b).ln()) as f32;
+        let (a, b) = ((a / (a + b)) as f32, (b / (a + b)) as f32);
+        let offset = entry as isize * strides.batch
+            + head as isize * strides.heads
+            + token as isize * strides.tokens;
+        for dim in 0..dims.dim {
+            let theirs = out.get(entry, token, head, dim).expect("dims are the same");
+            // SAFETY: the index lies within the view.
+            let at = unsafe { &mut *target.offset(offset + dim as isize * strides.dim) };
+            *at = if mine == f32::NEG_INFINITY { theirs } else { *at * a + theirs * b };
+        }
+    }
+    Ok(())
+}
+
+/// A row `(m, l, acc)` to add to.
+pub(crate) type RowMut<'a> = (&'a mut f32, &'a mut f32, &'a mut [f32]);
+
+/// Joins a row to another over disjoint keys.
+pub(crate) fn merge_row(into: RowMut<'_>, other: (f32, f32, &[f32])) {
+    let (m, l, acc) = into;
+    let (other_m, other_l, other_acc) = other;
+    if other_m == f32::NEG_INFINITY {
+        return;
+    }
+    if *m == f32::NEG_INFINITY {
+        (*m, *l) = (other_m, other_l);
+        acc.copy_from_slice(other_acc);
+        return;
+    }
+    // NaN stays: it isn't greater, and every difference with it is NaN.
+    let greatest = if other_m > *m { other_m } else { *m };
+    let (a, b) = ((*m - greatest).exp(), (other_m - greatest).exp());
+    *m = greatest;
+    *l = *l * a + other_l * b;
+    for (acc, other) in acc.iter_mut().zip(other_acc) {
+        *acc = *acc * a + other * b;
+    }
+}
+
+/// What a row's sums are multiplied by to become its output, and its log-sum-exp.
+pub(crate) fn finish(m: f32, l: f32) -> (f32, f32) {
+    if l == 0.0 {
+        return (0.0, f32::NEG_INFINITY);
+    }
+    (1.0 / l, (f64::from(m) + f64::from(l).ln()) as f32)
+}
+
+/// Batch entry, head and token of each row, in order.
+fn rows(dims: Dims) -> impl Iterator<Item = (usize, usize, usize)> {
+    (0..dims.batch).flat_map(move |entry| {
+        (0..dims.heads)
+            .flat_map(move |head| (0..dims.tokens).map(move |token| (entry, head, token)))
+    })
+}
+
+/// States as kernels see them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RawState {
+    pub(crate) maxima: *mut f32,
+    pub(crate) totals: *mut f32,
+    pub(crate) sums: *mut f32,
+    pub(crate) dim: usize,
+}
+
+// SAFETY: kernels write disjoint rows.
+unsafe impl Send for RawState {}
+// SAFETY: as above.
+unsafe impl Sync for RawState {}
+
+impl RawState {
+    /// Sums of values, from a row on.
+    ///
+    /// # Safety
+    ///
+    /// There must be such a row.
+    pub(crate) unsafe fn rows(self, row: usize) -> Strided {
+        // SAFETY: the caller says so.
+        let first = unsafe { self.sums.add(row * self.dim) };
+        Strided { first, row: self.dim as isize, column: 1 }
+    }
+
+    /// One row, to add to.
+    ///
+    /// # Safety
+    ///
+    /// There must be such a row, and nobody else may use it.
+    pub(crate) unsafe fn row<'a>(self, row: usize) -> RowMut<'a> {
+        // SAFETY: the caller says so.
+        unsafe {
+            let sums = std::slice::from_raw_parts_mut(self.sums.add(row * self.dim), self.dim);
+            (&mut *self.maxima.add(row), &mut *self.totals.add(row), sums)
+        }
+    }
+}

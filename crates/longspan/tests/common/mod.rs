@@ -1,0 +1,18 @@
+//! What the tests of the kernels share: tensors laid out in every way, and a case run on them.
+//!
+//! | file | what |
+//! |---|---|
+//! | `buffer.rs` | dense numbers put into strided memory with poisoned gaps, and read back |
+//! | `run.rs` | a case as layouts and options; both passes over it; the verdict |
+
+// Each test file uses another part of it.
+#![allow(dead_code, unused_imports)]
+
+mod buffer;
+mod run;
+
+pub(crate) use buffer::{Buffer, Placement, dense_order};
+pub(crate) use run::{
+    Run, Tensors, attention, bits, check, compile, compile_set, dims_k, dims_out, dims_q, dims_v,
+    layouts, number, score,
+};

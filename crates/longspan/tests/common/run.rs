@@ -1,0 +1,206 @@
+//! A case, run on real tensors, and how wrong it is.
+
+use std::num::NonZeroUsize;
+
+use longspan::{
+    Arrived, Attention, BlockSize, Dims, GradientsMut, Heads, Hook, Inputs, Isa, Layout, LayoutSet,
+    Layouts, Order, OutputMut, Padding, Pattern, Positions, Progression, Score, Shape, Threads,
+};
+use longspan_testing::{
+    AttentionCase, Axes, Case, Measure, Problem, Sizes, Steps, Transform, Values, naive, truth,
+};
+
+use super::buffer::{Buffer, Placement};
+
+/// A number from the environment.
+pub(crate) fn number(name: &str, default: u64) -> u64 {
+    match std::env::var(name) {
+        Ok(text) => text.parse().unwrap_or_else(|_| panic!("{name} is {text:?}, not a number")),
+        Err(_) => default,
+    }
+}
+
+pub(crate) fn dims_q(sizes: &Sizes) -> Dims {
+    Dims { batch: sizes.batch, tokens: sizes.tokens_q, heads: sizes.heads_q, dim: sizes.dim_k }
+}
+
+pub(crate) fn dims_k(sizes: &Sizes) -> Dims {
+    Dims { batch: sizes.batch, tokens: sizes.tokens_k, heads: sizes.heads_kv, dim: sizes.dim_k }
+}
+
+pub(crate) fn dims_v(sizes: &Sizes) -> Dims {
+    Dims { dim: sizes.dim_v, ..dims_k(sizes) }
+}
+
+pub(crate) fn dims_out(sizes: &Sizes) -> Dims {
+    Dims { dim: sizes.dim_v, ..dims_q(sizes) }
+}
+
+/// A pattern's layout for so many queries and keys.
+pub(crate) fn compile(pattern: &str, queries: usize, keys: usize) -> Layout {
+    let pattern: Pattern = pattern.parse().unwrap();
+    Layout::compile(&pattern, &Shape::new(queries as u64, keys as u64)).unwrap()
+}
+
+fn positions(steps: &[Steps]) -> Positions {
+    let steps = steps.iter().map(|s| Progression { start: s.start, step: s.step, len: s.len });
+    Positions::new(steps).unwrap()
+}
+
+fn shape(case: &Case) -> Shape {
+    let block = BlockSize::new(case.block.into()).unwrap();
+    let mut shape = Shape::new(case.tokens_q, case.tokens_k).block(block);
+    if let Some(offset) = case.query_offset {
+        shape = shape.query_offset(offset);
+    }
+    if let Some(offset) = case.key_offset {
+        shape = shape.key_offset(offset);
+    }
+    if let Some(map) = &case.query_map {
+        shape = shape.query_map(positions(map));
+    }
+    if let Some(map) = &case.key_map {
+        shape = shape.key_map(positions(map));
+    }
+    if let Some(bytes) = case.mask_bytes {
+        shape = shape.mask_bytes(bytes);
+    }
+    shape
+}
+
+/// The layouts of a case as a set, one a batch entry and head.
+pub(crate) fn compile_set(case: &AttentionCase) -> LayoutSet {
+    let heads: Heads = case.pattern_text().parse().unwrap();
+    let padding = match &case.padding[..] {
+        [] => Padding::None(case.batch),
+        each => Padding::Each(each.to_vec()),
+    };
+    LayoutSet::compile(&heads, case.heads_q, &shape(&case.layout), &padding, None).unwrap()
+}
+
+/// The layouts of a case: one for all where one does, else a set.
+pub(crate) fn layouts(case: &AttentionCase) -> Layouts {
+    if !case.per_head.is_empty() || !case.padding.is_empty() {
+        return compile_set(case).into();
+    }
+    let pattern: Pattern = case.pattern_text().parse().unwrap();
+    Layout::compile(&pattern, &shape(&case.layout)).unwrap().into()
+}
+
+pub(crate) fn score(transform: &Transform) -> Score {
+    match transform {
+        Transform::Plain => Score::Plain,
+        Transform::Softcap(cap) => Score::Softcap(*cap),
+        Transform::Alibi(slopes) => Score::Alibi(slopes[..].into()),
+    }
+}
+
+/// A case's layouts and options on an instruction set.
+pub(crate) fn attention(case: &AttentionCase, isa: Isa, threads: usize) -> Attention {
+    let threads = Threads::Count(NonZeroUsize::new(threads).unwrap());
+    let attention = Attention::new(layouts(case)).score(score(&case.transform)).isa(isa);
+    let attention = attention.threads(threads);
+    match case.scale {
+        Some(scale) => attention.scale(scale),
+        None => attention,
+    }
+}
+
+/// The tensors of a problem, laid out.
+pub(crate) struct Tensors {
+    pub(crate) sizes: Sizes,
+    pub(crate) q: Buffer,
+    pub(crate) k: Buffer,
+    pub(crate) v: Buffer,
+    pub(crate) dout: Buffer,
+    pub(crate) dlse: Option<Vec<f32>>,
+}
+
+impl Tensors {
+    /// Every tensor as the placement says.
+    pub(crate) fn of(problem: &Problem, placement: Placement) -> Tensors {
+        Tensors::mixed(problem, [placement; 4])
+    }
+
+    /// Queries, keys, values and the output's gradient each as their placement says.
+    pub(crate) fn mixed(problem: &Problem, placements: [Placement; 4]) -> Tensors {
+        let sizes = problem.sizes;
+        let [q, k, v, dout] = placements;
+        Tensors {
+            sizes,
+            q: Buffer::of(&problem.q, dims_q(&sizes), q),
+            k: Buffer::of(&problem.k, dims_k(&sizes), k),
+            v: Buffer::of(&problem.v, dims_v(&sizes), v),
+            dout: Buffer::of(&problem.dout, dims_out(&sizes), dout),
+            dlse: problem.dlse.clone(),
+        }
+    }
+
+    pub(crate) fn inputs(&self) -> Inputs<'_> {
+        Inputs { q: self.q.view(), k: self.k.view(), v: self.v.view() }
+    }
+}
+
+/// Both passes over some tensors, into poisoned results.
+pub(crate) struct Run<'a> {
+    pub(crate) attention: &'a Attention,
+    pub(crate) tensors: &'a Tensors,
+    /// Where outputs and gradients are laid.
+    pub(crate) results: Placement,
+}
+
+impl Run<'_> {
+    /// Results of both passes, dense; panics if a call fails or writes between elements.
+    pub(crate) fn both(&self) -> Values<f32> {
+        let Tensors { sizes, dout, dlse, .. } = self.tensors;
+        let inputs = self.tensors.inputs();
+        let (out, lse) = self.forward();
+        let mut dq = Buffer::poisoned(dims_q(sizes), self.results);
+        let mut dk = Buffer::poisoned(dims_k(sizes), self.results);
+        let mut dv = Buffer::poisoned(dims_v(sizes), self.results);
+        let gradients = GradientsMut { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() };
+        let arrived =
+            Arrived { out: out.view(), lse: &lse, dout: dout.view(), dlse: dlse.as_deref() };
+        self.attention.backward_into(inputs, arrived, gradients, Hook::none()).unwrap();
+        let (dq, dk, dv) = (dq.dense(), dk.dense(), dv.dense());
+        Values { out: out.dense(), lse, dq, dk, dv }
+    }
+
+    /// Output and log-sum-exp.
+    pub(crate) fn forward(&self) -> (Buffer, Vec<f32>) {
+        let sizes = &self.tensors.sizes;
+        let mut out = Buffer::poisoned(dims_out(sizes), self.results);
+        let mut lse = vec![f32::NAN; sizes.rows()];
+        let output = OutputMut { out: out.view_mut(), lse: &mut lse };
+        self.attention.forward_into(self.tensors.inputs(), output, Hook::none()).unwrap();
+        (out, lse)
+    }
+}
+
+/// Every instruction set that this CPU has against the oracle; what is wrong, a line each.
+pub(crate) fn check(case: &AttentionCase, placement: Option<Placement>) -> Vec<String> {
+    let problem = case.problem();
+    let (truth, naive) = (truth(&problem, case.sample), naive(&problem, case.sample));
+    let order = match case.axes {
+        Axes::TokenHead => Order::BatchTokenHeadDim,
+        Axes::HeadToken => Order::BatchHeadTokenDim,
+    };
+    let placement = placement.unwrap_or(Placement::Contiguous(order));
+    let tensors = Tensors::of(&problem, placement);
+    let mut wrong = Vec::new();
+    for (n, isa) in Isa::available().into_iter().enumerate() {
+        let attention = attention(case, isa, 1 + n % 2);
+        let got = Run { attention: &attention, tensors: &tensors, results: placement }.both();
+        for measure in Measure::all(&problem, &truth, &naive, &got, case.sample) {
+            if !measure.holds() {
+                wrong.push(format!("{isa} {measure}\n    {case}, {placement:?}"));
+            }
+        }
+    }
+    wrong
+}
+
+/// The bits of numbers: NaN equals itself, and 0 is not −0.
+pub(crate) fn bits(numbers: &[f32]) -> Vec<u32> {
+    numbers.iter().map(|x| x.to_bits()).collect()
+}

@@ -1,0 +1,322 @@
+//! Forward and every gradient against the `f64` oracle, on every instruction set of this CPU.
+//!
+//! The rule is that of [`Measure`](longspan_testing::Measure): at most twelve times the error of
+//! the truth rounded to `f32`, and never above that of the formulas computed naively in `f32`.
+//! `LONGSPAN_CASES` sets how many random cases (400 where left out) and `LONGSPAN_SEED` the first.
+
+use longspan::{Arrived, Attention, Dims, Inputs, Isa, Order, Strides, Tensor, View};
+use longspan_testing::{
+    AttentionCase, Measure, Rule, Sample, Values, attention_cases, naive, truth,
+};
+
+mod common;
+
+use common::*;
+
+/// Checks cases and says of all of them what is wrong.
+fn check_all(cases: impl IntoIterator<Item = AttentionCase>) {
+    let mut count = 0;
+    let mut wrong = Vec::new();
+    for case in cases {
+        count += 1;
+        let caught = std::panic::catch_unwind(|| check(&case, None));
+        wrong.extend(caught.unwrap_or_else(|_| vec![format!("panicked\n    {case}")]));
+    }
+    assert!(count > 0, "no case was checked");
+    assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// A quarter of the table, so that the quarters run side by side.
+fn quarter(number: usize) -> impl Iterator<Item = AttentionCase> {
+    attention_cases().into_iter().skip(number).step_by(4)
+}
+
+#[test]
+fn table_first_quarter() {
+    check_all(quarter(0));
+}
+
+#[test]
+fn table_second_quarter() {
+    check_all(quarter(1));
+}
+
+#[test]
+fn table_third_quarter() {
+    check_all(quarter(2));
+}
+
+#[test]
+fn table_fourth_quarter() {
+    check_all(quarter(3));
+}
+
+fn random(part: u64) -> impl Iterator<Item = AttentionCase> {
+    let (first, cases) = (number("LONGSPAN_SEED", 0), number("LONGSPAN_CASES", 400));
+    (first..first + cases).filter(move |seed| seed % 2 == part).map(AttentionCase::from_seed)
+}
+
+#[test]
+fn random_even_seeds() {
+    check_all(random(0).chain([AttentionCase::from_seed(0)]));
+}
+
+#[test]
+fn random_odd_seeds() {
+    check_all(random(1).chain([AttentionCase::from_seed(1)]));
+}
+
+/// Strides of every kind: gaps, backwards, spread out, the head dim outermost.
+#[test]
+fn any_strides() {
+    let local = Rule::And(vec![Rule::Causal, Rule::Window { left: 50, right: 0 }]);
+    let grouped = AttentionCase {
+        batch: 2,
+        heads_q: 4,
+        heads_kv: 2,
+        dim_k: 19,
+        dim_v: 33,
+        lse_gradient: true,
+        ..AttentionCase::new("strided", local, 97)
+    };
+    let wide = AttentionCase { dim_k: 64, dim_v: 64, ..AttentionCase::new("wide", Rule::Full, 65) };
+    let mut decode = AttentionCase::new("decode", Rule::Causal, 300);
+    (decode.layout.tokens_q, decode.heads_kv, decode.heads_q) = (1, 1, 4);
+    let mut wrong = Vec::new();
+    for case in [grouped, wide, decode] {
+        for placement in Placement::ALL {
+            wrong.extend(check(&case, Some(placement)));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Every tensor laid out in its own way, results in yet another.
+#[test]
+fn mixed_strides() {
+    let case = AttentionCase {
+        batch: 2,
+        heads_q: 6,
+        heads_kv: 2,
+        dim_k: 24,
+        dim_v: 16,
+        ..AttentionCase::new("mixed", Rule::Causal, 83)
+    };
+    let problem = case.problem();
+    let (truth, naive) = (truth(&problem, case.sample), naive(&problem, case.sample));
+    for isa in Isa::available() {
+        let attention = attention(&case, isa, 2);
+        for turn in 0..Placement::ALL.len() {
+            let pick = |n: usize| Placement::ALL[(turn + 3 * n) % Placement::ALL.len()];
+            let tensors = Tensors::mixed(&problem, [pick(0), pick(1), pick(2), pick(3)]);
+            let run = Run { attention: &attention, tensors: &tensors, results: pick(4) };
+            for measure in Measure::all(&problem, &truth, &naive, &run.both(), case.sample) {
+                assert!(measure.holds(), "{isa}, turn {turn}, {measure}");
+            }
+        }
+    }
+}
+
+/// Zero strides: one sequence for all batch entries, one key head for all, one key for all tokens.
+#[test]
+fn broadcast_inputs() {
+    let case = AttentionCase {
+        batch: 3,
+        heads_q: 4,
+        heads_kv: 4,
+        dim_k: 9,
+        dim_v: 20,
+        ..AttentionCase::new("broadcast", Rule::Causal, 70)
+    };
+    let mut problem = case.problem();
+    let sizes = problem.sizes;
+    let (dim_k, dim_v, tokens) = (sizes.dim_k, sizes.dim_v, sizes.tokens_k);
+    // Queries: the same in every batch entry. Keys: the same in every head of an entry. Values:
+    // one for all tokens of a head. Gradient of the output: one number for everything.
+    let q = problem.q[..sizes.q() / 3].to_vec();
+    problem.q = q.repeat(3);
+    let keys = problem.k.clone();
+    for (n, head) in problem.k.chunks_mut(tokens * dim_k).enumerate() {
+        head.copy_from_slice(&keys[n / 4 * 4 * tokens * dim_k..][..tokens * dim_k]);
+    }
+    let values: Vec<f32> =
+        problem.v.chunks(tokens * dim_v).flat_map(|h| h[..dim_v].to_vec()).collect();
+    for (n, token) in problem.v.chunks_mut(dim_v).enumerate() {
+        token.copy_from_slice(&values[n / tokens * dim_v..][..dim_v]);
+    }
+    problem.dout.fill(0.75);
+    problem.unit_scale = false;
+
+    let strides = |batch, heads, tokens, dim| Strides { batch, heads, tokens, dim };
+    let (t, k, v) = (tokens as isize, dim_k as isize, dim_v as isize);
+    let kept: Vec<f32> =
+        (0..3).flat_map(|b| keys[b * 4 * tokens * dim_k..][..tokens * dim_k].to_vec()).collect();
+    let inputs = Inputs {
+        q: View::strided(&q, 0, dims_q(&sizes), strides(0, t * k, k, 1)).unwrap(),
+        k: View::strided(&kept, 0, dims_k(&sizes), strides(t * k, 0, k, 1)).unwrap(),
+        v: View::strided(&values, 0, dims_v(&sizes), strides(4 * v, v, 0, 1)).unwrap(),
+    };
+    let dout = View::strided(&[0.75], 0, dims_out(&sizes), strides(0, 0, 0, 0)).unwrap();
+    let (truth, naive) = (truth(&problem, Sample::ALL), naive(&problem, Sample::ALL));
+    for isa in Isa::available() {
+        let attention = attention(&case, isa, 2);
+        let output = attention.forward(inputs.q, inputs.k, inputs.v).unwrap();
+        let arrived = Arrived { out: output.out.view(), lse: &output.lse, dout, dlse: None };
+        let gradients = attention.backward(inputs, arrived).unwrap();
+        let got = Values {
+            out: dense(&output.out),
+            lse: output.lse.clone(),
+            dq: dense(&gradients.dq),
+            dk: dense(&gradients.dk),
+            dv: dense(&gradients.dv),
+        };
+        for measure in Measure::all(&problem, &truth, &naive, &got, Sample::ALL) {
+            assert!(measure.holds(), "{isa}, {measure}");
+        }
+    }
+}
+
+/// The numbers of a tensor in the oracle's order.
+fn dense(tensor: &Tensor<f32>) -> Vec<f32> {
+    let Dims { batch, tokens, heads, dim } = tensor.dims();
+    let view = tensor.view();
+    let mut numbers = Vec::new();
+    for (b, h) in (0..batch).flat_map(|b| (0..heads).map(move |h| (b, h))) {
+        for (t, d) in (0..tokens).flat_map(|t| (0..dim).map(move |d| (t, d))) {
+            numbers.push(view.get(b, t, h, d).unwrap());
+        }
+    }
+    numbers
+}
+
+/// Results that the call allocates: values, axes, and the order of the queries.
+#[test]
+fn allocated_results_are_those_written_in_place() {
+    for order in [Order::BatchTokenHeadDim, Order::BatchHeadTokenDim] {
+        let case = AttentionCase {
+            batch: 2,
+            heads_q: 4,
+            heads_kv: 2,
+            dim_k: 8,
+            dim_v: 12,
+            ..AttentionCase::new("allocated", Rule::Causal, 75)
+        };
+        let problem = case.problem();
+        let placement = Placement::Contiguous(order);
+        let tensors = Tensors::of(&problem, placement);
+        let attention = attention(&case, Isa::best(), 1);
+        let written = Run { attention: &attention, tensors: &tensors, results: placement }.both();
+        let inputs = tensors.inputs();
+        let output = attention.forward(inputs.q, inputs.k, inputs.v).unwrap();
+        let dout = tensors.dout.view();
+        let arrived = Arrived { out: output.out.view(), lse: &output.lse, dout, dlse: None };
+        let gradients = attention.backward(inputs, arrived).unwrap();
+        let sizes = &problem.sizes;
+        let tensors = [
+            (&output.out, &written.out, dims_out(sizes)),
+            (&gradients.dq, &written.dq, dims_q(sizes)),
+            (&gradients.dk, &written.dk, dims_k(sizes)),
+            (&gradients.dv, &written.dv, dims_v(sizes)),
+        ];
+        for (got, written, dims) in tensors {
+            assert_eq!((got.dims(), got.order()), (dims, order));
+            assert_eq!(bits(&dense(got)), bits(written));
+        }
+        assert_eq!(bits(&output.lse), bits(&written.lse));
+    }
+}
+
+/// A set of layouts that are all alike is one layout for all.
+#[test]
+fn a_set_of_one_layout_is_that_layout() {
+    let case = AttentionCase {
+        batch: 2,
+        heads_q: 4,
+        heads_kv: 2,
+        ..AttentionCase::new("set", Rule::Causal, 150)
+    };
+    let problem = case.problem();
+    let placement = Placement::Contiguous(Order::BatchTokenHeadDim);
+    let tensors = Tensors::of(&problem, placement);
+    for isa in Isa::available() {
+        let one = attention(&case, isa, 2);
+        let set = Attention::new(compile_set(&case)).isa(isa);
+        let run = |attention| Run { attention, tensors: &tensors, results: placement }.both();
+        assert_eq!(run(&one), run(&set), "{isa}");
+    }
+}
+
+/// The default scale is `1/√dim`, and a scale is honoured.
+#[test]
+fn scale_is_a_factor_of_scores() {
+    let case = AttentionCase { dim_k: 16, ..AttentionCase::new("scale", Rule::Full, 40) };
+    let problem = case.problem();
+    let placement = Placement::Contiguous(Order::BatchTokenHeadDim);
+    let tensors = Tensors::of(&problem, placement);
+    let run = |scale| {
+        let case = AttentionCase { scale, ..case.clone() };
+        let attention = attention(&case, Isa::best(), 1);
+        Run { attention: &attention, tensors: &tensors, results: placement }.both()
+    };
+    assert_eq!(run(None), run(Some(0.25)));
+    assert_ne!(run(None).lse, run(Some(0.26)).lse);
+}
+
+#[cfg(feature = "ndarray")]
+#[test]
+fn ndarray_views() {
+    use longspan::{GradientsMut, Hook, OutputMut, ViewMut};
+    use ndarray::{Array4, s};
+
+    let case = AttentionCase { dim_k: 8, dim_v: 8, ..AttentionCase::new("nd", Rule::Causal, 45) };
+    let problem = case.problem();
+    let sizes = problem.sizes;
+    // Every second token of a longer array, with the head axis first in memory; keys back to front.
+    let shape = (1, 2, 90, 8);
+    let mut arrays = [Array4::from_elem(shape, f32::NAN), Array4::from_elem(shape, f32::NAN)];
+    for (array, numbers) in arrays.iter_mut().zip([&problem.q, &problem.k]) {
+        let mut tokens = array.slice_mut(s![.., .., ..;2, ..]);
+        tokens.iter_mut().zip(numbers.iter()).for_each(|(x, y)| *x = *y);
+    }
+    let [q, k] = &mut arrays;
+    let numbers: Vec<f32> = k.slice(s![.., .., ..;2, ..]).iter().copied().collect();
+    let mut backwards = k.slice_mut(s![.., .., ..;-2, ..]);
+    backwards.iter_mut().zip(numbers).for_each(|(x, y)| *x = y);
+    let v = Array4::from_shape_vec((1, 2, 45, 8), problem.v.clone()).unwrap();
+    let v = v.permuted_axes([0, 2, 1, 3]);
+    let dout = Array4::from_shape_vec((1, 2, 45, 8), problem.dout.clone()).unwrap();
+
+    let order = Order::BatchHeadTokenDim;
+    let inputs = Inputs {
+        q: View::from_ndarray(q.slice(s![.., .., ..;2, ..]), order),
+        k: View::from_ndarray(k.slice(s![.., .., ..;-2, ..]), order),
+        v: View::from_ndarray(v.view(), Order::BatchTokenHeadDim),
+    };
+    let attention = attention(&case, Isa::best(), 1);
+    let zeros = || Array4::<f32>::from_elem((1, 45, 2, 8), f32::NAN);
+    let (mut out, mut dq, mut dk, mut dv) = (zeros(), zeros(), zeros(), zeros());
+    let mut lse = vec![0.0; sizes.rows()];
+    fn write(array: &mut Array4<f32>) -> ViewMut<'_, f32> {
+        ViewMut::from_ndarray(array.view_mut(), Order::BatchTokenHeadDim).unwrap()
+    }
+    let output = OutputMut { out: write(&mut out), lse: &mut lse };
+    attention.forward_into(inputs, output, Hook::none()).unwrap();
+    let arrived = Arrived {
+        out: View::from_ndarray(out.view(), Order::BatchTokenHeadDim),
+        lse: &lse,
+        dout: View::from_ndarray(dout.view(), order),
+        dlse: None,
+    };
+    let gradients = GradientsMut { dq: write(&mut dq), dk: write(&mut dk), dv: write(&mut dv) };
+    attention.backward_into(inputs, arrived, gradients, Hook::none()).unwrap();
+
+    let dense = |array: &Array4<f32>| {
+        array.view().permuted_axes([0, 2, 1, 3]).iter().copied().collect::<Vec<f32>>()
+    };
+    let (out, dq, dk, dv) = (dense(&out), dense(&dq), dense(&dk), dense(&dv));
+    let got = Values { out, lse, dq, dk, dv };
+    let (truth, naive) = (truth(&problem, Sample::ALL), naive(&problem, Sample::ALL));
+    for measure in Measure::all(&problem, &truth, &naive, &got, Sample::ALL) {
+        assert!(measure.holds(), "{measure}");
+    }
+}

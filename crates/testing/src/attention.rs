@@ -1,0 +1,165 @@
+//! Attention as its definition states it: the truth that kernels are compared with.
+//!
+//! For query `i`, the set `A(i)` of keys it may see and a score transform `t`:
+//!
+//! ```text
+//! z_ij  = scale · Σ_d q_id k_jd          s_ij = t(z_ij)
+//! P_ij  = exp(s_ij − lse_i)              lse_i = ln Σ_{j ∈ A(i)} exp(s_ij)
+//! out_i = Σ_j P_ij v_j                   A(i) empty: out_i = 0, lse_i = −∞
+//!
+//! dP_ij = dout_i · v_j                   dS_ij = P_ij (dP_ij − dout_i · out_i + dlse_i)
+//! dZ_ij = t'(z_ij) dS_ij                 dq_i = scale Σ_j dZ_ij k_j
+//! dk_j  = scale Σ_i dZ_ij q_i            dv_j = Σ_i P_ij dout_i
+//! ```
+//!
+//! where the sums over `i` go over all query heads that share a key head. [`truth`] computes that
+//! in `f64`, and [`naive`] in `f32`, in the order in which it is written and with every score held
+//! in memory: what somebody would write first, and what no kernel may be worse than.
+//!
+//! A [`Problem`] holds the numbers, dense and in the order `[batch][head][token][dim]`; where they
+//! lie in the caller's memory is the caller's affair. Long problems are checked by [`Sample`]: only
+//! some rows and columns, each of them in full.
+//!
+//! ```
+//! use longspan_testing::{Measure, Sample, attention_cases, naive, truth};
+//!
+//! let case = attention_cases().into_iter().find(|case| case.name == "causal").unwrap();
+//! let problem = case.problem();
+//! let (truth, naive) = (truth(&problem, Sample::ALL), naive(&problem, Sample::ALL));
+//! // The naive result itself is no worse than the naive result.
+//! for measure in Measure::all(&problem, &truth, &naive, &naive, Sample::ALL) {
+//!     assert!(measure.error <= measure.naive);
+//! }
+//! ```
+
+mod case;
+mod evaluate;
+mod measure;
+mod normal;
+mod random;
+mod seen;
+mod table;
+#[cfg(test)]
+mod tests;
+
+pub use case::{AttentionCase, Axes};
+pub use evaluate::{Answer, Sample, Values, naive, truth};
+pub use measure::Measure;
+pub use normal::normals;
+pub use seen::Seen;
+pub use table::attention_cases;
+
+/// What is done to a score before the softmax.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Transform {
+    /// Nothing.
+    Plain,
+    /// `cap · tanh(z / cap)`.
+    Softcap(f32),
+    /// `z − slope · |query position − key position|`, one slope a query head.
+    Alibi(Vec<f32>),
+}
+
+/// Sizes of all axes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// Sequences.
+    pub batch: usize,
+    /// Queries of each.
+    pub tokens_q: usize,
+    /// Keys of each.
+    pub tokens_k: usize,
+    /// Query heads, a multiple of the key heads.
+    pub heads_q: usize,
+    /// Heads of keys and values.
+    pub heads_kv: usize,
+    /// Numbers of a query and of a key.
+    pub dim_k: usize,
+    /// Numbers of a value.
+    pub dim_v: usize,
+}
+
+impl Sizes {
+    /// The key head that a query head reads.
+    pub fn key_head(&self, head: usize) -> usize {
+        head / (self.heads_q / self.heads_kv)
+    }
+
+    /// Elements of the queries.
+    pub fn q(&self) -> usize {
+        self.rows() * self.dim_k
+    }
+
+    /// Elements of the keys.
+    pub fn k(&self) -> usize {
+        self.batch * self.heads_kv * self.tokens_k * self.dim_k
+    }
+
+    /// Elements of the values.
+    pub fn v(&self) -> usize {
+        self.batch * self.heads_kv * self.tokens_k * self.dim_v
+    }
+
+    /// Elements of the output.
+    pub fn out(&self) -> usize {
+        self.rows() * self.dim_v
+    }
+
+    /// Softmax rows, and elements of the log-sum-exp.
+    pub fn rows(&self) -> usize {
+        self.batch * self.heads_q * self.tokens_q
+    }
+}
+
+/// Everything that decides a result. Tensors are `[batch][head][token][dim]`, without gaps.
+#[derive(Clone, Debug)]
+pub struct Problem {
+    /// Sizes of all axes.
+    pub sizes: Sizes,
+    /// What scores are multiplied by.
+    pub scale: f64,
+    /// What is done to them then.
+    pub transform: Transform,
+    /// Who sees whom.
+    pub seen: Seen,
+    /// Global position of every query.
+    pub query_positions: Vec<i64>,
+    /// Global position of every key.
+    pub key_positions: Vec<i64>,
+    /// Queries.
+    pub q: Vec<f32>,
+    /// Keys.
+    pub k: Vec<f32>,
+    /// Values.
+    pub v: Vec<f32>,
+    /// Gradient that arrives at the output.
+    pub dout: Vec<f32>,
+    /// Gradient that arrives at the log-sum-exp, `[batch][head][token]`.
+    pub dlse: Option<Vec<f32>>,
+    /// Whether numbers are unit-normal and scores no larger than `1/√dim` makes them: what errors
+    /// have an absolute bound for.
+    pub unit_scale: bool,
+}
+
+impl Problem {
+    /// A problem of unit-normal numbers with the default scale, everything seen, positions counted
+    /// from zero with the queries last.
+    pub fn normal(sizes: Sizes, seed: u64) -> Problem {
+        let numbers = |tensor: u64, len| normals(seed.wrapping_mul(8).wrapping_add(tensor), len);
+        let (tokens_q, tokens_k) = (sizes.tokens_q as i64, sizes.tokens_k as i64);
+        Problem {
+            sizes,
+            scale: 1.0 / (sizes.dim_k as f64).sqrt(),
+            transform: Transform::Plain,
+            seen: Seen::everything(sizes.tokens_k),
+            query_positions: (tokens_k - tokens_q..tokens_k).collect(),
+            key_positions: (0..tokens_k).collect(),
+            q: numbers(0, sizes.q()),
+            k: numbers(1, sizes.k()),
+            v: numbers(2, sizes.v()),
+            dout: numbers(3, sizes.out()),
+            dlse: None,
+            unit_scale: true,
+        }
+    }
+}

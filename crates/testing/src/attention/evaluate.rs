@@ -1,0 +1,335 @@
+//! The definition, computed row by row; see [the module](super) for the formulas.
+//!
+//! One function for `f64` and `f32`. The only thing that differs is [`Real::dot`], which adds up
+//! in order for `f32` (that is what naive means) and in four chains for `f64`, where the order
+//! can't matter and the time does.
+//!
+//! The backward part takes the probabilities from the log-sum-exp and `Σ_j P_ij dP_ij` from the
+//! output, as the header says and as every backward pass must that is handed those two. In `f32`
+//! that costs what the log-sum-exp loses when it is stored: `P` is off by the factor
+//! `exp(−ε_i)`, `ε_i` being up to half an ulp of `lse_i`, the same for all keys of a row.
+//!
+//! Beside each true number stands its *gross* one: the root of the sum of the squares of the terms
+//! that it is the sum of, before any of them cancel. It tells a result that is small because its
+//! terms are small from one that is small because large terms cancel; see
+//! [`Measure`](super::Measure) for what that is good for.
+//!
+//! ```text
+//! score   g_ij² = (scale · |q_i| |k_j|)² / dim + bias²     (a dot product of terms alike in size)
+//! lse     √(lse² + Σ_j (P_ij g_ij)²)
+//! out     √ Σ_j P_ij² v_j² (1 + g_ij²)
+//! dP      f_ij² = dP_ij² + (|dout_i| |v_j|)² / dim
+//! dZ      h_ij = P_ij (f_ij + |dout_i · out_i| + |dlse_i|) · (1, or 1 + tanh² for 1 − tanh²)
+//! dq      scale · √ Σ_j h_ij² k_j² (1 + g_ij²),    dk, dv likewise over i
+//! ```
+
+use std::ops::{Add, Div, Mul, Sub};
+
+use super::{Problem, Sizes, Transform};
+use crate::splitmix::splitmix64;
+
+/// One number for each element of the results, `[batch][head][token][dim]` each.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Values<T> {
+    /// Outputs.
+    pub out: Vec<T>,
+    /// Log-sum-exp, `[batch][head][token]`.
+    pub lse: Vec<T>,
+    /// Gradient of the queries.
+    pub dq: Vec<T>,
+    /// Gradient of the keys.
+    pub dk: Vec<T>,
+    /// Gradient of the values.
+    pub dv: Vec<T>,
+}
+
+/// The true numbers, and what they are sensitive to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Answer<T> {
+    /// The results.
+    pub values: Values<T>,
+    /// The root of the sum of the squares of each result's terms.
+    pub gross: Values<T>,
+    /// What becomes of each gradient when the log-sum-exp is stored in `f32`: the difference, to
+    /// first order. Zero for `out` and `lse`.
+    pub stored: Values<T>,
+}
+
+/// Which queries and keys are evaluated; the rest of the results stays 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sample {
+    every: u64,
+}
+
+impl Sample {
+    /// All of them.
+    pub const ALL: Sample = Sample { every: 1 };
+
+    /// About one in `every` tokens at random, and the first and the last.
+    pub fn one_in(every: u64) -> Sample {
+        Sample { every: every.max(1) }
+    }
+
+    /// Whether a token of so many is one of them.
+    pub fn has(self, token: usize, tokens: usize) -> bool {
+        token == 0
+            || token + 1 == tokens
+            || splitmix64(token as u64 ^ 0x5A3).is_multiple_of(self.every)
+    }
+}
+
+/// The results in `f64`.
+pub fn truth(problem: &Problem, sample: Sample) -> Answer<f64> {
+    evaluate(problem, &Numbers::of(problem), sample)
+}
+
+/// The results in `f32`, added up in the order of the formulas.
+pub fn naive(problem: &Problem, sample: Sample) -> Values<f32> {
+    evaluate(problem, &Numbers::of(problem), sample).values
+}
+
+/// What the formulas are computed in.
+pub(super) trait Real:
+    Copy
+    + From<f32>
+    + PartialOrd
+    + Default
+    + Add<Output = Self>
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
+{
+    fn round(x: f64) -> Self;
+    fn single(self) -> f32;
+    fn exp(self) -> Self;
+    fn ln(self) -> Self;
+    fn tanh(self) -> Self;
+    fn sqrt(self) -> Self;
+    fn abs(self) -> Self;
+    fn dot(a: &[Self], b: &[Self]) -> Self;
+}
+
+macro_rules! real {
+    ($type:ident, $dot:expr) => {
+        impl Real for $type {
+            fn round(x: f64) -> Self {
+                x as $type
+            }
+            fn single(self) -> f32 {
+                self as f32
+            }
+            fn exp(self) -> Self {
+                $type::exp(self)
+            }
+            fn ln(self) -> Self {
+                $type::ln(self)
+            }
+            fn tanh(self) -> Self {
+                $type::tanh(self)
+            }
+            fn sqrt(self) -> Self {
+                $type::sqrt(self)
+            }
+            fn abs(self) -> Self {
+                $type::abs(self)
+            }
+            fn dot(a: &[Self], b: &[Self]) -> Self {
+                $dot(a, b)
+            }
+        }
+    };
+}
+
+real!(f32, |a: &[f32], b: &[f32]| a.iter().zip(b).fold(0.0, |sum, (x, y)| sum + x * y));
+real!(f64, |a: &[f64], b: &[f64]| {
+    let mut sums = [0.0; 4];
+    let (a, b) = (a.chunks_exact(4), b.chunks_exact(4));
+    let rest: f64 = a.remainder().iter().zip(b.remainder()).map(|(x, y)| x * y).sum();
+    for (a, b) in a.zip(b) {
+        for n in 0..4 {
+            sums[n] += a[n] * b[n];
+        }
+    }
+    sums.iter().sum::<f64>() + rest
+});
+
+/// The tensors of a problem in the type that the formulas are computed in.
+pub(super) struct Numbers<R> {
+    pub(super) q: Vec<R>,
+    pub(super) k: Vec<R>,
+    pub(super) v: Vec<R>,
+    pub(super) dout: Vec<R>,
+    pub(super) dlse: Vec<R>,
+}
+
+impl<R: Real> Numbers<R> {
+    pub(super) fn of(problem: &Problem) -> Self {
+        let wide = |numbers: &[f32]| numbers.iter().map(|&x| R::from(x)).collect::<Vec<R>>();
+        let Problem { q, k, v, dout, .. } = problem;
+        let none = || vec![0.0; problem.sizes.rows()];
+        let dlse = wide(&problem.dlse.clone().unwrap_or_else(none));
+        Numbers { q: wide(q), k: wide(k), v: wide(v), dout: wide(dout), dlse }
+    }
+}
+
+impl<R: Copy + Default> Values<R> {
+    fn zero(sizes: &Sizes) -> Self {
+        let zeros = |len| vec![R::default(); len];
+        Values {
+            out: zeros(sizes.out()),
+            lse: zeros(sizes.rows()),
+            dq: zeros(sizes.q()),
+            dk: zeros(sizes.k()),
+            dv: zeros(sizes.v()),
+        }
+    }
+}
+
+/// Token `n` of all tokens of a tensor.
+fn token<R>(tensor: &[R], n: usize, dim: usize) -> &[R] {
+    &tensor[n * dim..][..dim]
+}
+
+/// The length of each token's vector, over `√√dim`: the product of two is that of a score's terms.
+fn norms<R: Real>(tensor: &[R], dim: usize) -> Vec<R> {
+    let root = R::round((dim as f64).sqrt());
+    tensor.chunks(dim).map(|token| (R::dot(token, token) / root).sqrt()).collect()
+}
+
+/// Adds `factor · term` to a token's numbers.
+fn add<R: Real>(tensor: &mut [R], n: usize, factor: R, term: &[R]) {
+    let sums = &mut tensor[n * term.len()..][..term.len()];
+    for (sum, &x) in sums.iter_mut().zip(term) {
+        *sum = *sum + factor * x;
+    }
+}
+
+/// Adds `factor · term²`.
+fn add_squares<R: Real>(tensor: &mut [R], n: usize, factor: R, term: &[R]) {
+    let sums = &mut tensor[n * term.len()..][..term.len()];
+    for (sum, &x) in sums.iter_mut().zip(term) {
+        *sum = *sum + factor * (x * x);
+    }
+}
+
+pub(super) fn evaluate<R: Real>(problem: &Problem, x: &Numbers<R>, sample: Sample) -> Answer<R> {
+    let Sizes { batch, tokens_q, tokens_k, heads_q, heads_kv, dim_k, dim_v } = problem.sizes;
+    let scale = R::round(problem.scale);
+    let (norms_q, norms_k) = (norms(&x.q, dim_k), norms(&x.k, dim_k));
+    let (norms_dout, norms_v) = (norms(&x.dout, dim_v), norms(&x.v, dim_v));
+    let mut values = Values::zero(&problem.sizes);
+    let mut gross = Values::zero(&problem.sizes);
+    let mut stored = Values::zero(&problem.sizes);
+    for (entry, head) in (0..batch).flat_map(|b| (0..heads_q).map(move |h| (b, h))) {
+        let first_key = (entry * heads_kv + problem.sizes.key_head(head)) * tokens_k;
+        let place = |key: &u32| first_key + *key as usize;
+        for query in 0..tokens_q {
+            let row = (entry * heads_q + head) * tokens_q + query;
+            let keys = problem.seen.keys(entry, head, query);
+            let wanted = sample.has(query, tokens_q);
+            if !wanted && !keys.iter().any(|&key| sample.has(key as usize, tokens_k)) {
+                continue;
+            }
+            if keys.is_empty() {
+                values.lse[row] = R::round(f64::NEG_INFINITY);
+                continue;
+            }
+            let (q, dout) = (token(&x.q, row, dim_k), token(&x.dout, row, dim_v));
+
+            // Scores, their slopes, and the size of their terms.
+            let mut scores = Vec::with_capacity(keys.len());
+            for key in keys {
+                let k = token(&x.k, place(key), dim_k);
+                let z = scale * R::dot(q, k);
+                let score = transform(problem, z, head, query, *key as usize);
+                let terms = scale * norms_q[row] * norms_k[place(key)];
+                scores.push((score, (terms * terms + score.bias * score.bias).sqrt()));
+            }
+
+            // The softmax.
+            let most = scores.iter().map(|(score, _)| score.new);
+            let most = most.fold(scores[0].0.new, |most, s| if s > most { s } else { most });
+            let powers: Vec<R> = scores.iter().map(|s| (s.0.new - most).exp()).collect();
+            let sum = powers.iter().fold(R::default(), |sum, &e| sum + e);
+            let lse = most + sum.ln();
+            let mut out = vec![R::default(); dim_v];
+            for (&power, key) in powers.iter().zip(keys) {
+                add(&mut out, 0, power / sum, token(&x.v, place(key), dim_v));
+            }
+
+            // Its gradient, from output and log-sum-exp.
+            let p: Vec<R> = scores.iter().map(|s| (s.0.new - lse).exp()).collect();
+            let dp: Vec<R> =
+                keys.iter().map(|key| R::dot(dout, token(&x.v, place(key), dim_v))).collect();
+            let delta = R::dot(dout, &out);
+            let dlse = x.dlse[row];
+            let rounding = R::from(lse.single()) - lse;
+
+            if wanted {
+                values.out[row * dim_v..][..dim_v].copy_from_slice(&out);
+            }
+            values.lse[row] = lse;
+            gross.lse[row] = lse * lse;
+            for (n, key) in keys.iter().enumerate() {
+                let place = place(key);
+                let (score, g) = scores[n];
+                let dz = scale * score.slope * (p[n] * (dp[n] - delta + dlse));
+                let terms = norms_dout[row] * norms_v[place];
+                let dp_gross = (dp[n] * dp[n] + terms * terms).sqrt();
+                let ds_gross = p[n] * (dp_gross + delta.abs() + dlse.abs());
+                let h = scale * score.slope_gross * ds_gross;
+                let spread = R::from(1.0) + g * g;
+                let (pp, hh) = (p[n] * p[n] * spread, h * h * spread);
+                if wanted {
+                    let (k, v) = (token(&x.k, place, dim_k), token(&x.v, place, dim_v));
+                    add(&mut values.dq, row, dz, k);
+                    gross.lse[row] = gross.lse[row] + p[n] * p[n] * g * g;
+                    add_squares(&mut gross.out, row, pp, v);
+                    add_squares(&mut gross.dq, row, hh, k);
+                    add(&mut stored.dq, row, dz * rounding, k);
+                }
+                if sample.has(*key as usize, tokens_k) {
+                    add(&mut values.dk, place, dz, q);
+                    add(&mut values.dv, place, p[n], dout);
+                    add_squares(&mut gross.dk, place, hh, q);
+                    add_squares(&mut gross.dv, place, pp, dout);
+                    add(&mut stored.dk, place, dz * rounding, q);
+                    add(&mut stored.dv, place, p[n] * rounding, dout);
+                }
+            }
+        }
+    }
+    let Values { out, lse, dq, dk, dv } = &mut gross;
+    for square in [out, lse, dq, dk, dv].into_iter().flatten() {
+        *square = square.sqrt();
+    }
+    Answer { values, gross, stored }
+}
+
+/// A transformed score.
+#[derive(Clone, Copy)]
+struct Score<R> {
+    new: R,
+    /// What was added to it.
+    bias: R,
+    /// Derivative with respect to the old one, and the size of its terms.
+    slope: R,
+    slope_gross: R,
+}
+
+fn transform<R: Real>(problem: &Problem, z: R, head: usize, query: usize, key: usize) -> Score<R> {
+    let (zero, one) = (R::default(), R::from(1.0));
+    match &problem.transform {
+        Transform::Plain => Score { new: z, bias: zero, slope: one, slope_gross: one },
+        Transform::Softcap(cap) => {
+            let cap = R::from(*cap);
+            let t = (z / cap).tanh();
+            Score { new: cap * t, bias: zero, slope: one - t * t, slope_gross: one + t * t }
+        }
+        Transform::Alibi(slopes) => {
+            let apart = problem.query_positions[query].abs_diff(problem.key_positions[key]);
+            let bias = R::from(slopes[head]) * R::round(apart as f64);
+            Score { new: z - bias, bias, slope: one, slope_gross: one }
+        }
+    }
+}

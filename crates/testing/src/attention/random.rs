@@ -1,0 +1,73 @@
+//! Random cases of attention: a random layout case and a random draw for every other axis.
+
+use super::{AttentionCase, Axes, Transform};
+use crate::case::Case;
+use crate::splitmix::element;
+
+/// Head dims: those that models have, and those that no vector divides.
+const DIMS: [usize; 16] = [1, 2, 3, 7, 8, 15, 16, 17, 24, 33, 40, 64, 65, 80, 96, 128];
+
+/// The most scores times head dim a random case has, so that an oracle takes milliseconds.
+const MOST_WORK: usize = 24_000_000;
+
+impl AttentionCase {
+    /// The case of a seed: the same on every machine. Every kind of pattern, map, offset and block
+    /// size turns up, and every pair of the other axes does within a few hundred seeds.
+    pub fn from_seed(seed: u64) -> AttentionCase {
+        let mut drawn = 0;
+        let mut draw = |choices: usize| {
+            drawn += 1;
+            (element(seed ^ 0xA77E, drawn) % choices as u64) as usize
+        };
+        let layout = Case { rows: None, valid_keys: None, ..Case::from_seed(seed) };
+        let tokens_k = layout.tokens_k;
+        let mut case = AttentionCase::new(format!("seed {seed}"), layout.rule.clone(), 0);
+        case.layout = layout;
+        case.dim_k = DIMS[draw(DIMS.len())];
+        case.dim_v = if draw(2) == 0 { case.dim_k } else { DIMS[draw(DIMS.len())] };
+        case.heads_kv = 1 + draw(3);
+        case.heads_q = case.heads_kv * [1, 1, 2, 3, 8][draw(5)];
+        case.batch = [1, 1, 2, 3][draw(4)];
+        if draw(4) == 0 {
+            case.padding = (0..case.batch)
+                .map(|_| {
+                    let end = |n: usize| n as u64 % (tokens_k + 1);
+                    let (a, b) = (end(draw(1 << 20)), end(draw(1 << 20)));
+                    a.min(b)..a.max(b)
+                })
+                .collect();
+        }
+        case.axes = [Axes::TokenHead, Axes::HeadToken][draw(2)];
+        case.scale = [None, None, Some(0.5), Some(-0.1)][draw(4)];
+        case.transform = match draw(6) {
+            0 => Transform::Softcap([0.7, 5.0, 50.0][draw(3)]),
+            1 => Transform::Alibi((0..case.heads_q).map(|h| 0.5_f32.powi(h as i32 + 1)).collect()),
+            _ => Transform::Plain,
+        };
+        case.lse_gradient = draw(3) == 0;
+        case.seed = seed;
+        case.fewer_heads();
+        case
+    }
+
+    /// Takes sequences, then groups, then key heads away until the case is small enough.
+    fn fewer_heads(&mut self) {
+        let sizes = self.sizes();
+        let work = sizes.tokens_q * sizes.tokens_k * (self.dim_k + self.dim_v);
+        while work * self.batch * self.heads_q > MOST_WORK {
+            if self.batch > 1 {
+                self.batch -= 1;
+                self.padding.truncate(self.batch);
+            } else if self.heads_q > self.heads_kv {
+                self.heads_q -= self.heads_kv;
+            } else if self.heads_kv > 1 {
+                (self.heads_kv, self.heads_q) = (1, 1);
+            } else {
+                break;
+            }
+        }
+        if let Transform::Alibi(slopes) = &mut self.transform {
+            slopes.truncate(self.heads_q);
+        }
+    }
+}

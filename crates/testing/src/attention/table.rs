@@ -1,0 +1,252 @@
+//! The cases that every kernel has to get right, by name.
+//!
+//! Not the product of all axes, which would take days: each kind of pattern once, each value of
+//! every other axis at least once, and together what is known to be awkward together (lengths one
+//! below and above a block, dims that no vector divides, several heads on one key head, queries
+//! before the first key). [`AttentionCase::from_seed`] covers the pairs.
+
+use super::{AttentionCase, Axes, Sample, Transform};
+use crate::case::Steps;
+use crate::rule::{Level, Rule};
+
+/// The table.
+pub fn attention_cases() -> Vec<AttentionCase> {
+    [patterns(), heads(), dims(), lengths(), batches(), blocks_and_maps(), transforms()].concat()
+}
+
+fn local() -> Rule {
+    let near = Rule::Or(vec![Rule::Window { left: 40, right: 0 }, Rule::Sinks { n: 4 }]);
+    Rule::And(vec![Rule::Causal, near])
+}
+
+fn patterns() -> Vec<AttentionCase> {
+    let fine = Level { window: 20, stride: 1, grain: 1 };
+    let coarse = Level { window: 200, stride: 4, grain: 8 };
+    let not = |rule| Rule::Not(Box::new(rule));
+    let rules = [
+        ("full", Rule::Full),
+        ("causal", Rule::Causal),
+        ("window", Rule::Window { left: 30, right: 70 }),
+        ("only itself", Rule::Window { left: 0, right: 0 }),
+        ("sliding_window", Rule::SlidingWindow { width: 65 }),
+        ("sinks", Rule::Sinks { n: 5 }),
+        ("global_tokens", Rule::GlobalTokens { n: 3 }),
+        ("dilated", Rule::Dilated { segment: 90, rate: 3, offset: 1 }),
+        ("strided", Rule::Strided { stride: 7 }),
+        ("hierarchical", Rule::Hierarchical(vec![fine, coarse])),
+        ("documents", Rule::Documents(vec![50, 0, 1, 130, 76])),
+        ("blocks_dilated", Rule::BlocksDilated { block: 16, rates: vec![2, 5] }),
+        ("butterfly", Rule::Butterfly { block: 16 }),
+        ("random", Rule::Random { block: 16, per_row: 3, blocks: 17, seed: 5 }),
+        ("blocks", Rule::Blocks { block: 64, rows: vec![vec![0, 3], vec![], vec![1, 2], vec![4]] }),
+        ("nothing", not(Rule::Full)),
+        ("anything but", not(Rule::Or(vec![Rule::Causal, Rule::Strided { stride: 3 }]))),
+        ("local", local()),
+        (
+            "packed",
+            Rule::Packed {
+                queries: vec![100, 57, 0, 100],
+                keys: vec![100, 57, 0, 100],
+                inner: Box::new(Rule::Causal),
+            },
+        ),
+        (
+            "many at once",
+            Rule::And(vec![
+                Rule::Or(vec![Rule::SlidingWindow { width: 33 }, Rule::GlobalTokens { n: 2 }]),
+                Rule::Or(vec![Rule::Causal, Rule::Sinks { n: 9 }]),
+                not(Rule::Strided { stride: 5 }),
+            ]),
+        ),
+    ];
+    let mut cases: Vec<_> =
+        rules.into_iter().map(|(name, rule)| AttentionCase::new(name, rule, 257)).collect();
+    for case in cases.iter_mut().skip(1).step_by(2) {
+        case.axes = Axes::HeadToken;
+    }
+    cases
+}
+
+fn heads() -> Vec<AttentionCase> {
+    let grouped = |name: &str, rule, heads_q, heads_kv| AttentionCase {
+        heads_q,
+        heads_kv,
+        dim_k: 16,
+        dim_v: 24,
+        ..AttentionCase::new(name, rule, 130)
+    };
+    vec![
+        grouped("one head", Rule::Causal, 1, 1),
+        grouped("three to one", Rule::Causal, 6, 2),
+        grouped("eight to one", local(), 8, 1),
+        grouped("eight to one, twice", Rule::Full, 16, 2),
+        AttentionCase {
+            per_head: vec![
+                Rule::Causal,
+                local(),
+                Rule::Not(Box::new(Rule::Full)),
+                Rule::Strided { stride: 3 },
+                Rule::Causal,
+                Rule::Full,
+            ],
+            ..grouped("a pattern a head", Rule::Causal, 6, 2)
+        },
+    ]
+}
+
+fn dims() -> Vec<AttentionCase> {
+    let pairs = [
+        (1, 1),
+        (7, 7),
+        (8, 8),
+        (16, 16),
+        (33, 33),
+        (64, 64),
+        (80, 80),
+        (96, 96),
+        (128, 128),
+        (192, 192),
+        (256, 256),
+        (192, 128),
+        (1, 65),
+        (65, 1),
+        (256, 8),
+        (31, 17),
+    ];
+    let rules = [Rule::Causal, Rule::Full, local()];
+    let case = |(n, (dim_k, dim_v)): (usize, (usize, usize))| AttentionCase {
+        // Heads of one number each have as many values as keys: more of them, for a mean.
+        heads_q: if dim_v < 8 { 8 } else { 2 },
+        heads_kv: if dim_v < 8 { 8 } else { 2 },
+        dim_k,
+        dim_v,
+        axes: if n.is_multiple_of(2) { Axes::HeadToken } else { Axes::TokenHead },
+        ..AttentionCase::new(format!("dims {dim_k} and {dim_v}"), rules[n % 3].clone(), 127)
+    };
+    pairs.into_iter().enumerate().map(case).collect()
+}
+
+fn lengths() -> Vec<AttentionCase> {
+    let mut cases = Vec::new();
+    for (n, tokens) in [0, 1, 2, 3, 63, 64, 65, 127, 128, 251, 521].into_iter().enumerate() {
+        let rule = if n.is_multiple_of(2) { Rule::Causal } else { Rule::Full };
+        let axes = if n % 3 == 0 { Axes::HeadToken } else { Axes::TokenHead };
+        let name = format!("{tokens} tokens");
+        cases.push(AttentionCase { axes, ..AttentionCase::new(name, rule, tokens) });
+    }
+    let pairs =
+        [(1, 257), (257, 1), (2, 65), (65, 2), (0, 5), (5, 0), (63, 521), (521, 63), (16, 1031)];
+    for (queries, keys) in pairs {
+        let mut case = AttentionCase::new(format!("{queries} x {keys}"), Rule::Causal, keys);
+        case.layout.tokens_q = queries;
+        cases.push(case);
+    }
+    let long = |tokens: u64, rule, every| AttentionCase {
+        heads_q: 1,
+        heads_kv: 1,
+        sample: Sample::one_in(every),
+        ..AttentionCase::new(format!("{tokens} tokens, {rule}"), rule, tokens)
+    };
+    cases.push(long(1021, Rule::Causal, 16));
+    cases.push(long(2039, Rule::Full, 32));
+    cases.push(long(2503, local(), 16));
+    cases.push(long(4093, Rule::SlidingWindow { width: 200 }, 16));
+    cases.push(long(4093, Rule::GlobalTokens { n: 2 }, 64));
+    cases.push(AttentionCase {
+        name: "4093 tokens, dense".into(),
+        dim_k: 16,
+        dim_v: 16,
+        ..long(4093, Rule::Full, 32)
+    });
+    cases
+}
+
+fn batches() -> Vec<AttentionCase> {
+    let batch = |batch, axes| AttentionCase {
+        batch,
+        axes,
+        heads_q: 3,
+        heads_kv: 1,
+        dim_k: 20,
+        dim_v: 12,
+        ..AttentionCase::new(format!("batch {batch}"), Rule::Causal, 70)
+    };
+    vec![
+        batch(0, Axes::TokenHead),
+        batch(3, Axes::TokenHead),
+        batch(3, Axes::HeadToken),
+        AttentionCase {
+            name: "padding".into(),
+            padding: vec![0..70, 13..70, 0..41, 30..30],
+            ..batch(4, Axes::HeadToken)
+        },
+        AttentionCase {
+            name: "padding and a pattern a head".into(),
+            padding: vec![5..70, 0..66],
+            per_head: vec![Rule::Full, local(), Rule::Causal],
+            ..batch(2, Axes::TokenHead)
+        },
+    ]
+}
+
+fn blocks_and_maps() -> Vec<AttentionCase> {
+    let mut cases = Vec::new();
+    for block in [16, 32, 64, 128, 256, 17, 100] {
+        for rule in [Rule::Causal, local(), Rule::Strided { stride: 3 }] {
+            let mut case = AttentionCase::new(format!("block {block}, {rule}"), rule, 300);
+            case.layout.block = block;
+            (case.heads_q, case.heads_kv) = (2, 1);
+            cases.push(case);
+        }
+    }
+    let steps = |start, step, len| Steps { start, step, len };
+    let mut zigzag = AttentionCase::new("zigzag shard", local(), 400);
+    zigzag.layout.query_map = Some(vec![steps(50, 1, 50), steps(300, 1, 50)]);
+    let mut striped = AttentionCase::new("striped shards", Rule::Causal, 401);
+    striped.layout.query_map = Some(vec![steps(1, 4, 100)]);
+    striped.layout.key_map = Some(vec![steps(3, 4, 100)]);
+    let mut residues = AttentionCase::new("by residue", Rule::Strided { stride: 3 }, 300);
+    let by_residue = Some((0..3).map(|r| steps(r, 3, 100)).collect::<Vec<_>>());
+    residues.layout.query_map = by_residue.clone();
+    residues.layout.key_map = by_residue;
+    let mut cache = AttentionCase::new("rolling cache", local(), 96);
+    cache.layout.tokens_q = 5;
+    cache.layout.query_offset = Some(1091);
+    cache.layout.key_offset = Some(1000);
+    let mut unstored = AttentionCase::new(
+        "masks made on demand",
+        Rule::Dilated { segment: 150, rate: 4, offset: 2 },
+        300,
+    );
+    unstored.layout.mask_bytes = Some(0);
+    cases.extend([zigzag, striped, residues, cache, unstored]);
+    cases
+}
+
+fn transforms() -> Vec<AttentionCase> {
+    let slopes = |heads: usize| (0..heads).map(|h| 0.5_f32.powi(h as i32 + 1)).collect();
+    let with = |name: &str, transform| AttentionCase {
+        transform,
+        heads_q: 4,
+        heads_kv: 2,
+        lse_gradient: true,
+        ..AttentionCase::new(name, local(), 150)
+    };
+    let mut sharded = with("alibi in a shard", Transform::Alibi(slopes(4)));
+    sharded.layout.query_map = Some(vec![Steps { start: 2, step: 3, len: 40 }]);
+    sharded.layout.key_map =
+        Some(vec![Steps { start: 100, step: 1, len: 30 }, Steps { start: 7, step: 1, len: 31 }]);
+    let mut decode = with("alibi, decoding", Transform::Alibi(slopes(4)));
+    decode.layout.tokens_q = 1;
+    vec![
+        with("dlse", Transform::Plain),
+        AttentionCase { scale: Some(0.3), ..with("a scale of its own", Transform::Plain) },
+        AttentionCase { scale: Some(-0.2), ..with("a negative scale", Transform::Plain) },
+        AttentionCase { scale: Some(0.0), ..with("scale zero", Transform::Plain) },
+        with("softcap", Transform::Softcap(30.0)),
+        with("a low softcap", Transform::Softcap(0.5)),
+        with("alibi", Transform::Alibi(slopes(4))),
+        sharded,
+        decode,
+    ]
+}
