@@ -236,6 +236,7 @@ impl Pass for ForwardPass<'_, '_> {
             v: call.v,
             dim: sizes.dim,
             value_dim: sizes.value_dim,
+            keys: sizes.keys,
         };
         let target = match rows {
             Rows::Finish(mut output) => {

@@ -95,6 +95,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn select(self, mask: Self::M, x: Self::F, y: Self::F) -> Self::F;
     /// `x · 2^n`, where `n` is whole, from −126 to 127, and `biased` is `n + 1.5 · 2^23`. NaN stays.
     fn scale(self, x: Self::F, n: Self::F, biased: Self::F) -> Self::F;
+    /// Asks for the cache line of a number, which needn't exist; a hint.
+    fn prefetch(self, at: *const f32);
     /// Writes the transpose of a square of `WIDTH` numbers a side: row `i` of the source starts at
     /// `from + i · from_row`, row `j` of the result at `to + j · to_row`.
     ///

@@ -124,6 +124,55 @@ pub(crate) const OVER_DIMS: usize = 16;
 /// Terms a piece of a sum over tokens.
 pub(crate) const OVER_TOKENS: usize = 64;
 
+/// Rows that will be read soon: asked for while a product is at work, where memory is what limits.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ahead {
+    pub(crate) matrix: Strided,
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+}
+
+impl Ahead {
+    /// Nothing.
+    pub(crate) const NOTHING: Ahead = Ahead {
+        matrix: Strided { first: std::ptr::null(), row: 0, column: 0 },
+        rows: 0,
+        columns: 0,
+    };
+
+    /// The rows that fall to `from..to` of work of size `of`.
+    #[inline(always)]
+    fn share(self, from: usize, to: usize, of: usize) -> Ahead {
+        let (first, end) = (self.rows * from / of.max(1), self.rows * to / of.max(1));
+        let at = self.matrix.first.wrapping_offset(first as isize * self.matrix.row);
+        Ahead { matrix: Strided { first: at, ..self.matrix }, rows: end - first, ..self }
+    }
+
+    #[inline(always)]
+    fn fetch<S: Simd>(self, simd: S) {
+        /// Numbers of a cache line.
+        const LINE: usize = 16;
+        for row in 0..self.rows {
+            let first = self.matrix.first.wrapping_offset(row as isize * self.matrix.row);
+            for column in (0..self.columns).step_by(LINE) {
+                simd.prefetch(first.wrapping_offset(column as isize * self.matrix.column));
+            }
+        }
+    }
+}
+
+/// `target ← keep(target) + left · right`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Multiply<L, R> {
+    pub(crate) target: Rows,
+    pub(crate) keep: Keep,
+    pub(crate) left: L,
+    pub(crate) right: R,
+    pub(crate) size: Size,
+    pub(crate) terms: Terms,
+    pub(crate) ahead: Ahead,
+}
+
 /// How operands are made ready, and multiplied.
 pub(crate) trait Tiles: Copy + Send + Sync {
     /// The vectors that go with it.
@@ -161,21 +210,13 @@ pub(crate) trait Tiles: Copy + Send + Sync {
     /// The matrix must be readable, and the room writable, for as long as the operand is used.
     unsafe fn right(self, matrix: Rows, k: usize, n: usize, room: *mut f32) -> Self::Right;
 
-    /// `target ← keep(target) + left · right`.
+    /// Multiplies.
     ///
     /// # Safety
     ///
     /// The operands must be as large as `size` says, the target writable, and nothing of it shared
     /// with the operands.
-    unsafe fn multiply(
-        self,
-        target: Rows,
-        keep: Keep,
-        left: Self::Left,
-        right: Self::Right,
-        size: Size,
-        terms: Terms,
-    );
+    unsafe fn multiply(self, work: Multiply<Self::Left, Self::Right>);
 }
 
 /// f32 operands, used where they lie, multiplied by vector instructions.
@@ -213,22 +254,15 @@ impl<S: Simd> Tiles for Direct<S> {
     }
 
     #[inline(always)]
-    unsafe fn multiply(
-        self,
-        target: Rows,
-        keep: Keep,
-        left: Strided,
-        right: Rows,
-        size: Size,
-        terms: Terms,
-    ) {
-        let mut keep = keep;
+    unsafe fn multiply(self, work: Multiply<Strided, Rows>) {
+        let Multiply { target, mut keep, left, right, size, terms, ahead } = work;
         let mut done = 0;
         loop {
             let k = (size.k - done).min(size.piece);
             // SAFETY: parts of operands that the caller vouches for.
             let (left, right) = unsafe { (left.at(0, done), right.at(done, 0)) };
-            let operands = Operands { target, left, right, size: Size { k, ..size } };
+            let ahead = ahead.share(done, done + k, size.k);
+            let operands = Operands { target, left, right, size: Size { k, ..size }, ahead };
             match keep {
                 Keep::Nothing => self.product(operands, Overwrite, terms),
                 Keep::All => self.product(operands, Add, terms),
@@ -265,6 +299,7 @@ struct Operands {
     left: Strided,
     right: Rows,
     size: Size,
+    ahead: Ahead,
 }
 
 /// How a register tile meets the target.
@@ -353,9 +388,16 @@ impl<K: Meet, const SKIP: u8> Product<K, SKIP> {
         let mut row = 0;
         // SAFETY: rows stay below `m`.
         unsafe {
-            while row + M <= self.operands.size.m {
+            let (m, ahead) = (self.operands.size.m, self.operands.ahead);
+            while row + M <= m {
+                if ahead.rows > 0 && vector == 0 {
+                    ahead.share(row, row + M, m).fetch(simd);
+                }
                 self.tile::<S, M, N>(simd, row, vector);
                 row += M;
+            }
+            if ahead.rows > 0 && vector == 0 {
+                ahead.share(row, m, m).fetch(simd);
             }
             while row + 4 <= self.operands.size.m {
                 self.tile::<S, 4, N>(simd, row, vector);
@@ -379,7 +421,7 @@ impl<K: Meet, const SKIP: u8> Product<K, SKIP> {
         row: usize,
         vector: usize,
     ) {
-        let Operands { target, left, right, size } = self.operands;
+        let Operands { target, left, right, size, .. } = self.operands;
         // SAFETY: rows, columns and steps stay within the sizes that the caller vouches for.
         unsafe {
             let column = vector * S::WIDTH;

@@ -33,7 +33,9 @@ use crate::plan::Stream;
 use crate::plan::backward::Grid;
 use crate::score::Transform;
 use crate::simd::{LANES, Simd};
-use crate::tile::{Keep, OVER_DIMS, OVER_TOKENS, Rows, Size, Strided, Terms, Tiles};
+use crate::tile::{
+    Ahead, Keep, Multiply, OVER_DIMS, OVER_TOKENS, Rows, Size, Strided, Terms, Tiles,
+};
 use crate::workspace::Arena;
 
 /// The most queries of a tile.
@@ -360,12 +362,28 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
                     slab.right,
                 );
                 let size = Size { m: queries, n: lanes, k: self.dim, piece: OVER_DIMS };
-                tiles.multiply(slab.scores, Keep::Nothing, left, right, size, Terms::All);
+                tiles.multiply(Multiply {
+                    target: slab.scores,
+                    keep: Keep::Nothing,
+                    left,
+                    right,
+                    size,
+                    terms: Terms::All,
+                    ahead: Ahead::NOTHING,
+                });
                 let left = tiles.left(dout, queries, self.value_dim, slab.left);
                 let values = turned_tile(slab.values_turned, self.value_dim, index);
                 let right = tiles.right(values, self.value_dim, lanes, slab.right);
                 let size = Size { m: queries, n: lanes, k: self.value_dim, piece: OVER_DIMS };
-                tiles.multiply(slab.gradients, Keep::Nothing, left, right, size, Terms::All);
+                tiles.multiply(Multiply {
+                    target: slab.gradients,
+                    keep: Keep::Nothing,
+                    left,
+                    right,
+                    size,
+                    terms: Terms::All,
+                    ahead: Ahead::NOTHING,
+                });
 
                 let masked = coverage == Coverage::Partial;
                 if T::PLACED {
@@ -405,7 +423,15 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
                     let terms = if careful { Terms::RightNotZero } else { Terms::All };
                     let left = tiles.left(matrix.transposed(), dims, queries, slab.left);
                     let right = tiles.right(right, queries, lanes, slab.right);
-                    tiles.multiply(target, Keep::All, left, right, size, terms);
+                    tiles.multiply(Multiply {
+                        target,
+                        keep: Keep::All,
+                        left,
+                        right,
+                        size,
+                        terms,
+                        ahead: Ahead::NOTHING,
+                    });
                 }
                 let careful = masked && !slab.finite[index];
                 let join = pending.get_or_insert(Pending {
@@ -438,7 +464,15 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
             let left = tiles.left(products, tile.queries, keys, slab.left);
             let right = tiles.right(rows, keys, row, slab.right);
             let terms = if careful { Terms::LeftNotZero } else { Terms::All };
-            tiles.multiply(target, keep, left, right, size, terms);
+            tiles.multiply(Multiply {
+                target,
+                keep,
+                left,
+                right,
+                size,
+                terms,
+                ahead: Ahead::NOTHING,
+            });
             if !direct {
                 for query in 0..tile.queries {
                     for dim in 0..self.dim {

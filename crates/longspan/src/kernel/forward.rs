@@ -30,7 +30,7 @@ use crate::plan::{Stream, Unit};
 use crate::score::Transform;
 use crate::simd::{LANES, Simd};
 use crate::state::RawState;
-use crate::tile::{Keep, OVER_DIMS, OVER_TOKENS, Rows, Size, Terms, Tiles};
+use crate::tile::{Ahead, Keep, Multiply, OVER_DIMS, OVER_TOKENS, Rows, Size, Terms, Tiles};
 use crate::workspace::{Arena, Scratch};
 
 /// The most keys between two looks at the maximum: their scores and values stay in the first-level
@@ -54,6 +54,7 @@ pub(crate) struct Forward<'a, X, T> {
     pub(crate) v: Raw,
     pub(crate) dim: usize,
     pub(crate) value_dim: usize,
+    pub(crate) keys: usize,
 }
 
 /// Where the rows of a unit go.
@@ -117,6 +118,9 @@ struct Stack<'a> {
     target: Target,
     /// Whether products leave out what is masked.
     careful: bool,
+    /// Whether there is only one tile: keys and values are then used once, and memory is what
+    /// limits, so they are asked for early.
+    lone: bool,
 }
 
 impl Stack<'_> {
@@ -203,8 +207,10 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         scratch: &mut Scratch,
     ) {
         let per_row = stream.lanes().div_ceil(LANES);
-        let mut stack = Stack { stream, rows: unit.rows, per_row, target, careful: false };
-        let room = self.cut(&mut scratch.numbers, per_row * (unit.rows.1 - unit.rows.0) as usize);
+        let tiles = per_row * (unit.rows.1 - unit.rows.0) as usize;
+        let lone = tiles == 1;
+        let mut stack = Stack { stream, rows: unit.rows, per_row, target, careful: false, lone };
+        let room = self.cut(&mut scratch.numbers, tiles);
         let lists = &mut scratch.lists;
         // SAFETY: lanes stand for tokens of these rows; keys are those that the layout names.
         unsafe {
@@ -555,7 +561,14 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
             let left = tiles.left(self.k.head(entry, head, key), keys, self.dim, room.left);
             let right = tiles.right(tile.queries.at(0, lane), self.dim, lanes, room.right);
             let size = Size { m: keys, n: lanes, k: self.dim, piece: OVER_DIMS };
-            tiles.multiply(scores, Keep::Nothing, left, right, size, Terms::All);
+            let values = self.v.head(entry, head, key);
+            let ahead = match stack.lone {
+                true => Ahead { matrix: values, rows: keys, columns: self.value_dim },
+                false => Ahead::NOTHING,
+            };
+            let keep = Keep::Nothing;
+            let terms = Terms::All;
+            tiles.multiply(Multiply { target: scores, keep, left, right, size, terms, ahead });
 
             tiles.simd().call(Softmax {
                 scores,
@@ -572,7 +585,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
                 key_positions: room.key_positions.add(part.offset),
             });
 
-            let values = self.v.head(entry, head, key).transposed();
+            let values = values.transposed();
             let keep = Keep::Scaled(tile.factors.add(lane));
             let size = Size { m: self.value_dim, n: lanes, k: keys, piece: OVER_TOKENS };
             let sums = tile.sums.at(0, lane);
@@ -580,7 +593,18 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
             let right = tiles.right(scores, keys, lanes, room.right);
             let careful = stack.careful && part.bits.is_some();
             let terms = if careful { Terms::RightNotZero } else { Terms::All };
-            tiles.multiply(sums, keep, left, right, size, terms);
+            let next = match stack.lone {
+                true => (self.keys - key - keys).min(STRETCH),
+                false => 0,
+            };
+            let ahead = match next {
+                0 => Ahead::NOTHING,
+                rows => {
+                    let matrix = self.k.head(entry, head, key + keys);
+                    Ahead { matrix, rows, columns: self.dim }
+                }
+            };
+            tiles.multiply(Multiply { target: sums, keep, left, right, size, terms, ahead });
 
             let counts = &mut *tile.counts;
             counts[0] += 1;

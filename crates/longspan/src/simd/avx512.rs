@@ -118,6 +118,11 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn prefetch(self, at: *const f32) {
+        have!(_mm_prefetch::<_MM_HINT_T0>(at.cast()))
+    }
+
+    #[inline(always)]
     unsafe fn transpose(self, from: *const f32, from_row: isize, to: *mut f32, to_row: isize) {
         // Pairs, then quads within 128-bit lanes; then the lanes themselves, twice.
         have!({

@@ -71,3 +71,121 @@ pub(crate) fn tanh<S: Simd>(simd: S, x: S::F) -> S::F {
     let far = simd.select(negative, simd.sub(simd.splat(0.0), far), far);
     simd.select(simd.less(size, simd.splat(0.625)), near, far)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::isa::Isa;
+    use crate::simd::{Operation, WithSimd, dispatch};
+
+    /// What a function of vectors gives for `x` and `y` in every lane.
+    #[derive(Clone, Copy)]
+    enum At {
+        Difference(f32, f32),
+        Tanh(f32),
+    }
+
+    impl Operation for At {
+        type Output = f32;
+
+        #[inline(always)]
+        fn eval<S: Simd>(self, simd: S) -> f32 {
+            let value = match self {
+                At::Difference(x, y) => exp_difference(simd, simd.splat(x), simd.splat(y)),
+                At::Tanh(x) => tanh(simd, simd.splat(x)),
+            };
+            let mut lanes = [0.0; 16];
+            // SAFETY: no vector has more lanes.
+            unsafe { simd.store(lanes.as_mut_ptr(), value) };
+            lanes[0]
+        }
+    }
+
+    impl WithSimd for At {
+        type Output = f32;
+
+        fn with<S: Simd>(self, simd: S) -> f32 {
+            simd.call(self)
+        }
+    }
+
+    /// How far `got` is from `exact`, in units of the last place of `exact`.
+    fn ulps(got: f32, exact: f64) -> f64 {
+        let place = f64::from(exact as f32).abs().max(f64::from(f32::MIN_POSITIVE));
+        let place = 2.0_f64.powi(place.log2().floor() as i32 - 23);
+        (f64::from(got) - exact).abs() / place
+    }
+
+    /// Instruction sets, and whether they multiply and add in one rounding.
+    fn isas() -> impl Iterator<Item = (Isa, bool)> {
+        Isa::available().into_iter().map(|isa| (isa, isa != Isa::Portable))
+    }
+
+    #[test]
+    fn exp_is_within_an_ulp() {
+        for (isa, fused) in isas() {
+            let mut worst = (0.0, 0.0);
+            // Every 257th number from −87.3 to −2^-40, and their opposites up to 88.
+            let range = (2.0_f32.powi(-40)).to_bits()..=(-EXP_LOWEST).to_bits();
+            for bits in range.step_by(257) {
+                for x in [-f32::from_bits(bits), f32::from_bits(bits)] {
+                    if x > 88.0 {
+                        continue;
+                    }
+                    let got = dispatch(isa, At::Difference(x, 0.0));
+                    let error = ulps(got, f64::from(x).exp());
+                    if error > worst.0 {
+                        worst = (error, x);
+                    }
+                }
+            }
+            let most = if fused { 1.0 } else { 1.5 };
+            assert!(worst.0 <= most, "{isa}: {} ulp at {}", worst.0, worst.1);
+        }
+    }
+
+    #[test]
+    fn exp_of_a_difference_doesnt_round_it() {
+        for (isa, fused) in isas() {
+            for i in 0..20_000 {
+                let x = (i as f32 * 0.618).sin() * 3.0;
+                let y = 4.0 + (i as f32 * 0.377).cos() * 5.0 + x.abs();
+                let got = dispatch(isa, At::Difference(x, y));
+                let exact = (f64::from(x) - f64::from(y)).exp();
+                // Half an ulp of x, at most 2^-23, and what exp itself takes.
+                let most = if fused { 3.0 } else { 4.0 };
+                assert!(ulps(got, exact) <= most, "{isa}: {x} − {y}: {got} for {exact}");
+            }
+        }
+    }
+
+    #[test]
+    fn exp_at_its_edges() {
+        for (isa, _) in isas() {
+            let exp = |x, y| dispatch(isa, At::Difference(x, y));
+            assert_eq!(exp(0.0, 0.0), 1.0, "{isa}");
+            assert_eq!(exp(1e30, 1e30), 1.0, "{isa}");
+            for (x, y) in
+                [(-88.0, 0.0), (-1e30, 0.0), (f32::NEG_INFINITY, 0.0), (0.0, f32::INFINITY)]
+            {
+                assert_eq!(exp(x, y).to_bits(), 0, "{isa}: {x} − {y}");
+            }
+            for (x, y) in [(f32::NAN, 0.0), (0.0, f32::NAN), (f32::INFINITY, f32::INFINITY)] {
+                assert!(exp(x, y).is_nan(), "{isa}: {x} − {y}");
+            }
+        }
+    }
+
+    #[test]
+    fn tanh_is_within_three_ulps() {
+        for (isa, _) in isas() {
+            for bits in (2.0_f32.powi(-30).to_bits()..=20.0_f32.to_bits()).step_by(997) {
+                for x in [-f32::from_bits(bits), f32::from_bits(bits)] {
+                    let got = dispatch(isa, At::Tanh(x));
+                    assert!(ulps(got, f64::from(x).tanh()) <= 3.0, "{isa}: {x}: {got}");
+                }
+            }
+            assert!(dispatch(isa, At::Tanh(f32::NAN)).is_nan(), "{isa}");
+        }
+    }
+}

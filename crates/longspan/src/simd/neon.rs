@@ -115,6 +115,11 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
+    fn prefetch(self, at: *const f32) {
+        let _ = at;
+    }
+
+    #[inline(always)]
     unsafe fn transpose(self, from: *const f32, from_row: isize, to: *mut f32, to_row: isize) {
         have!({
             let [a, b, c, d] = [0, 1, 2, 3].map(|i| vld1q_f32(from.offset(i * from_row)));

@@ -110,6 +110,11 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn prefetch(self, at: *const f32) {
+        let _ = at;
+    }
+
+    #[inline(always)]
     unsafe fn transpose(self, from: *const f32, from_row: isize, to: *mut f32, to_row: isize) {
         for i in 0..WIDTH as isize {
             for j in 0..WIDTH as isize {
