@@ -90,6 +90,7 @@ def main() -> int:
             say(f"[{number}/{len(steps)}  {seconds // 60}:{seconds % 60:02}] {step.title}")
             before = len(bench.figures)
             step.run(bench)
+            native.give_back_memory()
             for figure in bench.figures[before:]:
                 target = f", target {figure.target.show()}" if figure.target else ""
                 say(f"    {figure.what}  {figure.kind.show(figure.best)}{target}")

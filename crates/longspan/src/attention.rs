@@ -422,8 +422,10 @@ impl Attention {
         gradients: GradientsMut<'_>,
         hook: Hook<'_>,
     ) -> Result<()> {
-        let mut delta = self.workspaces.rows(check::inputs(self, &inputs)?.output().rows());
-        row_deltas(arrived, &mut delta)?;
+        let dims = check::inputs(self, &inputs)?.output();
+        check::arrived(&arrived, dims)?;
+        let mut delta = self.workspaces.rows(dims.rows());
+        run::deltas(&arrived, &mut delta, self.threads.count()?);
         let rows = RowStatistics { lse: arrived.lse, delta: &delta };
         let result = self.accumulate(inputs, arrived.dout, rows, gradients, hook);
         self.workspaces.give_back(delta);
@@ -450,7 +452,7 @@ pub fn row_deltas(arrived: Arrived<'_>, deltas: &mut [f32]) -> Result<()> {
     let dims = arrived.out.dims();
     check::arrived(&arrived, dims)?;
     check::rows("deltas", deltas.len(), dims)?;
-    run::deltas(&arrived, deltas);
+    run::deltas(&arrived, deltas, 1);
     Ok(())
 }
 

@@ -63,3 +63,8 @@ pub use score::Score;
 pub use state::{State, merge_outputs};
 pub use threads::Threads;
 pub use view::{Dims, Order, Strides, Tensor, View, ViewMut};
+
+/// The README's example, run as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

@@ -25,7 +25,10 @@ const FEWEST: u64 = 32;
 /// The most query tokens × heads that go through the keys together: keys and values are then read
 /// from the outer caches once for all of them, and packed queries and sums still stay in the second
 /// level.
-const MOST_LANES: usize = 256;
+const MOST_LANES: usize = 512;
+
+/// Units that a call should have at least.
+const UNITS: usize = 32;
 
 /// Query heads that read the same keys under the same layout.
 #[derive(Debug, Clone, Copy)]
@@ -145,10 +148,10 @@ impl Plan {
                     }
                     let layout = layouts.get(entry, head);
                     let tokens = layout.block().get().min(sizes.queries);
-                    let together = (most / tokens).max(1);
+                    let heads_together = (most / tokens).max(1);
                     let mut open = 0;
                     for head in (head..heads.end).filter(|&other| index(other) == index(head)) {
-                        if open == 0 || open == together {
+                        if open == 0 || open == heads_together {
                             let at = self.heads.len() as u32;
                             let (entry, key_head) = (entry as u32, key_head as u32);
                             self.streams.push(StreamEntry { entry, key_head, heads: (at, at) });
@@ -173,12 +176,15 @@ impl Plan {
         cuts.clear();
         let (mut weight, mut part_rows) = (0, 0);
         let (mut tiles, mut row_tiles) = (0, 0);
+        let streams = 0..self.streams.len() as u32;
+        let rows = |number| self.stream(layouts, sizes, number).layout.rows().len();
+        let rows = streams.map(rows).sum::<usize>();
         for number in 0..self.streams.len() as u32 {
             let stream = self.stream(layouts, sizes, number);
             let blocks: u64 = stream.layout.rows().map(|row| blocks_of(stream.layout, row)).sum();
             let lanes = stream.lanes();
             row_tiles = row_tiles.max(lanes.div_ceil(LANES));
-            tiles = tiles.max(lanes.div_ceil(LANES) * together(lanes) as usize);
+            tiles = tiles.max(lanes.div_ceil(LANES) * together(lanes, rows) as usize);
             weight += blocks * stream.heads.len() as u64;
         }
         let pieces = layouts.distinct().iter().flat_map(|layout| {
@@ -221,7 +227,7 @@ impl Plan {
         // come first and the light ones fill up the end.
         for number in 0..self.streams.len() as u32 {
             let stream = self.stream(layouts, sizes, number);
-            let (layout, most) = (stream.layout, together(stream.lanes()));
+            let (layout, most) = (stream.layout, together(stream.lanes(), rows));
             let is_cut = |row| {
                 cuts.binary_search_by_key(&(number, row), |cut: &Cut| (cut.stream, cut.row)).is_ok()
             };
@@ -246,9 +252,10 @@ impl Plan {
     }
 }
 
-/// How many rows of so many lanes go through the keys together.
-fn together(lanes: usize) -> u32 {
-    (MOST_LANES / lanes.max(1)).clamp(1, 4) as u32
+/// How many of `rows` rows of so many lanes go through the keys together. Short calls keep units
+/// for a few threads.
+fn together(lanes: usize, rows: usize) -> u32 {
+    (MOST_LANES / lanes.max(1)).min(rows / UNITS).clamp(1, 8) as u32
 }
 
 /// Active blocks of a row.

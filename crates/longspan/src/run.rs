@@ -338,25 +338,30 @@ pub(crate) fn backward(
 }
 
 /// `Σ dout · out − dlse`, in f64: it is taken from every score of the row.
-pub(crate) fn deltas(arrived: &Arrived<'_>, deltas: &mut [f32]) {
+pub(crate) fn deltas(arrived: &Arrived<'_>, deltas: &mut [f32], threads: usize) {
+    /// Rows that a thread claims at a time.
+    const ROWS: usize = 1_024;
     let dims = arrived.out.dims();
     let (out, dout) = (Raw::read(&arrived.out), Raw::read(&arrived.dout));
-    let mut row = 0;
-    for entry in 0..dims.batch {
-        for head in 0..dims.heads {
-            for token in 0..dims.tokens {
+    let small = deltas.len() * dims.dim < 64 * ROWS;
+    let chunks = Mutex::new(deltas.chunks_mut(ROWS).enumerate());
+    threads::run(if small { 1 } else { threads }, &|| {
+        loop {
+            let chunk = chunks.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let Some((chunk, deltas)) = chunk else { break };
+            for (index, delta) in deltas.iter_mut().enumerate() {
+                let row = chunk * ROWS + index;
+                let (head, token) = (row / dims.tokens, row % dims.tokens);
+                let (entry, head) = (head / dims.heads, head % dims.heads);
                 // SAFETY: both tensors have these dims.
                 let sum = unsafe {
-                    let out = out.head(entry, head, token);
-                    let dout = dout.head(entry, head, token);
-                    dot(out, dout, dims.dim)
+                    dot(out.head(entry, head, token), dout.head(entry, head, token), dims.dim)
                 };
                 let dlse = arrived.dlse.map_or(0.0, |dlse| f64::from(dlse[row]));
-                deltas[row] = (sum - dlse) as f32;
-                row += 1;
+                *delta = (sum - dlse) as f32;
             }
         }
-    }
+    });
 }
 
 /// Σ a · b over the first `len` columns of two rows.

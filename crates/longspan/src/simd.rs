@@ -54,6 +54,10 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Vector registers: decides the shape of a register tile.
     const REGISTERS: usize;
 
+    /// Whether multiplication and addition round once: where they don't, sums are taken in shorter
+    /// pieces.
+    const FUSED: bool = true;
+
     /// Runs an operation as a function compiled for this instruction set.
     fn call<O: Operation>(self, operation: O) -> O::Output;
 

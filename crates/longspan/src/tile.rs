@@ -256,9 +256,10 @@ impl<S: Simd> Tiles for Direct<S> {
     #[inline(always)]
     unsafe fn multiply(self, work: Multiply<Strided, Rows>) {
         let Multiply { target, mut keep, left, right, size, terms, ahead } = work;
+        let piece = if S::FUSED { size.piece } else { size.piece / 2 };
         let mut done = 0;
         loop {
-            let k = (size.k - done).min(size.piece);
+            let k = (size.k - done).min(piece);
             // SAFETY: parts of operands that the caller vouches for.
             let (left, right) = unsafe { (left.at(0, done), right.at(done, 0)) };
             let ahead = ahead.share(done, done + k, size.k);

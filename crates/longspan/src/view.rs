@@ -393,9 +393,16 @@ impl<'a, T: Copy> ViewMut<'a, T> {
                     let row = batch as isize * strides.batch
                         + token as isize * strides.tokens
                         + head as isize * strides.heads;
+                    // SAFETY: the row lies within the extent, which is ours to write.
+                    let row = unsafe { self.first.offset(row) };
+                    if strides.dim == 1 {
+                        // SAFETY: as above; its elements lie side by side.
+                        unsafe { std::slice::from_raw_parts_mut(row, dims.dim) }.fill(value);
+                        continue;
+                    }
                     for dim in 0..dims.dim {
-                        // SAFETY: the index lies within the extent, which is ours to write.
-                        unsafe { *self.first.offset(row + dim as isize * strides.dim) = value };
+                        // SAFETY: as above.
+                        unsafe { *row.offset(dim as isize * strides.dim) = value };
                     }
                 }
             }

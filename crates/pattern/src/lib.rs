@@ -49,8 +49,3 @@ pub use positions::{Positions, Progression};
 pub use set::{LayoutSet, Padding};
 pub use shape::{BlockSize, Shape};
 pub use text::ParseError;
-
-/// The README's example, run as a test.
-#[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
-struct Readme;

@@ -23,6 +23,7 @@ impl Simd for Portable {
 
     const WIDTH: usize = WIDTH;
     const REGISTERS: usize = 16;
+    const FUSED: bool = false;
 
     #[inline(never)]
     fn call<O: Operation>(self, operation: O) -> O::Output {

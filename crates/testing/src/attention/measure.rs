@@ -9,18 +9,20 @@
 //! naive  = rms(naive f32 − t)   what the formulas cost when computed as written, in f32
 //! ```
 //!
-//! The rule is `error² ≤ (12 · best)² + (2 · stored)²` for problems of unit scale, and
-//! `error ≤ naive` for all.
+//! The rule is `error² ≤ (12 · best)² + (1.5 · stored)²` for problems of unit scale, where
+//! `stored` is 0 for the forward pass, and `error ≤ naive` for all.
 //!
 //! Why 12: a sum of `n` terms of random sign, added up in order in `f32`, is off by about
 //! `√(n/2) · best`; added up in tiles and then the tiles, by `√√n · best`. A probability has the
 //! error of its score, a sum over the head dim; a result has that and the error of its own sum
-//! over the tokens. So 12 holds for those who add by tiles, and ends at a head dim of 100 or at 200
-//! tokens for those who don't.
+//! over the tokens. So 12 holds at thousands of tokens for those who add up in three levels (a
+//! few dozen terms, a tile, all tiles), and ends at about a hundred for those who add in order.
 //!
-//! Why `stored`: half an ulp of a log-sum-exp of 8 is 4.8e-7, nearly twenty times the error of
-//! rounding 1. No backward pass that gets its statistics as `f32` can undo that. It is taken twice
-//! because the forward pass's own log-sum-exp is off by more than the rounded truth.
+//! Why `stored`: from 8 on, which is 1,800 keys of unit scale, a log-sum-exp in `f32` is off by
+//! 2.8e-7, and so is every probability that is made from it: eleven times `best` before anything
+//! was computed; below 8 half of that. No backward pass that gets its statistics as `f32` can undo
+//! it. It adds to what the pass itself does wrong as independent errors do; one and a half times,
+//! because the forward pass's log-sum-exp isn't quite the rounded truth.
 //!
 //! Two things keep the rule from being about luck:
 //!
@@ -119,7 +121,7 @@ impl Measure {
         let (few, fewer) = (1.0 + 3.0 / rows, 1.0 + 3.0 / rows.sqrt());
         let least = if self.cancels { MOST * few } else { MOST / 2.0 };
         let relative = (self.naive * fewer).max(least * self.best);
-        let absolute = (MOST * self.best).hypot(2.0 * self.stored) * few;
+        let absolute = (MOST * self.best).hypot(1.5 * self.stored) * few;
         if self.unit_scale { absolute.min(relative) } else { relative }
     }
 
