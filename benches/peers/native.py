@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def give_back_memory() -> None:
-    """Has glibc return what is free, which it was told to keep: a step's leftovers are gigabytes."""
+    """Has glibc return what it was told to keep: what a step leaves free is gigabytes."""
     trim = getattr(c.CDLL(None), "malloc_trim", None)
     if trim:
         trim(0)

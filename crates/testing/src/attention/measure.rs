@@ -36,8 +36,9 @@
 //!   sum may happen to be right. Over `n` rows the first bound is `1 + 3/n` and the second
 //!   `1 + 3/√n` times as wide (the standard deviation of an estimated RMS is `1/√(2n)`, and the
 //!   second compares two of them that are expected to be near each other), and what is below
-//!   `6 · best` is never called worse than naive. Nor is what is below `12 · best` where terms
-//!   cancel: the naive formulas then often return exactly 0, by adding up the same numbers twice.
+//!   `6 · best` is never called worse than naive. Nor is what is below `12 · best` where there are
+//!   fewer than eight rows, or where terms cancel: the naive formulas then often return exactly 0,
+//!   by adding up the same numbers twice.
 
 use super::{Answer, Problem, Sample, Values};
 
@@ -97,7 +98,7 @@ impl Measure {
                 cancels: floor > rounded,
                 stored: rms(elements().map(|n| stored[n])),
                 naive: rms(elements().map(|n| difference(naive[n], t[n]))),
-                rows: live.count().min(seeing).min(rows.len() * dim / 8),
+                rows: live.count().min(seeing).min(rows.len().min(seeing) * dim / 8),
                 unit_scale: problem.unit_scale,
             }
         };
@@ -119,7 +120,7 @@ impl Measure {
     pub fn limit(&self) -> f64 {
         let rows = self.rows.max(1) as f64;
         let (few, fewer) = (1.0 + 3.0 / rows, 1.0 + 3.0 / rows.sqrt());
-        let least = if self.cancels { MOST * few } else { MOST / 2.0 };
+        let least = if self.cancels || self.rows < 8 { MOST * few } else { MOST / 2.0 };
         let relative = (self.naive * fewer).max(least * self.best);
         let absolute = (MOST * self.best).hypot(1.5 * self.stored) * few;
         if self.unit_scale { absolute.min(relative) } else { relative }
