@@ -143,9 +143,26 @@ impl Ahead {
     /// The rows that fall to `from..to` of work of size `of`.
     #[inline(always)]
     fn share(self, from: usize, to: usize, of: usize) -> Ahead {
+        if self.rows == 0 {
+            return self;
+        }
         let (first, end) = (self.rows * from / of.max(1), self.rows * to / of.max(1));
-        let at = self.matrix.first.wrapping_offset(first as isize * self.matrix.row);
-        Ahead { matrix: Strided { first: at, ..self.matrix }, rows: end - first, ..self }
+        Ahead { rows: end, ..self }.from(first)
+    }
+
+    /// What is left without the first rows.
+    #[inline(always)]
+    fn from(self, rows: usize) -> Ahead {
+        let first = self.matrix.first.wrapping_offset(rows as isize * self.matrix.row);
+        Ahead { matrix: Strided { first, ..self.matrix }, rows: self.rows - rows, ..self }
+    }
+
+    /// Asks for the next rows, and takes them away.
+    #[inline(always)]
+    fn next<S: Simd>(&mut self, simd: S, rows: usize) {
+        let rows = rows.min(self.rows);
+        Ahead { rows, ..*self }.fetch(simd);
+        *self = self.from(rows);
     }
 
     #[inline(always)]
@@ -387,29 +404,22 @@ impl<K: Meet, const SKIP: u8> Product<K, SKIP> {
     #[inline(always)]
     unsafe fn panel<S: Simd, const M: usize, const N: usize>(&self, simd: S, vector: usize) {
         let mut row = 0;
+        let m = self.operands.size.m;
         // SAFETY: rows stay below `m`.
         unsafe {
-            let (m, ahead) = (self.operands.size.m, self.operands.ahead);
             while row + M <= m {
-                if ahead.rows > 0 && vector == 0 {
-                    ahead.share(row, row + M, m).fetch(simd);
-                }
                 self.tile::<S, M, N>(simd, row, vector);
                 row += M;
             }
-            if ahead.rows > 0 && vector == 0 {
-                ahead.share(row, m, m).fetch(simd);
-            }
-            while row + 4 <= self.operands.size.m {
+            while row + 4 <= m {
                 self.tile::<S, 4, N>(simd, row, vector);
                 row += 4;
             }
-            if row + 2 <= self.operands.size.m {
-                self.tile::<S, 2, N>(simd, row, vector);
-                row += 2;
-            }
-            if row < self.operands.size.m {
-                self.tile::<S, 1, N>(simd, row, vector);
+            match m - row {
+                3 => self.tile::<S, 3, N>(simd, row, vector),
+                2 => self.tile::<S, 2, N>(simd, row, vector),
+                1 => self.tile::<S, 1, N>(simd, row, vector),
+                _ => {}
             }
         }
     }
@@ -422,18 +432,30 @@ impl<K: Meet, const SKIP: u8> Product<K, SKIP> {
         row: usize,
         vector: usize,
     ) {
-        let Operands { target, left, right, size, .. } = self.operands;
+        let Operands { target, left, right, size, ahead } = self.operands;
         // SAFETY: rows, columns and steps stay within the sizes that the caller vouches for.
         unsafe {
             let column = vector * S::WIDTH;
             let mut at = Reader::new(left.at(row, 0), right.at(0, column));
             let mut sums = [[simd.splat(0.0); N]; M];
-            // Four steps a turn: the loop is short enough for its end to be foreseen.
-            for _ in 0..size.k / 4 {
-                at.step::<S, M, N, SKIP>(simd, &mut sums);
-                at.step::<S, M, N, SKIP>(simd, &mut sums);
-                at.step::<S, M, N, SKIP>(simd, &mut sums);
-                at.step::<S, M, N, SKIP>(simd, &mut sums);
+            let turns = size.k / 4;
+            if ahead.rows > 0 && vector == 0 {
+                let mut ahead = ahead.share(row, row + M, size.m);
+                let rows = ahead.rows.div_ceil(turns.max(1));
+                for _ in 0..turns {
+                    ahead.next(simd, rows);
+                    for _ in 0..4 {
+                        at.step::<S, M, N, SKIP>(simd, &mut sums);
+                    }
+                }
+            } else {
+                // Four steps a turn: the loop is short enough for its end to be foreseen.
+                for _ in 0..turns {
+                    at.step::<S, M, N, SKIP>(simd, &mut sums);
+                    at.step::<S, M, N, SKIP>(simd, &mut sums);
+                    at.step::<S, M, N, SKIP>(simd, &mut sums);
+                    at.step::<S, M, N, SKIP>(simd, &mut sums);
+                }
             }
             for _ in 0..size.k % 4 {
                 at.step::<S, M, N, SKIP>(simd, &mut sums);

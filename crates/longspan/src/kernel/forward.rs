@@ -14,6 +14,7 @@
 //! Sums over keys run down the columns, so each lane is a query and nothing is summed across a
 //! vector. K and V are read where they lie.
 
+mod few;
 mod lists;
 mod softmax;
 
@@ -36,6 +37,14 @@ use crate::workspace::{Arena, Scratch};
 /// The most keys between two looks at the maximum: their scores and values stay in the first-level
 /// cache, and it divides by the rows of a register tile.
 const STRETCH: usize = 128;
+
+/// The most keys of a stretch of few lanes, which has as many scores as one of all.
+const LONGEST: usize = 4 * STRETCH;
+
+/// The most keys of a stretch of so many lanes.
+fn most_keys(lanes: usize) -> usize {
+    (STRETCH * LANES / lanes).min(LONGEST)
+}
 
 /// Stretches whose sums are added up before they are added to those of all others: a third level of
 /// sums, so that errors of a row of thousands of keys stay those of a short one.
@@ -102,7 +111,7 @@ struct Tile {
 struct Room {
     tiles: *mut f32,
     tile: usize,
-    scores: Rows,
+    scores: *mut f32,
     key_positions: *mut f32,
     left: *mut f32,
     right: *mut f32,
@@ -129,6 +138,11 @@ impl Stack<'_> {
         let tokens = self.stream.layout.row_tokens(row);
         (tokens.start as usize, (tokens.end - tokens.start) as usize)
     }
+
+    /// Queries × heads of a row.
+    fn lanes(&self, row: u32) -> usize {
+        self.tokens(row).1 * self.stream.heads.len()
+    }
 }
 
 impl<X: Tiles, T: Transform> Forward<'_, X, T> {
@@ -137,14 +151,15 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     }
 
     fn lengths(&self, tiles: usize) -> [usize; 5] {
-        let left = X::left_room(STRETCH, self.dim).max(X::left_room(self.value_dim, STRETCH));
-        let right = X::right_room(STRETCH.max(self.dim), LANES);
-        [tiles * self.tile_len(), STRETCH * LANES, STRETCH, left, right]
+        let left = X::left_room(LONGEST, self.dim).max(X::left_room(self.value_dim, LONGEST));
+        let right = X::right_room(LONGEST.max(self.dim), LANES);
+        [tiles * self.tile_len(), STRETCH * LANES, LONGEST, left, right]
     }
 
     /// Numbers of scratch that units of up to so many tiles need.
     pub(crate) fn room(&self, tiles: usize) -> usize {
-        self.lengths(tiles).iter().map(|len| len.next_multiple_of(LANES)).sum()
+        let many = self.lengths(tiles).iter().map(|len| len.next_multiple_of(LANES)).sum();
+        self.few_room().max(many)
     }
 
     fn cut(&self, arena: &mut Arena, tiles: usize) -> Room {
@@ -155,13 +170,12 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
             next = unsafe { next.add(len.next_multiple_of(LANES)) };
             part
         });
-        let scores = Rows { first: scores, row: LANES };
         Room { tiles, tile: self.tile_len(), scores, key_positions, left, right }
     }
 
     /// Tile `index` of a row.
     fn tile(&self, room: &Room, stack: &Stack<'_>, row: u32, index: usize) -> Tile {
-        let lanes = stack.tokens(row).1 * stack.stream.heads.len();
+        let lanes = stack.lanes(row);
         let number = (row - stack.rows.0) as usize * stack.per_row + index;
         // SAFETY: `room` holds the tiles of all rows.
         unsafe {
@@ -188,7 +202,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
 
     /// The tiles of a row.
     fn tiles_of(&self, room: &Room, stack: &Stack<'_>, row: u32) -> impl Iterator<Item = Tile> {
-        let lanes = stack.tokens(row).1 * stack.stream.heads.len();
+        let lanes = stack.lanes(row);
         (0..lanes.div_ceil(LANES)).map(move |index| self.tile(room, stack, row, index))
     }
 
@@ -210,6 +224,10 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         let tiles = per_row * (unit.rows.1 - unit.rows.0) as usize;
         let lone = tiles == 1;
         let mut stack = Stack { stream, rows: unit.rows, per_row, target, careful: false, lone };
+        if unit.rows.1 - unit.rows.0 == 1 && stack.lanes(unit.rows.0) <= few::FEW {
+            // SAFETY: the caller's.
+            return unsafe { self.few(&mut stack, unit, masks, scratch) };
+        }
         let room = self.cut(&mut scratch.numbers, tiles);
         let lists = &mut scratch.lists;
         // SAFETY: lanes stand for tokens of these rows; keys are those that the layout names.
@@ -246,7 +264,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
             for &(from, to) in &lists.shared {
                 let (mut key, end) = (from as usize, to as usize);
                 while key < end {
-                    let keys = even(end - key);
+                    let keys = even(end - key, STRETCH);
                     for row in unit.rows.0..unit.rows.1 {
                         self.place_keys(room, stack, row, key, keys);
                         for tile in self.tiles_of(room, stack, row) {
@@ -275,7 +293,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
                     let (mut key, last) =
                         (pieces[0].from as usize, pieces[pieces.len() - 1].to as usize);
                     while key < last {
-                        let keys = even(last - key);
+                        let keys = even(last - key, LONGEST);
                         masked |= self.mixed(
                             stack,
                             room,
@@ -453,7 +471,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         pieces: &[Piece],
         (key, keys): (usize, usize),
         masks: &mut Masks<'_>,
-        bits: &mut [[u64; STRETCH]],
+        bits: &mut [[u64; LONGEST]],
     ) -> bool {
         let (layout, tokens) = (stack.stream.layout, stack.tokens(row).1);
         let per_row = layout.block().words();
@@ -497,8 +515,12 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
                     self.masked(&tile, room, stack, key, bits);
                 } else {
                     let lanes = (0, tile.lanes);
-                    let part = Part { keys: (key, keys), offset: 0, lanes, bits: None };
-                    self.stretch(&tile, room, stack, part);
+                    self.stretches(
+                        &tile,
+                        room,
+                        stack,
+                        Part { keys: (key, keys), offset: 0, lanes, bits: None },
+                    );
                 }
             }
         }
@@ -544,9 +566,26 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
                 let bits = Some(bits[start..].as_ptr());
                 // SAFETY: parts of what the caller vouches for.
                 unsafe {
-                    self.stretch(tile, room, stack, Part { keys, offset: start, lanes, bits })
+                    self.stretches(tile, room, stack, Part { keys, offset: start, lanes, bits })
                 };
             }
+        }
+    }
+
+    /// Keys for some lanes of a tile, in as many stretches as their scores have room for.
+    unsafe fn stretches(&self, tile: &Tile, room: &Room, stack: &Stack<'_>, part: Part) {
+        let (mut key, end) = (part.keys.0, part.keys.0 + part.keys.1);
+        let most = most_keys(padded(part.lanes.1, X::Simd::WIDTH));
+        while key < end {
+            let keys = even(end - key, most);
+            let before = key - part.keys.0;
+            // SAFETY: the caller's; there is a word for each key.
+            unsafe {
+                let bits = part.bits.map(|bits| bits.add(before));
+                let offset = part.offset + before;
+                self.stretch(tile, room, stack, Part { keys: (key, keys), offset, bits, ..part });
+            }
+            key += keys;
         }
     }
 
@@ -557,7 +596,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         let (tiles, entry, head) = (self.tiles, stack.stream.entry, stack.stream.key_head);
         // SAFETY: keys are the layout's, lanes the tile's, and scratch is our own.
         unsafe {
-            let scores = room.scores.at(0, lane);
+            let scores = Rows { first: room.scores, row: lanes };
             let left = tiles.left(self.k.head(entry, head, key), keys, self.dim, room.left);
             let right = tiles.right(tile.queries.at(0, lane), self.dim, lanes, room.right);
             let size = Size { m: keys, n: lanes, k: self.dim, piece: OVER_DIMS };

@@ -4,7 +4,7 @@ use crate::simd::{LANES, Operation, Simd};
 use crate::tile::{Rows, Strided};
 
 /// Writes the first `tokens` rows of `source[tokens × dims]` as columns `lane..lane + tokens` of
-/// `target[dims × LANES]`.
+/// `target[dims × LANES]`. The tokens that follow a tile later are asked for meanwhile.
 pub(crate) struct ToLanes {
     pub(crate) source: Strided,
     pub(crate) tokens: usize,
@@ -28,6 +28,12 @@ impl Operation for ToLanes {
                 let token = square * S::WIDTH;
                 for dim in (0..whole).step_by(S::WIDTH) {
                     let to = target.at(dim, lane + token);
+                    let soon = source
+                        .first
+                        .wrapping_offset((LANES + token) as isize * source.row + dim as isize);
+                    for token in 0..S::WIDTH as isize {
+                        simd.prefetch(soon.wrapping_offset(token * source.row));
+                    }
                     simd.transpose(
                         source.at(token, dim).first,
                         source.row,

@@ -2,13 +2,13 @@
 
 use longspan_pattern::{Layout, Run, RunKind};
 
-use super::STRETCH;
+use super::LONGEST;
 use crate::plan::Unit;
 use crate::simd::LANES;
 
-/// The next stretch of `left` keys: all that are left, cut evenly.
-pub(super) fn even(left: usize) -> usize {
-    left.div_ceil(left.div_ceil(STRETCH))
+/// The next stretch of `left` keys: all that are left, cut evenly into stretches of at most `most`.
+pub(super) fn even(left: usize, most: usize) -> usize {
+    left.div_ceil(left.div_ceil(most))
 }
 
 /// Keys that a row sees, all in full, or those of one Partial block.
@@ -36,13 +36,13 @@ pub(crate) struct Lists {
     /// What one row sees besides.
     pub(super) pieces: Vec<Piece>,
     /// For each tile of a row, a word a key.
-    pub(super) bits: Vec<[u64; STRETCH]>,
+    pub(super) bits: Vec<[u64; LONGEST]>,
 }
 
 impl Lists {
     /// Room for rows of so many tiles and pieces.
     pub(crate) fn grow(&mut self, tiles: usize, pieces: usize) {
-        self.bits.resize(self.bits.len().max(tiles), [0; STRETCH]);
+        self.bits.resize(self.bits.len().max(tiles), [0; LONGEST]);
         self.shared.clear();
         self.shared.reserve(pieces);
         self.narrower.clear();

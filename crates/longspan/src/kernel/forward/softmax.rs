@@ -80,9 +80,12 @@ impl<T: Transform> Operation for Softmax<T> {
                 self.columns::<S, 4>(simd, vector * S::WIDTH);
                 vector += 4;
             }
-            while vector < vectors {
+            if vector + 2 <= vectors {
+                self.columns::<S, 2>(simd, vector * S::WIDTH);
+                vector += 2;
+            }
+            if vector < vectors {
                 self.columns::<S, 1>(simd, vector * S::WIDTH);
-                vector += 1;
             }
         }
     }

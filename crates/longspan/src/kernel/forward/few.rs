@@ -1,0 +1,481 @@
+//! The forward pass over few queries, as in decoding: memory is what limits.
+//!
+//! A vector of queries would be mostly empty. So keys stand side by side here, queries below each
+//! other, and sums over keys run across vectors:
+//!
+//! ```text
+//! for each stretch of keys:
+//!     S[queries × keys] ← Q · Kᵗ                   keys turned, 64 at a time; values as they lie
+//!     m' ← max(m, S);  a ← exp(m − m');  P ← exp(S − m')
+//!     l ← a·l + ΣP;    A ← a·A + P · V             A[queries × dim]
+//! ```
+
+#![expect(clippy::needless_range_loop, reason = "arrays of vectors stay in registers this way")]
+
+use longspan_pattern::Masks;
+
+use super::lists::{Lists, Piece, even};
+use super::{Forward, LONGEST, Stack, Target};
+use crate::kernel::finite::AllFinite;
+use crate::kernel::pack::ToLanes;
+use crate::kernel::{base, padded, positions};
+use crate::plan::Unit;
+use crate::score::{Place, Transform};
+use crate::simd::math::exp_difference;
+use crate::simd::{LANES, Operation, Simd};
+use crate::tile::{
+    Ahead, Keep, Multiply, OVER_DIMS, OVER_TOKENS, Rows, Size, Strided, Terms, Tiles,
+};
+use crate::workspace::{Arena, Scratch};
+
+/// The most queries × heads that are few.
+pub(super) const FEW: usize = 16;
+
+/// Words of a stretch's mask.
+const WORDS: usize = LONGEST / LANES;
+
+/// Scratch of a thread, cut for few queries.
+#[derive(Clone, Copy)]
+struct Room {
+    /// Q, the queries of one head after those of another.
+    queries: Rows,
+    /// A.
+    sums: Rows,
+    /// S, then P.
+    scores: Rows,
+    /// Kᵗ of 64 keys.
+    turned: Rows,
+    /// V of a stretch, where it can't be used as it lies.
+    values: Rows,
+    key_positions: *mut f32,
+    left: *mut f32,
+    right: *mut f32,
+}
+
+/// What is known of the queries.
+struct Queries {
+    count: usize,
+    /// m and l.
+    maxima: [f32; FEW],
+    totals: [f32; FEW],
+    /// Where the transform looks at them.
+    positions: [f32; FEW],
+    slopes: [f32; FEW],
+    /// A bit a key of the stretch.
+    bits: [[u64; WORDS]; FEW],
+}
+
+impl<X: Tiles, T: Transform> Forward<'_, X, T> {
+    fn value_row(&self) -> usize {
+        self.value_dim.next_multiple_of(X::Simd::WIDTH)
+    }
+
+    fn few_lengths(&self) -> [usize; 8] {
+        let (dim, value_row) = (self.dim, self.value_row());
+        [
+            FEW * dim,
+            FEW * value_row,
+            FEW * LONGEST,
+            dim * LANES,
+            LONGEST * value_row,
+            LONGEST,
+            X::left_room(FEW, dim.max(LONGEST)),
+            X::right_room(dim, LANES).max(X::right_room(LONGEST, value_row)),
+        ]
+    }
+
+    /// Numbers of scratch that few queries need.
+    pub(super) fn few_room(&self) -> usize {
+        self.few_lengths().iter().map(|len| len.next_multiple_of(LANES)).sum()
+    }
+
+    fn cut_few(&self, arena: &mut Arena) -> Room {
+        let mut next = arena.room(self.few_room());
+        let [queries, sums, scores, turned, values, key_positions, left, right] =
+            self.few_lengths().map(|len| {
+                let part = next;
+                // SAFETY: the parts add up to the room.
+                next = unsafe { next.add(len.next_multiple_of(LANES)) };
+                part
+            });
+        Room {
+            queries: Rows { first: queries, row: self.dim },
+            sums: Rows { first: sums, row: self.value_row() },
+            scores: Rows { first: scores, row: LONGEST },
+            turned: Rows { first: turned, row: LANES },
+            values: Rows { first: values, row: self.value_row() },
+            key_positions,
+            left,
+            right,
+        }
+    }
+
+    /// Computes a unit of one row of blocks that has few queries; see [`rows`](Self::rows).
+    pub(super) unsafe fn few(
+        &self,
+        stack: &mut Stack<'_>,
+        unit: &Unit,
+        masks: &mut Masks<'_>,
+        scratch: &mut Scratch,
+    ) {
+        let room = self.cut_few(&mut scratch.numbers);
+        let row = unit.rows.0;
+        // SAFETY: queries and keys are those that the layout names, scratch is our own.
+        unsafe {
+            let mut queries = self.begin_few(stack, &room, row);
+            let masked = self.all_keys(stack, &room, unit, &mut queries, masks, &mut scratch.lists);
+            let (matrix, rows) = (room.sums.strided(), queries.count);
+            let finite = AllFinite { matrix, rows, columns: self.value_dim };
+            if masked && !self.tiles.simd().call(finite) {
+                // As in `rows`: was it only 0 · ∞?
+                stack.careful = true;
+                queries = self.begin_few(stack, &room, row);
+                self.all_keys(stack, &room, unit, &mut queries, masks, &mut scratch.lists);
+            }
+            self.end_few(stack, &room, row, &queries);
+        }
+    }
+
+    /// Copies the queries, and sets the state to what it starts from.
+    unsafe fn begin_few(&self, stack: &Stack<'_>, room: &Room, row: u32) -> Queries {
+        let (stream, (first, tokens)) = (stack.stream, stack.tokens(row));
+        let mut queries = Queries {
+            count: tokens * stream.heads.len(),
+            maxima: [f32::NEG_INFINITY; FEW],
+            totals: [0.0; FEW],
+            positions: [0.0; FEW],
+            slopes: [0.0; FEW],
+            bits: [[0; WORDS]; FEW],
+        };
+        // SAFETY: the tensors have these queries, and the room holds FEW of them.
+        unsafe {
+            std::ptr::write_bytes(room.sums.first, 0, FEW * self.value_row());
+            for query in 0..queries.count {
+                let (head, token) = (stream.heads[query / tokens] as usize, first + query % tokens);
+                let source = self.q.head(stream.entry, head, token);
+                for dim in 0..self.dim {
+                    *room.queries.at(query, dim).first = *source.at(0, dim).first;
+                }
+                if T::PLACED {
+                    let base = base(stream.layout, first);
+                    let into = &mut queries.positions[query..=query];
+                    positions(stream.layout.query_positions(), token, base, into);
+                    queries.slopes[query] = self.slopes[head];
+                }
+                if let Target::Extend(state) = stack.target {
+                    let (m, l, acc) = state.row(stream.row(head, token));
+                    (queries.maxima[query], queries.totals[query]) = (*m, *l);
+                    let sums = room.sums.at(query, 0).first;
+                    std::ptr::copy_nonoverlapping(acc.as_ptr(), sums, self.value_dim);
+                }
+            }
+        }
+        queries
+    }
+
+    /// Writes what the queries have come to.
+    unsafe fn end_few(&self, stack: &Stack<'_>, room: &Room, row: u32, queries: &Queries) {
+        let (stream, (first, tokens)) = (stack.stream, stack.tokens(row));
+        for query in 0..queries.count {
+            let (head, token) = (stream.heads[query / tokens] as usize, first + query % tokens);
+            let row = stream.row(head, token);
+            let (m, l) = (queries.maxima[query], queries.totals[query]);
+            // SAFETY: the rows written are those of this unit's queries.
+            unsafe {
+                let sums = room.sums.at(query, 0).first.cast_const();
+                let sums = std::slice::from_raw_parts(sums, self.value_dim);
+                let (state, row) = match stack.target {
+                    Target::Output { out, lse } => {
+                        let (factor, logarithm) = crate::state::finish(m, l);
+                        *lse.add(row) = logarithm;
+                        let out = out.head(stream.entry, head, token);
+                        for (dim, sum) in sums.iter().enumerate() {
+                            *out.at(0, dim).first.cast_mut() = sum * factor;
+                        }
+                        continue;
+                    }
+                    Target::Extend(state) => (state, row),
+                    Target::Part(state, first) => (state, first + query),
+                };
+                let (to_m, to_l, acc) = state.row(row);
+                (*to_m, *to_l) = (m, l);
+                acc.copy_from_slice(sums);
+            }
+        }
+    }
+
+    /// Every key that the row sees. Returns whether any were masked.
+    unsafe fn all_keys(
+        &self,
+        stack: &Stack<'_>,
+        room: &Room,
+        unit: &Unit,
+        queries: &mut Queries,
+        masks: &mut Masks<'_>,
+        lists: &mut Lists,
+    ) -> bool {
+        let (layout, row) = (stack.stream.layout, unit.rows.0);
+        lists.shared.clear();
+        lists.rest(layout, row, unit.columns);
+        let mut masked = false;
+        for pieces in lists.pieces.chunk_by(|a, b| a.to == b.from) {
+            let (mut key, end) = (pieces[0].from as usize, pieces[pieces.len() - 1].to as usize);
+            while key < end {
+                let keys = even(end - key, LONGEST);
+                let partial = see(stack, row, pieces, (key, keys), masks, queries);
+                masked |= partial;
+                // SAFETY: the caller's.
+                unsafe { self.stretch_of_few(stack, room, row, (key, keys), partial, queries) };
+                key += keys;
+            }
+        }
+        masked
+    }
+
+    /// A stretch of keys: scores, softmax, sums of values.
+    unsafe fn stretch_of_few(
+        &self,
+        stack: &Stack<'_>,
+        room: &Room,
+        row: u32,
+        (key, keys): (usize, usize),
+        masked: bool,
+        queries: &mut Queries,
+    ) {
+        let (tiles, entry, head) = (self.tiles, stack.stream.entry, stack.stream.key_head);
+        let simd = tiles.simd();
+        let (count, value_row) = (queries.count, self.value_row());
+        let (keep, terms) = (Keep::Nothing, Terms::All);
+        // SAFETY: keys are the layout's, and scratch is our own.
+        unsafe {
+            for first in (0..keys).step_by(LANES) {
+                let some = (keys - first).min(LANES);
+                let source = self.k.head(entry, head, key + first);
+                let (tokens, dims, target) = (some, self.dim, room.turned);
+                simd.call(ToLanes { source, tokens, dims, target, lane: 0 });
+                let lanes = padded(some, X::Simd::WIDTH);
+                let left = tiles.left(room.queries.strided(), count, self.dim, room.left);
+                let right = tiles.right(room.turned, self.dim, lanes, room.right);
+                let size = Size { m: count, n: lanes, k: self.dim, piece: OVER_DIMS };
+                let target = room.scores.at(0, first);
+                let ahead = Ahead::NOTHING;
+                tiles.multiply(Multiply { target, keep, left, right, size, terms, ahead });
+            }
+            if T::PLACED {
+                let layout = stack.stream.layout;
+                let into = std::slice::from_raw_parts_mut(room.key_positions, keys);
+                positions(layout.key_positions(), key, base(layout, stack.tokens(row).0), into);
+            }
+            for query in 0..count {
+                let old = queries.maxima[query];
+                let (maximum, sum) = simd.call(RowSoftmax {
+                    scores: room.scores.at(query, 0).first,
+                    keys,
+                    scale: self.scale,
+                    transform: self.transform,
+                    bits: masked.then_some(&queries.bits[query]),
+                    maximum: old,
+                    position: queries.positions[query],
+                    slope: queries.slopes[query],
+                    key_positions: room.key_positions,
+                });
+                queries.maxima[query] = maximum;
+                if maximum == old {
+                    queries.totals[query] += sum;
+                    continue;
+                }
+                let factor = (f64::from(old) - f64::from(maximum)).exp() as f32;
+                queries.totals[query] = queries.totals[query] * factor + sum;
+                let sums = room.sums.at(query, 0).first;
+                for x in std::slice::from_raw_parts_mut(sums, value_row) {
+                    *x *= factor;
+                }
+            }
+
+            let values = self.v.head(entry, head, key);
+            let rows = self.value_rows(values, keys, room);
+            let left = tiles.left(room.scores.strided(), count, keys, room.left);
+            let right = tiles.right(rows, keys, value_row, room.right);
+            let size = Size { m: count, n: value_row, k: keys, piece: OVER_TOKENS };
+            let careful = stack.careful && masked;
+            let terms = if careful { Terms::LeftNotZero } else { Terms::All };
+            let (target, keep) = (room.sums, Keep::All);
+            let first = values.first.wrapping_offset(LANES as isize * values.row);
+            let matrix = Strided { first, ..values };
+            let ahead = Ahead { matrix, rows: keys, columns: self.value_dim };
+            tiles.multiply(Multiply { target, keep, left, right, size, terms, ahead });
+        }
+    }
+
+    /// Values as rows of whole vectors: as they lie, or a copy.
+    unsafe fn value_rows(&self, values: Strided, keys: usize, room: &Room) -> Rows {
+        if values.column == 1 && values.row >= 0 && self.value_row() == self.value_dim {
+            return Rows { first: values.first.cast_mut(), row: values.row as usize };
+        }
+        for key in 0..keys {
+            for dim in 0..self.value_row() {
+                // SAFETY: the tensor has these values, and the room LONGEST rows.
+                unsafe {
+                    let x = if dim < self.value_dim { *values.at(key, dim).first } else { 0.0 };
+                    *room.values.at(key, dim).first = x;
+                }
+            }
+        }
+        room.values
+    }
+}
+
+/// Finds which keys of a stretch each query sees. Returns whether some don't see some.
+fn see(
+    stack: &Stack<'_>,
+    row: u32,
+    pieces: &[Piece],
+    (key, keys): (usize, usize),
+    masks: &mut Masks<'_>,
+    queries: &mut Queries,
+) -> bool {
+    let (layout, tokens) = (stack.stream.layout, stack.tokens(row).1);
+    let per_row = layout.block().words();
+    let inside = |piece: &&Piece| piece.from < (key + keys) as u64 && piece.to > key as u64;
+    let pieces = || pieces.iter().filter(inside);
+    if pieces().all(|piece| piece.partial.is_none()) {
+        return false;
+    }
+    let bits = &mut queries.bits[..queries.count];
+    bits.iter_mut().for_each(|bits| bits.fill(0));
+    for piece in pieces() {
+        let (from, to) = ((piece.from as usize).max(key), (piece.to as usize).min(key + keys));
+        let words = piece.partial.map(|(column, run)| masks.get(row, column, &run));
+        for (query, bits) in bits.iter_mut().enumerate() {
+            let words = words.map(|words| &words[query % tokens * per_row..][..per_row]);
+            let (mut at, within) = (from, piece.from as usize);
+            while at < to {
+                // As far as neither word ends.
+                let (source, target) = ((at - within) % 64, (at - key) % 64);
+                let count = (64 - source.max(target)).min(to - at);
+                let word = words.map_or(u64::MAX, |words| words[(at - within) / 64] >> source);
+                bits[(at - key) / 64] |= (word & (u64::MAX >> (64 - count))) << target;
+                at += count;
+            }
+        }
+    }
+    true
+}
+
+/// Scores of one query become probabilities, relative to its new maximum. Gives that and their sum.
+struct RowSoftmax<'a, T> {
+    scores: *mut f32,
+    keys: usize,
+    scale: f32,
+    transform: T,
+    bits: Option<&'a [u64; WORDS]>,
+    maximum: f32,
+    position: f32,
+    slope: f32,
+    key_positions: *const f32,
+}
+
+/// Vectors that are taken together: their maxima and sums don't wait for each other.
+const TOGETHER: usize = 4;
+
+impl<T: Transform> Operation for RowSoftmax<'_, T> {
+    type Output = (f32, f32);
+
+    #[inline(always)]
+    fn eval<S: Simd>(self, simd: S) -> (f32, f32) {
+        // SAFETY: whoever makes the operation vouches for the scores, in whole vectors.
+        unsafe {
+            match self.bits {
+                None => self.masked_row::<S, false>(simd),
+                Some(_) => self.masked_row::<S, true>(simd),
+            }
+        }
+    }
+}
+
+impl<T: Transform> RowSoftmax<'_, T> {
+    #[inline(always)]
+    unsafe fn masked_row<S: Simd, const MASKED: bool>(&self, simd: S) -> (f32, f32) {
+        let whole = self.keys / (TOGETHER * S::WIDTH) * (TOGETHER * S::WIDTH);
+        let word = |lane: usize| self.bits.map_or(u64::MAX, |bits| bits[lane / 64] >> (lane % 64));
+        // SAFETY: the caller's.
+        unsafe {
+            let mut maxima = [simd.splat(f32::NEG_INFINITY); TOGETHER];
+            for lane in (0..whole).step_by(TOGETHER * S::WIDTH) {
+                for n in 0..TOGETHER {
+                    let lane = lane + n * S::WIDTH;
+                    let scores = self.vector::<S, MASKED>(simd, lane, word(lane));
+                    maxima[n] = simd.max(scores, maxima[n]);
+                }
+            }
+            for lane in (whole..self.keys).step_by(S::WIDTH) {
+                // The last vector may hold what isn't a key.
+                let keys = u64::MAX >> (64 - (self.keys - lane).min(S::WIDTH));
+                let scores = self.vector::<S, true>(simd, lane, word(lane) & keys);
+                maxima[0] = simd.max(scores, maxima[0]);
+            }
+            let greatest = simd.max(simd.max(maxima[0], maxima[1]), simd.max(maxima[2], maxima[3]));
+            let mut lanes = [f32::NEG_INFINITY; 16];
+            simd.store(lanes.as_mut_ptr(), greatest);
+            let maximum = lanes.into_iter().fold(self.maximum, f32::max);
+            // Where nothing has been seen yet the maximum is −∞, and exp(−∞ − −∞) would be NaN.
+            let safe = simd.splat(if maximum == f32::NEG_INFINITY { 0.0 } else { maximum });
+
+            let mut sums = [simd.splat(0.0); TOGETHER];
+            for lane in (0..whole).step_by(TOGETHER * S::WIDTH) {
+                for n in 0..TOGETHER {
+                    sums[n] = simd.add(sums[n], self.weigh(simd, lane + n * S::WIDTH, safe));
+                }
+            }
+            for lane in (whole..self.keys).step_by(S::WIDTH) {
+                sums[0] = simd.add(sums[0], self.weigh(simd, lane, safe));
+            }
+            let sum = simd.add(simd.add(sums[0], sums[1]), simd.add(sums[2], sums[3]));
+            let mut lanes = [0.0; 16];
+            simd.store(lanes.as_mut_ptr(), sum);
+            let mut half = S::WIDTH / 2;
+            while half > 0 {
+                for lane in 0..half {
+                    lanes[lane] += lanes[lane + half];
+                }
+                half /= 2;
+            }
+            (maximum, lanes[0])
+        }
+    }
+
+    /// A vector of scores becomes probabilities relative to a maximum.
+    #[inline(always)]
+    unsafe fn weigh<S: Simd>(&self, simd: S, lane: usize, maximum: S::F) -> S::F {
+        // SAFETY: as `masked_row`.
+        unsafe {
+            let at = self.scores.add(lane);
+            let weights = exp_difference(simd, simd.load(at), maximum);
+            simd.store(at, weights);
+            weights
+        }
+    }
+
+    /// A vector of scores: scaled, transformed, masked.
+    #[inline(always)]
+    unsafe fn vector<S: Simd, const MASKED: bool>(&self, simd: S, lane: usize, word: u64) -> S::F {
+        let zero = simd.splat(0.0);
+        // SAFETY: as `masked_row`.
+        unsafe {
+            let at = self.scores.add(lane);
+            let mut place = Place { lanes: zero, other: zero, slopes: zero };
+            if T::PLACED {
+                place.lanes = simd.load(self.key_positions.add(lane));
+                place.other = simd.splat(self.position);
+                place.slopes = simd.splat(self.slope);
+            }
+            let score = simd.mul(simd.load(at), simd.splat(self.scale));
+            let mut score = self.transform.apply(simd, score, place);
+            if MASKED {
+                score = simd.select(simd.mask(word), score, simd.splat(f32::NEG_INFINITY));
+            }
+            simd.store(at, score);
+            score
+        }
+    }
+}
