@@ -11,7 +11,8 @@ use crate::rule::{Level, Rule};
 
 /// The table.
 pub fn attention_cases() -> Vec<AttentionCase> {
-    [patterns(), heads(), dims(), lengths(), batches(), blocks_and_maps(), transforms()].concat()
+    [patterns(), heads(), few(), dims(), lengths(), batches(), blocks_and_maps(), transforms()]
+        .concat()
 }
 
 fn local() -> Rule {
@@ -90,6 +91,54 @@ fn heads() -> Vec<AttentionCase> {
                 Rule::Full,
             ],
             ..grouped("a pattern a head", Rule::Causal, 6, 2)
+        },
+    ]
+}
+
+/// A few queries over a long cache, as in decoding: every number of them that a kernel may treat in
+/// its own way, masks that start and end anywhere, blocks of every size.
+fn few() -> Vec<AttentionCase> {
+    let scattered = || {
+        Rule::And(vec![
+            Rule::Causal,
+            Rule::Or(vec![
+                Rule::Window { left: 333, right: 0 },
+                Rule::Strided { stride: 3 },
+                Rule::Sinks { n: 7 },
+            ]),
+        ])
+    };
+    let case = |name: &str, rule, queries, (heads_q, heads_kv), (dim_k, dim_v), block| {
+        let mut case = AttentionCase {
+            heads_q,
+            heads_kv,
+            dim_k,
+            dim_v,
+            ..AttentionCase::new(name, rule, 1_201)
+        };
+        (case.layout.tokens_q, case.layout.block) = (queries, block);
+        case
+    };
+    vec![
+        case("one query", Rule::Causal, 1, (4, 1), (64, 64), 64),
+        case("one query, odd dims", scattered(), 1, (6, 2), (19, 7), 64),
+        case("two queries, small blocks", scattered(), 2, (3, 3), (33, 48), 16),
+        case("three queries, large blocks", scattered(), 3, (5, 1), (32, 16), 256),
+        case("sixteen queries", scattered(), 16, (2, 2), (8, 64), 64),
+        case("seventeen rows", scattered(), 17, (2, 2), (16, 16), 32),
+        AttentionCase {
+            transform: Transform::Alibi(vec![0.01, 0.2, 0.3, 0.04]),
+            ..case("few with ALiBi", scattered(), 4, (4, 2), (24, 24), 128)
+        },
+        AttentionCase {
+            transform: Transform::Softcap(2.0),
+            padding: vec![0..900, 300..1_201],
+            batch: 2,
+            ..case("few with softcap", scattered(), 5, (3, 1), (40, 40), 64)
+        },
+        AttentionCase {
+            per_head: vec![Rule::Causal, scattered(), Rule::Causal, scattered()],
+            ..case("few, a pattern a head", Rule::Causal, 3, (4, 2), (16, 32), 64)
         },
     ]
 }
