@@ -389,9 +389,10 @@ impl Attention {
         let sizes = check::inputs(self, &inputs)?;
         let read = check::arrived(&arrived, sizes.output())?;
         check::gradients(&inputs, &read, &gradients)?;
-        gradients.dq.fill(0.0);
-        gradients.dk.fill(0.0);
-        gradients.dv.fill(0.0);
+        let threads = self.threads.count()?;
+        for gradient in [&mut gradients.dq, &mut gradients.dk, &mut gradients.dv] {
+            run::clear(gradient, threads);
+        }
         self.differentiate(inputs, arrived, gradients, hook)
     }
 

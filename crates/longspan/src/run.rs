@@ -19,7 +19,7 @@ use crate::simd::{self, Simd, WithSimd};
 use crate::state::{RawState, State, merge_row};
 use crate::threads;
 use crate::tile::{Direct, Tiles};
-use crate::view::View;
+use crate::view::{View, ViewMut};
 use crate::workspace::{Arena, Scratch, Workspace};
 
 /// Where rows of the forward pass go.
@@ -337,10 +337,41 @@ pub(crate) fn backward(
     result
 }
 
+/// Rows that a thread claims at a time.
+const ROWS: usize = 1_024;
+
+/// Writes 0 to every element.
+pub(crate) fn clear(view: &mut ViewMut<'_, f32>, threads: usize) {
+    let dims = view.dims();
+    let (raw, rows) = (Raw::write(view), dims.rows());
+    let small = rows * dims.dim < 64 * ROWS;
+    let next = AtomicUsize::new(0);
+    threads::run(if small { 1 } else { threads }, &|| {
+        loop {
+            let first = next.fetch_add(ROWS, Ordering::Relaxed);
+            if first >= rows {
+                break;
+            }
+            for row in first..(first + ROWS).min(rows) {
+                let (head, token) = (row / dims.tokens, row % dims.tokens);
+                // SAFETY: the view has these rows, and each is cleared once.
+                unsafe {
+                    let row = raw.head(head / dims.heads, head % dims.heads, token);
+                    if row.column == 1 {
+                        std::ptr::write_bytes(row.first.cast_mut(), 0, dims.dim);
+                        continue;
+                    }
+                    for dim in 0..dims.dim {
+                        *row.at(0, dim).first.cast_mut() = 0.0;
+                    }
+                }
+            }
+        }
+    });
+}
+
 /// `Σ dout · out − dlse`, in f64: it is taken from every score of the row.
 pub(crate) fn deltas(arrived: &Arrived<'_>, deltas: &mut [f32], threads: usize) {
-    /// Rows that a thread claims at a time.
-    const ROWS: usize = 1_024;
     let dims = arrived.out.dims();
     let (out, dout) = (Raw::read(&arrived.out), Raw::read(&arrived.dout));
     let small = deltas.len() * dims.dim < 64 * ROWS;
