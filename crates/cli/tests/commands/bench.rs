@@ -42,8 +42,8 @@ fn both_passes_in_numbers() {
     for (object, (flops, bytes)) in objects.iter().zip([
         // Two products over 24 and 16 dims; queries, keys, values and output.
         (2 * (24 + 16), 4 * 2 * 300 * (4 * 24 + 2 * 24 + 2 * 16 + 4 * 16)),
-        // Five; the same, their gradients, and two numbers for each of 4 heads' queries.
-        (2 * (3 * 24 + 2 * 16), 2 * 4 * 2 * 300 * (4 * 24 + 2 * 24 + 2 * 16 + 4 * 16 + 4)),
+        // Five; the same, their gradients, and three numbers for each of 4 heads' queries.
+        (2 * (3 * 24 + 2 * 16), 4 * 2 * 300 * (2 * (4 * 24 + 2 * 24 + 2 * 16 + 4 * 16) + 3 * 4)),
     ]) {
         for (name, value) in expected.as_object().unwrap() {
             assert_eq!(&object[name], value, "{name}");
