@@ -497,9 +497,13 @@ fn options() {
     assert!(run(&|a| a.score(slopes(&[0.5; 4]))).is_ok());
     refused(run(&|a| a.score(slopes(&[0.5; 3]))), &["slopes", "3", "4"]);
     refused(run(&|a| a.score(slopes(&[0.5, 0.5, f32::NAN, 1.0]))), &["slope", "NaN", "finite"]);
-    // An enormous number of threads is more than the work needs, not an error.
-    let many = Threads::Count(NonZeroUsize::MAX);
-    assert!(run(&|a| a.threads(many)).is_ok());
+    // More threads than the work needs are fine, more than any machine has aren't.
+    let threads = |count| Threads::Count(NonZeroUsize::new(count).unwrap());
+    assert!(run(&|a| a.threads(threads(4_096))).is_ok());
+    for count in [4_097, usize::MAX] {
+        let error = refused(run(&|a| a.threads(threads(count))), &[&count.to_string(), "4096"]);
+        assert_eq!(error, Error::Threads { asked: count, most: 4_096 });
+    }
     for isa in [Isa::Portable, Isa::Neon, Isa::Avx2, Isa::Avx512] {
         let result = run(&|a| a.isa(isa));
         if Isa::available().contains(&isa) {

@@ -124,7 +124,9 @@ fn the_environment_decides_where_no_option_does() {
     assert_eq!((&object["isa"], &object["threads"]), (&json!(best), &json!(1)));
 
     run_with(&[("LONGSPAN_THREADS", "many")], &args)
-        .refused(&["LONGSPAN_THREADS is \"many\", expected a number of threads, at least 1"]);
+        .refused(&["LONGSPAN_THREADS is \"many\", expected a number of threads, 1 to 4096"]);
+    run(&[&args[..], &["--threads", "5000"]].concat())
+        .refused(&["5000 threads asked for, expected 1 to 4096"]);
     run_with(&[("LONGSPAN_ISA", "sse9")], &args)
         .refused(&["LONGSPAN_ISA is \"sse9\", expected portable, neon, avx2 or avx512"]);
 }
