@@ -203,10 +203,10 @@ class Longspan:
     def backward(self) -> Callable[[], Gradients]:
         """The backward pass alone: the forward pass is done here, once."""
         given = self._tensors
-        out, lse = self._forward()
-        arrived = _pointers(native.ArrivedTensors, out, lse, given.dout)
+        kept = self._forward()
+        arrived = _pointers(native.ArrivedTensors, *kept, given.dout)
 
-        def run(_kept: object = (out, lse)) -> Gradients:
+        def run(_kept: object = kept) -> Gradients:
             found = (
                 torch.empty_like(given.q),
                 torch.empty_like(given.k),
@@ -218,12 +218,13 @@ class Longspan:
 
         return run
 
-    def _forward(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def _forward(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         out = torch.empty_like(self._tensors.q)
         lse = torch.empty(out.shape[:3])
-        output = _pointers(native.OutputTensors, out, lse)
+        lse_rest = torch.empty_like(lse)
+        output = _pointers(native.OutputTensors, out, lse, lse_rest)
         self._plan.forward(self._extents, self._inputs, output)
-        return out, lse
+        return out, lse, lse_rest
 
 
 def _pointers(kind: type[ctypes.Structure], *tensors: torch.Tensor) -> ctypes.Structure:

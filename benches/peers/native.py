@@ -39,8 +39,8 @@ def _pointers(*names: str) -> type[c.Structure]:
 
 
 InputTensors = _pointers("q", "k", "v")
-OutputTensors = _pointers("out", "lse")
-ArrivedTensors = _pointers("out", "lse", "dout")
+OutputTensors = _pointers("out", "lse", "lse_rest")
+ArrivedTensors = _pointers("out", "lse", "lse_rest", "dout")
 GradientTensors = _pointers("dq", "dk", "dv")
 
 

@@ -66,22 +66,23 @@ pub(crate) fn run(args: &Bench) -> Result<()> {
     let inputs = tensors.inputs();
     let mut out = problem.tensor(random::poison(sizes.out(), threads), sizes.dims_out())?;
     let mut lse = random::poison(sizes.rows(), threads);
+    let mut lse_rest = random::poison(sizes.rows(), threads);
     drop(stage);
 
     let repeat = args.repeat.map_or(Repeat::Auto, Repeat::Exactly);
     let ceilings = Ceilings { isa, threads: choice::at_once(threads), reads: None };
-    let forward = |hook: Hook<'_>, out: &mut longspan::Tensor<f32>, lse: &mut [f32]| {
-        attention.forward_into(inputs, OutputMut { out: out.view_mut(), lse }, hook)
+    let mut forward = |hook: Hook<'_>| {
+        let lse_rest = Some(&mut lse_rest[..]);
+        let output = OutputMut { out: out.view_mut(), lse: &mut lse, lse_rest };
+        attention.forward_into(inputs, output, hook)
     };
     let mut findings = Vec::new();
     if args.pass == Pass::Backward {
         // It starts from what a forward pass found.
-        measure::once("forward", |hook| forward(hook, &mut out, &mut lse))?;
+        measure::once("forward", &mut forward)?;
     } else {
         let ceilings = Ceilings { reads: problem.reads(&tensors), ..ceilings };
-        let samples = measure::several("forward", repeat, &ceilings, |hook| {
-            forward(hook, &mut out, &mut lse)
-        })?;
+        let samples = measure::several("forward", repeat, &ceilings, &mut forward)?;
         findings.push(Finding {
             pass: "forward",
             samples,
@@ -93,6 +94,7 @@ pub(crate) fn run(args: &Bench) -> Result<()> {
     }
     check_written("out", out.as_slice())?;
     check_written("lse", &lse)?;
+    check_written("lse_rest", &lse_rest)?;
 
     if args.pass != Pass::Forward {
         let stage = Stage::new("transposing");
@@ -109,7 +111,8 @@ pub(crate) fn run(args: &Bench) -> Result<()> {
         let mut dk = poisoned(sizes.k(), sizes.dims_k())?;
         let mut dv = poisoned(sizes.v(), sizes.dims_v())?;
         drop(stage);
-        let arrived = Arrived { out: out.view(), lse: &lse, dout: dout.view(), dlse: None };
+        let (lse, lse_rest) = (&lse[..], Some(&lse_rest[..]));
+        let arrived = Arrived { out: out.view(), lse, lse_rest, dout: dout.view(), dlse: None };
         let samples = measure::several("backward", repeat, &ceilings, |hook| {
             let (dq, dk, dv) = (dq.view_mut(), dk.view_mut(), dv.view_mut());
             attention.backward_into(inputs, arrived, GradientsMut { dq, dk, dv }, hook)

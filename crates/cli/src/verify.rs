@@ -19,7 +19,7 @@ use std::io::{Write, stdout};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use anyhow::Result;
-use longspan::{Error, Isa};
+use longspan::Isa;
 use longspan_testing::{AttentionCase, Measure, Problem, Values, attention_cases, naive, truth};
 
 use crate::args::Verify;
@@ -39,8 +39,7 @@ struct Check {
 /// `longspan verify`
 pub(crate) fn run(args: &Verify) -> Result<()> {
     let isas = match args.isa {
-        Some(isa) if isa.is_available() => vec![isa],
-        Some(asked) => return Err(Error::Isa { asked, has: Isa::available() }.into()),
+        Some(isa) => vec![Isa::choose(Some(isa))?],
         None => Isa::available(),
     };
     let mut cases = attention_cases();
@@ -120,6 +119,7 @@ fn verify(
 
 #[cfg(test)]
 mod tests {
+    use longspan::Error;
     use longspan_testing::Rule;
 
     use super::*;

@@ -92,10 +92,12 @@ fn run(call: &Call) -> longspan::Result<()> {
     let dout = tensor(dims_q, 3.0);
     let zeros = |dims| Tensor::filled(0.0, dims, Order::BatchTokenHeadDim);
     let (mut out, mut lse) = (zeros(dims_q)?, vec![0.0; heads * queries]);
+    let mut lse_rest = lse.clone();
     let (mut dq, mut dk, mut dv) = (zeros(dims_q)?, zeros(dims_k)?, zeros(dims_k)?);
 
     let mut forward = || {
-        let output = OutputMut { out: out.view_mut(), lse: &mut lse };
+        let lse_rest = Some(&mut lse_rest[..]);
+        let output = OutputMut { out: out.view_mut(), lse: &mut lse, lse_rest };
         attention.forward_into(inputs, output, Hook::none()).expect("a call that fits");
     };
     forward();
@@ -104,7 +106,8 @@ fn run(call: &Call) -> longspan::Result<()> {
         return Ok(());
     }
     let mut backward = || {
-        let arrived = Arrived { out: out.view(), lse: &lse, dout: dout.view(), dlse: None };
+        let (lse, lse_rest) = (&lse[..], Some(&lse_rest[..]));
+        let arrived = Arrived { out: out.view(), lse, lse_rest, dout: dout.view(), dlse: None };
         let gradients = GradientsMut { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() };
         attention
             .backward_into(inputs, arrived, gradients, Hook::none())

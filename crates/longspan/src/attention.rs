@@ -94,6 +94,10 @@ pub struct Output {
     /// Natural logarithm of the sum of exponentials of each row's scores, `[batch, head, token]`;
     /// −∞ where a query sees no key.
     pub lse: Vec<f32>,
+    /// What rounding `lse` to f32 left out, a number for each of its: the logarithm is
+    /// `lse + lse_rest`, to f32's precision of the *sum*, however large `lse` is. 0 where `lse`
+    /// isn't finite.
+    pub lse_rest: Vec<f32>,
 }
 
 /// Where [`Attention::forward_into`] writes.
@@ -103,6 +107,8 @@ pub struct OutputMut<'a> {
     pub out: ViewMut<'a, f32>,
     /// See [`Output::lse`].
     pub lse: &'a mut [f32],
+    /// See [`Output::lse_rest`]; of use to the backward pass alone.
+    pub lse_rest: Option<&'a mut [f32]>,
 }
 
 /// What the forward pass found, and the gradient that arrives at it.
@@ -112,10 +118,21 @@ pub struct Arrived<'a> {
     pub out: View<'a, f32>,
     /// Its log-sum-exp, `[batch, head, token]`.
     pub lse: &'a [f32],
+    /// See [`Output::lse_rest`]; 0 where it isn't at hand, at the cost that
+    /// [`Attention::backward`] names.
+    pub lse_rest: Option<&'a [f32]>,
     /// Gradient with respect to the output.
     pub dout: View<'a, f32>,
     /// Gradient with respect to the log-sum-exp, where there is one.
     pub dlse: Option<&'a [f32]>,
+}
+
+impl<'a> Arrived<'a> {
+    /// All that the forward pass found, and the gradient of its output.
+    pub fn of(output: &'a Output, dout: View<'a, f32>) -> Self {
+        let Output { out, lse, lse_rest } = output;
+        Arrived { out: out.view(), lse, lse_rest: Some(lse_rest), dout, dlse: None }
+    }
 }
 
 /// What [`Attention::backward`] returns: gradients with axes and order as their tensors.
@@ -146,6 +163,8 @@ pub struct GradientsMut<'a> {
 pub struct RowStatistics<'a> {
     /// The log-sum-exp over *all* keys of the row, wherever they are.
     pub lse: &'a [f32],
+    /// See [`Arrived::lse_rest`].
+    pub lse_rest: Option<&'a [f32]>,
     /// `Σ dout · out − dlse`, as [`row_deltas`] finds it.
     pub delta: &'a [f32],
 }
@@ -287,9 +306,11 @@ impl Attention {
         let dims = check::inputs(self, &inputs)?;
         let mut out = Tensor::filled(0.0, dims.output(), check::order_of(&q))?;
         let mut lse = vec![0.0; dims.output().rows()];
-        let output = OutputMut { out: out.view_mut(), lse: &mut lse };
+        let mut lse_rest = lse.clone();
+        let output =
+            OutputMut { out: out.view_mut(), lse: &mut lse, lse_rest: Some(&mut lse_rest) };
         self.forward_into(inputs, output, Hook::none())?;
-        Ok(Output { out, lse })
+        Ok(Output { out, lse, lse_rest })
     }
 
     /// Output and log-sum-exp, written where `output` says.
@@ -343,11 +364,13 @@ impl Attention {
 
     /// Gradients with respect to queries, keys and values.
     ///
-    /// `P_ij = exp(score_ij − lse_i)` is computed from the stored log-sum-exp, so the relative
-    /// error of a row's gradients is at least that of `exp(lse_i)`, half an ulp of `lse_i`: below
-    /// 1e-6 where |lse| < 16, and growing with it. Where |lse| is so large that its last bit is
-    /// worth more than 1 (2²⁴), a row's probabilities may be anything from 0 to 1 each;
-    /// gradients stay finite.
+    /// `P_ij = exp(score_ij − lse_i − lse_rest_i)` is computed from the stored log-sum-exp. With
+    /// its rest, probabilities are as exact as their scores, however large those are.
+    ///
+    /// Without it the relative error of a row's gradients is at least that of `exp(lse_i)`, half
+    /// an ulp of `lse_i`: below 1e-6 where |lse| < 16, and growing with it. Where |lse| is so large
+    /// that its last bit is worth more than 1 (2²⁴), a row's probabilities may be anything from 0
+    /// to 1 each; gradients stay finite.
     ///
     /// ```
     /// use longspan::{Arrived, Attention, Dims, Inputs, Layout, Order, Pattern, Shape, Tensor};
@@ -361,9 +384,7 @@ impl Attention {
     /// let inputs = Inputs { q: x.view(), k: x.view(), v: x.view() };
     /// let output = attention.forward(inputs.q, inputs.k, inputs.v)?;
     /// let dout = Tensor::filled(1.0, dims, Order::BatchHeadTokenDim)?;
-    /// let (out, lse) = (output.out.view(), &output.lse);
-    /// let arrived = Arrived { out, lse, dout: dout.view(), dlse: None };
-    /// let gradients = attention.backward(inputs, arrived)?;
+    /// let gradients = attention.backward(inputs, Arrived::of(&output, dout.view()))?;
     /// // Each row's weights sum to 1, so each column of the values' gradient sums to the tokens.
     /// let sum: f32 = gradients.dv.as_slice().iter().sum();
     /// assert!((sum - 400.0).abs() < 1e-3);
@@ -409,8 +430,14 @@ impl Attention {
         let dims = check::inputs(self, &inputs)?;
         check::like("dout", &dout, dims.output())?;
         check::rows("lse", rows.lse.len(), dims.output())?;
+        check::optional_rows("lse_rest", rows.lse_rest, dims.output())?;
         check::rows("delta", rows.delta.len(), dims.output())?;
-        let read = [("dout", dout.memory()), ("lse", list(rows.lse)), ("delta", list(rows.delta))];
+        let read = [
+            ("dout", dout.memory()),
+            ("lse", list(rows.lse)),
+            ("lse_rest", list(rows.lse_rest.unwrap_or_default())),
+            ("delta", list(rows.delta)),
+        ];
         check::gradients(&inputs, &read, &gradients)?;
         run::backward(self, &inputs, dout, rows, gradients, hook)
     }
@@ -427,7 +454,8 @@ impl Attention {
         check::arrived(&arrived, dims)?;
         let mut delta = self.workspaces.rows(dims.rows());
         run::deltas(&arrived, &mut delta, self.threads.count()?);
-        let rows = RowStatistics { lse: arrived.lse, delta: &delta };
+        let Arrived { lse, lse_rest, .. } = arrived;
+        let rows = RowStatistics { lse, lse_rest, delta: &delta };
         let result = self.accumulate(inputs, arrived.dout, rows, gradients, hook);
         self.workspaces.give_back(delta);
         result
@@ -445,7 +473,8 @@ impl Attention {
 /// let dout = Tensor::new(vec![3.0, 4.0], dims, Order::BatchTokenHeadDim)?;
 /// let mut deltas = [0.0];
 /// let (out, dout) = (out.view(), dout.view());
-/// row_deltas(Arrived { out, lse: &[0.5], dout, dlse: Some(&[1.0]) }, &mut deltas)?;
+/// let arrived = Arrived { out, lse: &[0.5], lse_rest: None, dout, dlse: Some(&[1.0]) };
+/// row_deltas(arrived, &mut deltas)?;
 /// assert_eq!(deltas, [10.0]);
 /// # Ok::<_, longspan::Error>(())
 /// ```

@@ -105,23 +105,23 @@ pub(crate) fn rows(what: &'static str, len: usize, dims: Dims) -> Result<()> {
     if len == expected { Ok(()) } else { Err(Error::Length { what, len, expected }) }
 }
 
+/// Likewise for a list that needn't be there.
+pub(crate) fn optional_rows(what: &'static str, list: Option<&[f32]>, dims: Dims) -> Result<()> {
+    list.map_or(Ok(()), |list| rows(what, list.len(), dims))
+}
+
 pub(crate) fn output(inputs: &Inputs<'_>, output: &OutputMut<'_>) -> Result<()> {
     let (q, v) = (inputs.q.dims(), inputs.v.dims());
     let dims = Dims { dim: v.dim, ..q };
     same("out", output.out.dims(), dims)?;
     rows("lse", output.lse.len(), dims)?;
-    for (name, input) in [("q", &inputs.q), ("k", &inputs.k), ("v", &inputs.v)] {
-        if overlap(output.out.memory(), input.memory()) {
-            return Err(Error::Overlap { first: "out", second: name });
-        }
-        if overlap(list(output.lse), input.memory()) {
-            return Err(Error::Overlap { first: "lse", second: name });
-        }
-    }
-    if overlap(output.out.memory(), list(output.lse)) {
-        return Err(Error::Overlap { first: "out", second: "lse" });
-    }
-    Ok(())
+    optional_rows("lse_rest", output.lse_rest.as_deref(), dims)?;
+    let outputs = [
+        ("out", output.out.memory()),
+        ("lse", list(output.lse)),
+        ("lse_rest", list(output.lse_rest.as_deref().unwrap_or_default())),
+    ];
+    apart(&outputs, inputs, &[])
 }
 
 pub(crate) fn state(sizes: &Sizes, state: &State) -> Result<()> {
@@ -145,9 +145,14 @@ pub(crate) fn gradients(
         axis(tensor, "head dim", got.dim, expected.dim, "as its tensor")?;
     }
     let outputs = [("dq", dq.memory()), ("dk", dk.memory()), ("dv", dv.memory())];
+    apart(&outputs, inputs, read)
+}
+
+/// Whether what is written shares memory with nothing else, read or written.
+fn apart(written: &[Memory], inputs: &Inputs<'_>, read: &[Memory]) -> Result<()> {
     let inputs = [("q", inputs.q.memory()), ("k", inputs.k.memory()), ("v", inputs.v.memory())];
-    for (index, &(first, memory)) in outputs.iter().enumerate() {
-        for &(second, other) in outputs[index + 1..].iter().chain(&inputs).chain(read) {
+    for (index, &(first, memory)) in written.iter().enumerate() {
+        for &(second, other) in written[index + 1..].iter().chain(&inputs).chain(read) {
             if overlap(memory, other) {
                 return Err(Error::Overlap { first, second });
             }
@@ -160,19 +165,18 @@ pub(crate) fn gradients(
 pub(crate) type Memory = (&'static str, (*const f32, Extent));
 
 /// What the backward pass reads besides its inputs: shapes checked, and where it lies.
-pub(crate) fn arrived(arrived: &Arrived<'_>, dims: Dims) -> Result<[Memory; 4]> {
+pub(crate) fn arrived(arrived: &Arrived<'_>, dims: Dims) -> Result<[Memory; 5]> {
     like("out", &arrived.out, dims)?;
     like("dout", &arrived.dout, dims)?;
     rows("lse", arrived.lse.len(), dims)?;
-    let dlse = arrived.dlse.unwrap_or(&[]);
-    if arrived.dlse.is_some() {
-        rows("dlse", dlse.len(), dims)?;
-    }
+    optional_rows("lse_rest", arrived.lse_rest, dims)?;
+    optional_rows("dlse", arrived.dlse, dims)?;
     Ok([
         ("out", arrived.out.memory()),
         ("dout", arrived.dout.memory()),
         ("lse", list(arrived.lse)),
-        ("dlse", list(dlse)),
+        ("lse_rest", list(arrived.lse_rest.unwrap_or_default())),
+        ("dlse", list(arrived.dlse.unwrap_or_default())),
     ])
 }
 

@@ -126,6 +126,14 @@ pub enum Error {
         /// What was given.
         name: String,
     },
+    /// More threads than any machine could use.
+    #[error("{asked} threads asked for, expected 1 to {most}")]
+    Threads {
+        /// What was asked for.
+        asked: usize,
+        /// The largest legal number.
+        most: usize,
+    },
     /// An environment variable says something that it can't mean.
     #[error("environment variable {name} is {value:?}, expected {expected}")]
     Environment {

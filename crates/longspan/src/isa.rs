@@ -68,8 +68,18 @@ impl Isa {
         }
     }
 
-    /// The one to use: what was asked for, else what the environment names, else the best.
-    pub(crate) fn choose(asked: Option<Isa>) -> Result<Isa> {
+    /// The one that a call uses: what was asked for, else what the environment variable
+    /// `LONGSPAN_ISA` names, else the [best](Self::best). An error where this CPU hasn't got it, or
+    /// where the variable names none.
+    ///
+    /// ```
+    /// use longspan::Isa;
+    ///
+    /// assert_eq!(Isa::choose(Some(Isa::Portable))?, Isa::Portable);
+    /// println!("calls without an option use {}", Isa::choose(None)?);
+    /// # Ok::<_, longspan::Error>(())
+    /// ```
+    pub fn choose(asked: Option<Isa>) -> Result<Isa> {
         let asked = match asked {
             Some(isa) => isa,
             None => {

@@ -239,9 +239,11 @@ impl Pass for ForwardPass<'_, '_> {
             keys: sizes.keys,
         };
         let target = match rows {
-            Rows::Finish(mut output) => {
-                Target::Output { out: Raw::write(&mut output.out), lse: output.lse.as_mut_ptr() }
-            }
+            Rows::Finish(mut output) => Target::Output {
+                out: Raw::write(&mut output.out),
+                lse: output.lse.as_mut_ptr(),
+                lse_rest: output.lse_rest.map_or(std::ptr::null_mut(), <[f32]>::as_mut_ptr),
+            },
             Rows::Extend(state) => Target::Extend(state.raw()),
         };
         let threads = call.crew(plan.weight, plan.units.len(), &mut space.scratch);
@@ -302,13 +304,16 @@ unsafe fn join(stream: &Stream<'_>, cut: &crate::plan::Cut, parts: RawState, tar
                 let (m, l, acc) = parts.row(part(other));
                 merge_row(into(parts), (*m, *l, acc));
             }
-            if let Target::Output { out, lse } = target {
+            if let Target::Output { out, lse, lse_rest } = target {
                 let (m, l, acc) = parts.row(part(0));
-                let (factor, logarithm) = crate::state::finish(*m, *l);
-                *lse.add(row) = logarithm;
+                let finished = crate::state::finish(*m, *l);
+                *lse.add(row) = finished.lse;
+                if !lse_rest.is_null() {
+                    *lse_rest.add(row) = finished.lse_rest;
+                }
                 let out = out.head(stream.entry, head, token);
                 for (dim, x) in acc.iter().enumerate() {
-                    *out.at(0, dim).first.cast_mut() = x * factor;
+                    *out.at(0, dim).first.cast_mut() = x * finished.factor;
                 }
             }
         }

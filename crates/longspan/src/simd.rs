@@ -41,8 +41,8 @@ pub(crate) trait Operation {
 
 /// A token of an instruction set, and what its vectors can do.
 ///
-/// What NaN does is the same everywhere: [`max`](Self::max) gives its second argument where either
-/// is NaN.
+/// What NaN does is the same everywhere: [`max`](Self::max) and [`min`](Self::min) give their
+/// second argument where either is NaN.
 pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// A vector of f32.
     type F: Copy;
@@ -89,6 +89,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn fnma(self, x: Self::F, y: Self::F, z: Self::F) -> Self::F;
     /// The greater; `y` where either is NaN.
     fn max(self, x: Self::F, y: Self::F) -> Self::F;
+    /// The smaller; `y` where either is NaN.
+    fn min(self, x: Self::F, y: Self::F) -> Self::F;
     /// Without its sign.
     fn abs(self, x: Self::F) -> Self::F;
     /// Where `x < y`; not where either is NaN.

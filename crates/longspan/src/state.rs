@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! m = max(m₁, m₂)    l = l₁·exp(m₁ − m) + l₂·exp(m₂ − m)    acc likewise
-//! out = acc / l      lse = m + ln l
+//! out = acc / l      lse + rest = m + ln l, rounded twice
 //! ```
 //!
 //! A tile of keys inside the kernel, a part of a long row, a hop of a ring and a branch of LongNet
@@ -87,19 +87,25 @@ impl State {
     pub fn finish(&self, order: Order) -> Result<Output> {
         let mut out = Tensor::filled(0.0, self.dims, order)?;
         let mut lse = vec![0.0; self.maxima.len()];
-        self.finish_into(OutputMut { out: out.view_mut(), lse: &mut lse })?;
-        Ok(Output { out, lse })
+        let mut lse_rest = lse.clone();
+        let lists = (&mut lse[..], Some(&mut lse_rest[..]));
+        self.finish_into(OutputMut { out: out.view_mut(), lse: lists.0, lse_rest: lists.1 })?;
+        Ok(Output { out, lse, lse_rest })
     }
 
     /// Output and log-sum-exp of what was seen, written where `output` says.
     pub fn finish_into(&self, mut output: OutputMut<'_>) -> Result<()> {
         check::same("out", output.out.dims(), self.dims)?;
         check::rows("lse", output.lse.len(), self.dims)?;
+        check::optional_rows("lse_rest", output.lse_rest.as_deref(), self.dims)?;
         let strides = output.out.strides();
         let out = output.out.as_mut_ptr();
         for (row, (entry, head, token)) in rows(self.dims).enumerate() {
-            let (factor, logarithm) = finish(self.maxima[row], self.totals[row]);
-            output.lse[row] = logarithm;
+            let Finished { factor, lse, lse_rest } = finish(self.maxima[row], self.totals[row]);
+            output.lse[row] = lse;
+            if let Some(rests) = &mut output.lse_rest {
+                rests[row] = lse_rest;
+            }
             let offset = entry as isize * strides.batch
                 + head as isize * strides.heads
                 + token as isize * strides.tokens;
@@ -127,7 +133,8 @@ impl State {
 /// Joins an output over other keys, with its log-sum-exp, to `into`.
 ///
 /// Outputs are normalised, so this is `merge` with `l = 1` and `m = lse`: what remains of a
-/// partial softmax once it has left the library that made it.
+/// partial softmax once it has left the library that made it. A `lse_rest` in `into` counts and is
+/// renewed; the other log-sum-exp is taken as exact.
 ///
 /// ```
 /// use longspan::{Dims, Order, OutputMut, Tensor, merge_outputs};
@@ -137,7 +144,7 @@ impl State {
 /// let mut lse = [0.0];
 /// let other = Tensor::new(vec![4.0], dims, Order::BatchTokenHeadDim)?;
 /// // The other keys weigh twice as much.
-/// let into = OutputMut { out: out.view_mut(), lse: &mut lse };
+/// let into = OutputMut { out: out.view_mut(), lse: &mut lse, lse_rest: None };
 /// merge_outputs(into, other.view(), &[2.0_f32.ln()])?;
 /// assert!((out.as_slice()[0] - 3.0).abs() < 1e-6);
 /// assert!((lse[0] - 3.0_f32.ln()).abs() < 1e-6);
@@ -147,6 +154,7 @@ pub fn merge_outputs(mut into: OutputMut<'_>, out: View<'_, f32>, lse: &[f32]) -
     let dims = into.out.dims();
     check::same("the other output", out.dims(), dims)?;
     check::rows("lse", into.lse.len(), dims)?;
+    check::optional_rows("lse_rest", into.lse_rest.as_deref(), dims)?;
     check::rows("the other lse", lse.len(), dims)?;
     let strides = into.out.strides();
     let target = into.out.as_mut_ptr();
@@ -156,8 +164,14 @@ pub fn merge_outputs(mut into: OutputMut<'_>, out: View<'_, f32>, lse: &[f32]) -
             continue;
         }
         let greatest = if theirs > mine { theirs } else { mine };
-        let (a, b) = (f64::from(mine - greatest).exp(), f64::from(theirs - greatest).exp());
-        into.lse[row] = (f64::from(greatest) + (a + b).ln()) as f32;
+        let rest = into.lse_rest.as_ref().map_or(0.0, |rests| f64::from(rests[row]));
+        let below = |lse: f32| f64::from(lse) - f64::from(greatest);
+        let (a, b) = ((below(mine) + rest).exp(), below(theirs).exp());
+        let (logarithm, rest) = sum_in_two(greatest, (a + b).ln());
+        into.lse[row] = logarithm;
+        if let Some(rests) = &mut into.lse_rest {
+            rests[row] = rest;
+        }
         let (a, b) = ((a / (a + b)) as f32, (b / (a + b)) as f32);
         let offset = entry as isize * strides.batch
             + head as isize * strides.heads
@@ -197,12 +211,30 @@ pub(crate) fn merge_row(into: RowMut<'_>, other: (f32, f32, &[f32])) {
     }
 }
 
-/// What a row's sums are multiplied by to become its output, and its log-sum-exp.
-pub(crate) fn finish(m: f32, l: f32) -> (f32, f32) {
+/// What a row has come to.
+pub(crate) struct Finished {
+    /// What its sums are multiplied by to become its output.
+    pub(crate) factor: f32,
+    pub(crate) lse: f32,
+    pub(crate) lse_rest: f32,
+}
+
+/// What a row `(m, l, _)` has come to.
+pub(crate) fn finish(m: f32, l: f32) -> Finished {
     if l == 0.0 {
-        return (0.0, f32::NEG_INFINITY);
+        return Finished { factor: 0.0, lse: f32::NEG_INFINITY, lse_rest: 0.0 };
     }
-    (1.0 / l, (f64::from(m) + f64::from(l).ln()) as f32)
+    let (lse, lse_rest) = sum_in_two(m, f64::from(l).ln());
+    Finished { factor: 1.0 / l, lse, lse_rest }
+}
+
+/// `m + logarithm` rounded to f32, and what that leaves out; nothing where it isn't finite.
+fn sum_in_two(m: f32, logarithm: f64) -> (f32, f32) {
+    let m = f64::from(m);
+    let high = (m + logarithm) as f32;
+    // In this order, since `m + logarithm` in f64 is no longer exact from about 1e9 on.
+    let rest = ((m - f64::from(high)) + logarithm) as f32;
+    (high, if high.is_finite() { rest } else { 0.0 })
 }
 
 /// Batch entry, head and token of each row, in order.

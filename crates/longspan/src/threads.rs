@@ -30,9 +30,13 @@ pub enum Threads {
     /// use: its CPU affinity and its container's quota count.
     #[default]
     Auto,
-    /// This many, the caller's own included.
+    /// This many, the caller's own included; at most 4,096.
     Count(NonZeroUsize),
 }
+
+/// The most threads of a call: more than the largest machines have CPUs. Beyond it a number is a
+/// slip, and would be taken at its word: a stack and a scratch for each.
+const MOST: usize = 4_096;
 
 /// Says how many threads to use, where no option does.
 pub(crate) const VARIABLE: &str = "LONGSPAN_THREADS";
@@ -41,15 +45,18 @@ impl Threads {
     /// How many that is, here and now.
     pub fn count(self) -> Result<usize> {
         match self {
+            Threads::Count(count) if count.get() > MOST => {
+                Err(Error::Threads { asked: count.get(), most: MOST })
+            }
             Threads::Count(count) => Ok(count.get()),
             Threads::Auto => {
                 match std::env::var_os(VARIABLE).map(|text| text.to_string_lossy().into_owned()) {
                     Some(text) if !text.is_empty() => match text.trim().parse::<NonZeroUsize>() {
-                        Ok(count) => Ok(count.get()),
-                        Err(_) => Err(Error::Environment {
+                        Ok(count) if count.get() <= MOST => Ok(count.get()),
+                        _ => Err(Error::Environment {
                             name: VARIABLE,
                             value: text,
-                            expected: "a number of threads, at least 1",
+                            expected: "a number of threads, 1 to 4096",
                         }),
                     },
                     _ => Ok(std::thread::available_parallelism().map_or(1, NonZeroUsize::get)),

@@ -246,7 +246,7 @@ impl Shared {
         let mut lse = vec![0.0; self.tokens];
         // SAFETY: as `write` says.
         unsafe {
-            let output = OutputMut { out: self.write(at.out), lse: &mut lse };
+            let output = OutputMut { out: self.write(at.out), lse: &mut lse, lse_rest: None };
             attention.forward_into(inputs, output, Hook::none())?;
             let gradients = GradientsMut {
                 dq: self.write(at.dq),
@@ -254,7 +254,7 @@ impl Shared {
                 dv: self.write(at.dv),
             };
             let (out, dout) = (self.read(at.out), self.read(at.dout));
-            let arrived = Arrived { out, lse: &lse, dout, dlse: None };
+            let arrived = Arrived { out, lse: &lse, lse_rest: None, dout, dlse: None };
             attention.backward_into(inputs, arrived, gradients, Hook::none())
         }
     }
@@ -300,18 +300,36 @@ fn row_statistics_that_overlap_something() {
     let strides = x.view().strides();
     // SAFETY: the overlap is what the calls have to refuse.
     unsafe {
-        let lse = || std::slice::from_raw_parts_mut(first.add(8), 4);
+        let rows = || std::slice::from_raw_parts_mut(first.add(8), 4);
         let write = || ViewMut::from_raw(first, d, strides).unwrap();
         let inputs = Inputs { q: x.view(), k: x.view(), v: x.view() };
-        let output = OutputMut { out: write(), lse: lse() };
-        let result = attention.forward_into(inputs, output, Hook::none());
-        refused(result, &["out", "lse", "overlap"]);
-
+        let mut other = [0.0; 4];
         let (mut a, mut b) = (x.clone(), x.clone());
-        let gradients = GradientsMut { dq: write(), dk: a.view_mut(), dv: b.view_mut() };
-        let arrived = Arrived { out: x.view(), lse: lse(), dout: x.view(), dlse: None };
-        let result = attention.backward_into(inputs, arrived, gradients, Hook::none());
-        refused(result, &["dq", "lse", "overlap"]);
+        let overlap = |result, first, second| {
+            let error = refused(result, &[first, second, "overlap"]);
+            assert_eq!(error, Error::Overlap { first, second });
+        };
+        let forward = |out: ViewMut<'_, f32>, lse: &mut [f32], lse_rest: Option<&mut [f32]>| {
+            let output = OutputMut { out, lse, lse_rest };
+            attention.forward_into(inputs, output, Hook::none())
+        };
+        overlap(forward(write(), rows(), None), "out", "lse");
+        overlap(forward(write(), &mut other, Some(rows())), "out", "lse_rest");
+        overlap(forward(a.view_mut(), rows(), Some(rows())), "lse", "lse_rest");
+        let on_q = std::slice::from_raw_parts_mut(x.as_slice().as_ptr().cast_mut(), 4);
+        overlap(forward(a.view_mut(), rows(), Some(on_q)), "lse_rest", "q");
+
+        for (lse, lse_rest, name) in
+            [(&*rows(), None, "lse"), (&other[..], Some(&*rows()), "lse_rest")]
+        {
+            let gradients = GradientsMut { dq: write(), dk: a.view_mut(), dv: b.view_mut() };
+            let arrived = Arrived { out: x.view(), lse, lse_rest, dout: x.view(), dlse: None };
+            overlap(attention.backward_into(inputs, arrived, gradients, Hook::none()), "dq", name);
+            let gradients = GradientsMut { dq: write(), dk: a.view_mut(), dv: b.view_mut() };
+            let rows = RowStatistics { lse, lse_rest, delta: &other };
+            let result = attention.accumulate(inputs, x.view(), rows, gradients, Hook::none());
+            overlap(result, "dq", name);
+        }
     }
 }
 
@@ -337,7 +355,8 @@ fn overlap_of_tensors_with_other_lengths() {
             }
         };
         let inputs = Inputs { q: q.view(), k: k.view(), v: v.view() };
-        let arrived = Arrived { out: out.view(), lse: &[0.0], dout: out.view(), dlse: None };
+        let (out, lse) = (out.view(), &[0.0]);
+        let arrived = Arrived { out, lse, lse_rest: None, dout: out, dlse: None };
         let result = attention.backward_into(inputs, arrived, gradients, Hook::none());
         if distance < 4 {
             let error = refused(result, &["dq", "dv"]);
@@ -363,24 +382,36 @@ fn lists_of_rows() {
         );
     };
     for len in [0, 59, 61, 20] {
-        let mut lse = vec![0.0; len];
-        let mut out = tensor(d);
-        let output = OutputMut { out: out.view_mut(), lse: &mut lse };
-        length(attention.forward_into(inputs, output, Hook::none()), len);
-        let output = OutputMut { out: out.view_mut(), lse: &mut lse };
-        length(State::empty(d).unwrap().finish_into(output), len);
-        let output = OutputMut { out: out.view_mut(), lse: &mut lse };
-        length(merge_outputs(output, x.view(), &right), len);
-        let arrived = Arrived { out: x.view(), lse: &lse, dout: x.view(), dlse: None };
-        length(attention.backward(inputs, arrived).map(drop), len);
-        let arrived = Arrived { lse: &right, dlse: Some(&lse), ..arrived };
-        length(attention.backward(inputs, arrived).map(drop), len);
-        let arrived = Arrived { dlse: None, ..arrived };
-        length(row_deltas(arrived, &mut lse.clone()), len);
-        for (lse, delta) in [(&lse, &right), (&right, &lse)] {
+        let wrong = vec![0.0; len];
+        let write = |call: &dyn Fn(OutputMut<'_>) -> Result<(), Error>| {
+            let mut out = tensor(d);
+            let (mut wrong, mut right) = (wrong.clone(), right.clone());
+            let output = OutputMut { out: out.view_mut(), lse: &mut wrong, lse_rest: None };
+            length(call(output), len);
+            let lse_rest = Some(&mut wrong[..]);
+            length(call(OutputMut { out: out.view_mut(), lse: &mut right, lse_rest }), len);
+        };
+        write(&|output| attention.forward_into(inputs, output, Hook::none()));
+        write(&|output| State::empty(d).unwrap().finish_into(output));
+        write(&|output| merge_outputs(output, x.view(), &right));
+        let (out, dout) = (x.view(), x.view());
+        let fits = Arrived { out, lse: &right, lse_rest: None, dout, dlse: None };
+        for arrived in [
+            Arrived { lse: &wrong, ..fits },
+            Arrived { lse_rest: Some(&wrong), ..fits },
+            Arrived { dlse: Some(&wrong), ..fits },
+        ] {
+            length(attention.backward(inputs, arrived).map(drop), len);
+        }
+        length(row_deltas(fits, &mut wrong.clone()), len);
+        let fits = RowStatistics { lse: &right, lse_rest: None, delta: &right };
+        for rows in [
+            RowStatistics { lse: &wrong, ..fits },
+            RowStatistics { lse_rest: Some(&wrong), ..fits },
+            RowStatistics { delta: &wrong, ..fits },
+        ] {
             let (mut a, mut b, mut c) = (tensor(d), tensor(d), tensor(d));
             let gradients = GradientsMut { dq: a.view_mut(), dk: b.view_mut(), dv: c.view_mut() };
-            let rows = RowStatistics { lse, delta };
             length(attention.accumulate(inputs, x.view(), rows, gradients, Hook::none()), len);
         }
     }
@@ -404,19 +435,21 @@ fn results_of_another_shape() {
     for (dims, axis) in wrong {
         let mut out = tensor(dims);
         let mut rows = vec![0.0; 40];
-        let output = OutputMut { out: out.view_mut(), lse: &mut rows };
+        let output = OutputMut { out: out.view_mut(), lse: &mut rows, lse_rest: None };
         refused(attention.forward_into(inputs, output, Hook::none()), &["out", axis]);
         let mut state = State::empty(dims).unwrap();
         refused(attention.extend(inputs, &mut state, Hook::none()), &["state", axis]);
         refused(State::empty(right).unwrap().merge(&state), &["state", axis]);
         let (good, bad) = (tensor(right), tensor(dims));
         for (out, dout) in [(&good, &bad), (&bad, &good)] {
-            let arrived = Arrived { out: out.view(), lse: &lse, dout: dout.view(), dlse: None };
+            let (out, dout) = (out.view(), dout.view());
+            let arrived = Arrived { out, lse: &lse, lse_rest: None, dout, dlse: None };
             refused(attention.backward(inputs, arrived), &[axis]);
         }
     }
     let good = tensor(right);
-    let arrived = Arrived { out: good.view(), lse: &lse, dout: good.view(), dlse: None };
+    let out = good.view();
+    let arrived = Arrived { out, lse: &lse, lse_rest: None, dout: out, dlse: None };
     for wrong in 0..3 {
         let mut sizes = [q.dims(), k.dims(), v.dims()];
         sizes[wrong].tokens += 1;
@@ -437,7 +470,8 @@ fn refused_calls_write_nothing() {
     let short = vec![0.0; 9];
     let (mut a, mut b, mut c) = (tensor(d), tensor(d), tensor(d));
     let gradients = GradientsMut { dq: a.view_mut(), dk: b.view_mut(), dv: c.view_mut() };
-    let arrived = Arrived { out: x.view(), lse: &short, dout: x.view(), dlse: None };
+    let out = x.view();
+    let arrived = Arrived { out, lse: &short, lse_rest: None, dout: out, dlse: None };
     refused(attention.backward_into(inputs, arrived, gradients, Hook::none()), &["9", "10"]);
     for gradient in [a, b, c] {
         assert_eq!(bits(gradient.as_slice()), bits(x.as_slice()));
@@ -463,9 +497,13 @@ fn options() {
     assert!(run(&|a| a.score(slopes(&[0.5; 4]))).is_ok());
     refused(run(&|a| a.score(slopes(&[0.5; 3]))), &["slopes", "3", "4"]);
     refused(run(&|a| a.score(slopes(&[0.5, 0.5, f32::NAN, 1.0]))), &["slope", "NaN", "finite"]);
-    // An enormous number of threads is more than the work needs, not an error.
-    let many = Threads::Count(NonZeroUsize::MAX);
-    assert!(run(&|a| a.threads(many)).is_ok());
+    // More threads than the work needs are fine, more than any machine has aren't.
+    let threads = |count| Threads::Count(NonZeroUsize::new(count).unwrap());
+    assert!(run(&|a| a.threads(threads(4_096))).is_ok());
+    for count in [4_097, usize::MAX] {
+        let error = refused(run(&|a| a.threads(threads(count))), &[&count.to_string(), "4096"]);
+        assert_eq!(error, Error::Threads { asked: count, most: 4_096 });
+    }
     for isa in [Isa::Portable, Isa::Neon, Isa::Avx2, Isa::Avx512] {
         let result = run(&|a| a.isa(isa));
         if Isa::available().contains(&isa) {

@@ -89,6 +89,7 @@ fn run(case: &AttentionCase, isa: Isa, order: Order, side: Side) -> Values<f32> 
     let mut dlse = problem.dlse.as_ref().map(|dlse| Guarded::new(dlse, side));
     let mut out = Guarded::poisoned(sizes.out(), side);
     let mut lse = Guarded::poisoned(sizes.rows(), side);
+    let mut lse_rest = Guarded::poisoned(sizes.rows(), side);
     let mut dq = Guarded::poisoned(sizes.q(), side);
     let mut dk = Guarded::poisoned(sizes.k(), side);
     let mut dv = Guarded::poisoned(sizes.v(), side);
@@ -104,7 +105,11 @@ fn run(case: &AttentionCase, isa: Isa, order: Order, side: Side) -> Values<f32> 
         let slice = unsafe { std::slice::from_raw_parts_mut(guarded.first, guarded.len) };
         ViewMut::new(slice, dims, order).unwrap()
     };
-    let output = OutputMut { out: write(&mut out, out_dims), lse: lse.slice() };
+    let output = OutputMut {
+        out: write(&mut out, out_dims),
+        lse: lse.slice(),
+        lse_rest: Some(lse_rest.slice()),
+    };
     attention.forward_into(inputs, output, Hook::none()).unwrap();
     let gradients = GradientsMut {
         dq: write(&mut dq, dq_dims),
@@ -114,6 +119,7 @@ fn run(case: &AttentionCase, isa: Isa, order: Order, side: Side) -> Values<f32> 
     let arrived = Arrived {
         out: View::new(out.slice(), out_dims, order).unwrap(),
         lse: lse.slice(),
+        lse_rest: Some(lse_rest.slice()),
         dout: View::new(dout.slice(), out_dims, order).unwrap(),
         dlse: dlse.as_mut().map(|dlse| &*dlse.slice()),
     };

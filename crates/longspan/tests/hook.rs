@@ -47,16 +47,16 @@ fn run(
     let dout = tensors.dout.view();
     match pass {
         Pass::Forward => {
-            let output = OutputMut { out: out.view_mut(), lse: &mut lse };
+            let output = OutputMut { out: out.view_mut(), lse: &mut lse, lse_rest: None };
             attention.forward_into(inputs, output, hook)
         }
         Pass::Extend => attention.extend(inputs, &mut State::empty(dims_out(sizes)).unwrap(), hook),
         Pass::Backward => {
-            let arrived = Arrived { out: dout, lse: &lse, dout, dlse: None };
+            let arrived = Arrived { out: dout, lse: &lse, lse_rest: None, dout, dlse: None };
             attention.backward_into(inputs, arrived, gradients, hook)
         }
         Pass::Accumulate => {
-            let rows = RowStatistics { lse: &lse, delta: &delta };
+            let rows = RowStatistics { lse: &lse, lse_rest: None, delta: &delta };
             attention.accumulate(inputs, dout, rows, gradients, hook)
         }
     }
@@ -139,7 +139,7 @@ fn the_call_after_a_stopped_one_is_right() {
     let mut stop = |_| ControlFlow::Break(());
     let mut out = Buffer::poisoned(dims_out(&tensors.sizes), PLACEMENT);
     let mut lse = vec![0.0; tensors.sizes.rows()];
-    let output = OutputMut { out: out.view_mut(), lse: &mut lse };
+    let output = OutputMut { out: out.view_mut(), lse: &mut lse, lse_rest: None };
     let stopped = attention.forward_into(tensors.inputs(), output, Hook::new(&mut stop));
     assert!(matches!(stopped, Err(Error::Stopped { .. })));
     assert_eq!(first, run.both());

@@ -136,13 +136,16 @@ fn offsets_past_two_to_the_31() {
         let attention = attention(&case, isa, 2);
         let mut out = Thrown::new(dims_out(&sizes));
         let mut lse = vec![0.0; sizes.rows()];
-        let output = OutputMut { out: out.view_mut(), lse: &mut lse };
+        let mut lse_rest = lse.clone();
+        let rest = Some(&mut lse_rest[..]);
+        let output = OutputMut { out: out.view_mut(), lse: &mut lse, lse_rest: rest };
         attention.forward_into(inputs, output, Hook::none()).unwrap();
         let mut dq = Thrown::new(dims_q(&sizes));
         let mut dk = Thrown::new(dims_k(&sizes));
         let mut dv = Thrown::new(dims_v(&sizes));
         let gradients = GradientsMut { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() };
-        let arrived = Arrived { out: out.view(), lse: &lse, dout, dlse: None };
+        let lse_rest = Some(&lse_rest[..]);
+        let arrived = Arrived { out: out.view(), lse: &lse, lse_rest, dout, dlse: None };
         attention.backward_into(inputs, arrived, gradients, Hook::none()).unwrap();
         let (dq, dk, dv) = (dq.dense(), dk.dense(), dv.dense());
         let got = Values { out: out.dense(), lse, dq, dk, dv };
@@ -202,8 +205,7 @@ fn few_of_many(keys: usize) {
     let before = resident();
     let output = attention.forward(inputs.q, inputs.k, inputs.v).unwrap();
     let mut delta = vec![0.0; QUERIES];
-    let (out, lse) = (output.out.view(), &output.lse[..]);
-    row_deltas(Arrived { out, lse, dout, dlse: None }, &mut delta).unwrap();
+    row_deltas(Arrived::of(&output, dout), &mut delta).unwrap();
     let (mut dq, mut dk, mut dv) =
         (vec![0.0; QUERIES * DIM], Map::new(keys * DIM), Map::new(keys * DIM));
     let gradients = GradientsMut {
@@ -211,7 +213,8 @@ fn few_of_many(keys: usize) {
         dk: ViewMut::new(dk.slice(), dims(keys), order).unwrap(),
         dv: ViewMut::new(dv.slice(), dims(keys), order).unwrap(),
     };
-    let rows = RowStatistics { lse, delta: &delta };
+    let (lse, lse_rest) = (&output.lse[..], Some(&output.lse_rest[..]));
+    let rows = RowStatistics { lse, lse_rest, delta: &delta };
     attention.accumulate(inputs, dout, rows, gradients, Hook::none()).unwrap();
     // Besides what was touched: the columns of the transpose, 8 bytes a block.
     let held = resident().saturating_sub(before);

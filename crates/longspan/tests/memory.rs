@@ -102,7 +102,7 @@ fn the_second_call_allocates_nothing() {
         let sizes = tensors.sizes;
         let make = |dims: Dims| Tensor::filled(0.0_f32, dims, Order::BatchTokenHeadDim).unwrap();
         let (mut out, mut lse) = (make(dims_out(&sizes)), vec![0.0; sizes.rows()]);
-        let delta = vec![0.0; sizes.rows()];
+        let (mut lse_rest, delta) = (lse.clone(), lse.clone());
         let (mut dq, mut dk) = (make(dims_q(&sizes)), make(dims_k(&sizes)));
         let mut dv = make(dims_v(&sizes));
         let mut state = State::empty(dims_out(&sizes)).unwrap();
@@ -114,7 +114,8 @@ fn the_second_call_allocates_nothing() {
             for threads in [1, 2] {
                 let attention = attention(&case, isa, threads);
                 let mut forward = || {
-                    let output = OutputMut { out: out.view_mut(), lse: &mut lse };
+                    let lse_rest = Some(&mut lse_rest[..]);
+                    let output = OutputMut { out: out.view_mut(), lse: &mut lse, lse_rest };
                     attention.forward_into(inputs, output, Hook::none()).unwrap();
                 };
                 forward();
@@ -126,7 +127,8 @@ fn the_second_call_allocates_nothing() {
                 extend();
                 let of_extend = allocations(&mut extend);
                 let mut backward = || {
-                    let arrived = Arrived { out: out.view(), lse: &lse, dout, dlse: None };
+                    let (lse, lse_rest) = (&lse[..], Some(&lse_rest[..]));
+                    let arrived = Arrived { out: out.view(), lse, lse_rest, dout, dlse: None };
                     let gradients =
                         GradientsMut { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() };
                     attention.backward_into(inputs, arrived, gradients, Hook::none()).unwrap();
@@ -134,7 +136,8 @@ fn the_second_call_allocates_nothing() {
                 backward();
                 let of_backward = allocations(&mut backward);
                 let mut accumulate = || {
-                    let rows = RowStatistics { lse: &lse, delta: &delta };
+                    let (lse, lse_rest) = (&lse[..], Some(&lse_rest[..]));
+                    let rows = RowStatistics { lse, lse_rest, delta: &delta };
                     let gradients =
                         GradientsMut { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() };
                     attention.accumulate(inputs, dout, rows, gradients, Hook::none()).unwrap();
@@ -144,9 +147,12 @@ fn the_second_call_allocates_nothing() {
                 // Passes in turn don't take each other's scratch away.
                 let in_turn = allocations(|| {
                     for _ in 0..3 {
-                        let output = OutputMut { out: out.view_mut(), lse: &mut lse };
+                        let rest = Some(&mut lse_rest[..]);
+                        let output =
+                            OutputMut { out: out.view_mut(), lse: &mut lse, lse_rest: rest };
                         attention.forward_into(inputs, output, Hook::none()).unwrap();
-                        let rows = RowStatistics { lse: &lse, delta: &delta };
+                        let (lse, lse_rest) = (&lse[..], Some(&lse_rest[..]));
+                        let rows = RowStatistics { lse, lse_rest, delta: &delta };
                         let gradients = GradientsMut {
                             dq: dq.view_mut(),
                             dk: dk.view_mut(),

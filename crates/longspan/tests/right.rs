@@ -161,8 +161,7 @@ fn broadcast_inputs() {
     for isa in Isa::available() {
         let attention = attention(&case, isa, 2);
         let output = attention.forward(inputs.q, inputs.k, inputs.v).unwrap();
-        let arrived = Arrived { out: output.out.view(), lse: &output.lse, dout, dlse: None };
-        let gradients = attention.backward(inputs, arrived).unwrap();
+        let gradients = attention.backward(inputs, Arrived::of(&output, dout)).unwrap();
         let got = Values {
             out: dense(&output.out),
             lse: output.lse.clone(),
@@ -209,8 +208,7 @@ fn allocated_results_are_those_written_in_place() {
         let inputs = tensors.inputs();
         let output = attention.forward(inputs.q, inputs.k, inputs.v).unwrap();
         let dout = tensors.dout.view();
-        let arrived = Arrived { out: output.out.view(), lse: &output.lse, dout, dlse: None };
-        let gradients = attention.backward(inputs, arrived).unwrap();
+        let gradients = attention.backward(inputs, Arrived::of(&output, dout)).unwrap();
         let sizes = &problem.sizes;
         let tensors = [
             (&output.out, &written.out, dims_out(sizes)),
@@ -223,6 +221,7 @@ fn allocated_results_are_those_written_in_place() {
             assert_eq!(bits(&dense(got)), bits(written));
         }
         assert_eq!(bits(&output.lse), bits(&written.lse));
+        assert_eq!(output.lse_rest.len(), output.lse.len());
     }
 }
 
@@ -296,14 +295,17 @@ fn ndarray_views() {
     let zeros = || Array4::<f32>::from_elem((1, 45, 2, 8), f32::NAN);
     let (mut out, mut dq, mut dk, mut dv) = (zeros(), zeros(), zeros(), zeros());
     let mut lse = vec![0.0; sizes.rows()];
+    let mut lse_rest = lse.clone();
     fn write(array: &mut Array4<f32>) -> ViewMut<'_, f32> {
         ViewMut::from_ndarray(array.view_mut(), Order::BatchTokenHeadDim).unwrap()
     }
-    let output = OutputMut { out: write(&mut out), lse: &mut lse };
+    let rest = Some(&mut lse_rest[..]);
+    let output = OutputMut { out: write(&mut out), lse: &mut lse, lse_rest: rest };
     attention.forward_into(inputs, output, Hook::none()).unwrap();
     let arrived = Arrived {
         out: View::from_ndarray(out.view(), Order::BatchTokenHeadDim),
         lse: &lse,
+        lse_rest: Some(&lse_rest),
         dout: View::from_ndarray(dout.view(), order),
         dlse: None,
     };

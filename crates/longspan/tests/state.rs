@@ -1,9 +1,9 @@
 //! Partial softmaxes: keys in pieces, merges in any order, gradients piece by piece.
 
 use longspan::{
-    Arrived, Attention, BlockSize, Dims, GradientsMut, Hook, Inputs, Isa, Layout, Order, OutputMut,
-    Pattern, Positions, Progression, RowStatistics, Shape, State, Strides, Tensor, View, ViewMut,
-    merge_outputs, row_deltas,
+    Arrived, Attention, BlockSize, Dims, GradientsMut, Hook, Inputs, Isa, Layout, Order, Output,
+    OutputMut, Pattern, Positions, Progression, RowStatistics, Shape, State, Strides, Tensor, View,
+    ViewMut, merge_outputs, row_deltas,
 };
 use longspan_testing::{
     Answer, AttentionCase, Measure, Problem, Rule, Sample, Transform, Values, naive, normals, truth,
@@ -138,10 +138,12 @@ fn keys_in_pieces_are_the_whole() {
             let sizes = &parts.problem.sizes;
             let mut out = Tensor::filled(0.0, dims_out(sizes), ORDER).unwrap();
             let mut lse = vec![f32::NEG_INFINITY; sizes.rows()];
+            let mut lse_rest = vec![0.0; sizes.rows()];
             for piece in &parts.pieces {
                 let Inputs { q, k, v } = parts.inputs(piece);
                 let output = parts.attention(piece, isa).forward(q, k, v).unwrap();
-                let into = OutputMut { out: out.view_mut(), lse: &mut lse };
+                let rest = Some(&mut lse_rest[..]);
+                let into = OutputMut { out: out.view_mut(), lse: &mut lse, lse_rest: rest };
                 merge_outputs(into, output.out.view(), &output.lse).unwrap();
             }
             let got = parts.values(out.into_vec(), lse);
@@ -164,9 +166,9 @@ fn gradients_in_pieces_are_the_whole() {
             }
             let output = state.finish(ORDER).unwrap();
             let dout = View::new(dout, dims_out(sizes), ORDER).unwrap();
-            let (out, lse) = (output.out.view(), &output.lse[..]);
+            let arrived = Arrived { dlse: dlse.as_deref(), ..Arrived::of(&output, dout) };
             let mut delta = vec![0.0; sizes.rows()];
-            row_deltas(Arrived { out, lse, dout, dlse: dlse.as_deref() }, &mut delta).unwrap();
+            row_deltas(arrived, &mut delta).unwrap();
 
             let run = |start: f32| {
                 let mut dq = vec![start; sizes.q()];
@@ -179,7 +181,8 @@ fn gradients_in_pieces_are_the_whole() {
                         dk: ViewMut::strided(&mut dk, key.0, key.1, key.2).unwrap(),
                         dv: ViewMut::strided(&mut dv, value.0, value.1, value.2).unwrap(),
                     };
-                    let rows = RowStatistics { lse, delta: &delta };
+                    let Arrived { lse, lse_rest, .. } = arrived;
+                    let rows = RowStatistics { lse, lse_rest, delta: &delta };
                     let attention = parts.attention(piece, isa);
                     let inputs = parts.inputs(piece);
                     attention.accumulate(inputs, dout, rows, gradients, Hook::none()).unwrap();
@@ -245,11 +248,13 @@ fn merging_with_nothing_is_the_identity_to_the_bit() {
     let output = state.finish(ORDER).unwrap();
     let empty = nothing.finish(ORDER).unwrap();
     for (into, other) in [(&output, &empty), (&empty, &output)] {
-        let (mut out, mut lse) = (into.out.clone(), into.lse.clone());
-        let into = OutputMut { out: out.view_mut(), lse: &mut lse };
-        merge_outputs(into, other.out.view(), &other.lse).unwrap();
+        let Output { mut out, mut lse, mut lse_rest } = into.clone();
+        let from = other.out.view();
+        let into = OutputMut { out: out.view_mut(), lse: &mut lse, lse_rest: Some(&mut lse_rest) };
+        merge_outputs(into, from, &other.lse).unwrap();
         assert_eq!(bits(out.as_slice()), bits(output.out.as_slice()));
         assert_eq!(bits(&lse), bits(&output.lse));
+        assert!(lse_rest.iter().all(|rest| rest.is_finite()));
     }
 }
 
@@ -321,6 +326,41 @@ fn merging_is_stable() {
     let output = state.finish(ORDER).unwrap();
     assert_eq!(output.out.as_slice(), [1.0]);
     assert!((output.lse[0] - (-500.0 + 1024_f32.ln())).abs() < 1e-4);
+}
+
+/// How far the log-sum-exp in two parts is above a score.
+fn above(score: f32, lse: f32, lse_rest: f32) -> f64 {
+    (f64::from(lse) - f64::from(score)) + f64::from(lse_rest)
+}
+
+/// The log-sum-exp of three equal scores is ln 3 above them, though one f32 can't say so.
+#[test]
+fn the_rest_is_what_rounding_leaves_out() {
+    for score in [0.0, 1e-30, 7.3, -80.0, 12345.6, -3e8, 2.0e9, 1e30, -1e30, 3e38] {
+        let mut state = one_key(score, 1.0);
+        state.merge(&one_key(score, 1.0)).unwrap();
+        state.merge(&one_key(score, 1.0)).unwrap();
+        let Output { lse, lse_rest, .. } = state.finish(ORDER).unwrap();
+        let got = above(score, lse[0], lse_rest[0]);
+        assert!((got - 3.0_f64.ln()).abs() < 2e-7, "{score}: {got}");
+
+        // And of outputs: one that has it, and one of a key alone, which has none to give.
+        let [two, one] = [merged(&one_key(score, 1.0), &one_key(score, 1.0)), one_key(score, 1.0)];
+        let mut into = two.finish(ORDER).unwrap();
+        let other = one.finish(ORDER).unwrap();
+        assert_eq!((other.lse[0], other.lse_rest[0]), (score, 0.0));
+        let Output { out, lse, lse_rest } = &mut into;
+        let target = OutputMut { out: out.view_mut(), lse, lse_rest: Some(lse_rest) };
+        merge_outputs(target, other.out.view(), &other.lse).unwrap();
+        let got = above(score, into.lse[0], into.lse_rest[0]);
+        assert!((got - 3.0_f64.ln()).abs() < 2e-7, "{score}: {got} of outputs");
+        assert!((into.out.as_slice()[0] - 1.0).abs() < 1e-6, "{score}");
+    }
+    // Where there is no finite number, there is nothing to add to it.
+    for score in [f32::NAN, f32::INFINITY] {
+        let output = one_key(score, 1.0).finish(ORDER).unwrap();
+        assert!(!output.lse[0].is_finite() && output.lse_rest == [0.0], "{output:?}");
+    }
 }
 
 /// A key in two states counts twice: that is LongNet's merge, and why unions are patterns.

@@ -168,10 +168,10 @@ fn the_environment_sets_threads() {
     let expected = format!("fine, {threads} threads, {} workers", threads - 1);
     assert_eq!(said(&[]), expected);
     assert_eq!(said(&[("LONGSPAN_THREADS", "".as_ref())]), expected);
-    for value in ["0", "-1", "many", "1.5", "2 3", "99999999999999999999999"] {
+    for value in ["0", "-1", "many", "1.5", "2 3", "4097", "99999999999999999999999"] {
         let said = said(&[("LONGSPAN_THREADS", value.as_ref())]);
         assert!(said.contains("LONGSPAN_THREADS") && said.contains(value), "{value}: {said}");
-        assert!(said.contains("at least 1"), "{said}");
+        assert!(said.contains("1 to 4096"), "{said}");
     }
     // Bytes that aren't text are refused too, not passed over.
     let said = said(&[("LONGSPAN_THREADS", OsStr::from_bytes(b"4\xFF"))]);

@@ -90,6 +90,8 @@ pub struct OutputTensors {
     pub out: *mut f32,
     /// Log-sum-exp, `[batch, head, token]`.
     pub lse: *mut f32,
+    /// What its rounding left out.
+    pub lse_rest: *mut f32,
 }
 
 /// What the backward pass reads besides its inputs.
@@ -99,6 +101,8 @@ pub struct ArrivedTensors {
     pub out: *const f32,
     /// Its log-sum-exp.
     pub lse: *const f32,
+    /// What its rounding left out.
+    pub lse_rest: *const f32,
     /// Gradient with respect to the output.
     pub dout: *const f32,
 }
@@ -174,6 +178,10 @@ pub unsafe extern "C" fn peers_forward(
             out: unsafe { written(output.out, extents.query_side()) }?,
             // SAFETY: as above.
             lse: unsafe { std::slice::from_raw_parts_mut(output.lse, extents.rows()) },
+            // SAFETY: as above.
+            lse_rest: Some(unsafe {
+                std::slice::from_raw_parts_mut(output.lse_rest, extents.rows())
+            }),
         };
         plan.attention.forward_into(inputs, output, Hook::none()).map_err(display)
     })
@@ -200,6 +208,8 @@ pub unsafe extern "C" fn peers_backward(
             out: unsafe { read(arrived.out, extents.query_side()) }?,
             // SAFETY: as above.
             lse: unsafe { std::slice::from_raw_parts(arrived.lse, extents.rows()) },
+            // SAFETY: as above.
+            lse_rest: Some(unsafe { std::slice::from_raw_parts(arrived.lse_rest, extents.rows()) }),
             // SAFETY: as above.
             dout: unsafe { read(arrived.dout, extents.query_side()) }?,
             dlse: None,

@@ -61,7 +61,7 @@ impl Sizes {
         let (q, k, v) = (one(self.dims_q())?, one(self.dims_k())?, one(self.dims_v())?);
         let (mut out, mut lse) = (one(self.dims_out())?, vec![0.0; self.heads]);
         let inputs = Inputs { q: q.view(), k: k.view(), v: v.view() };
-        let output = OutputMut { out: out.view_mut(), lse: &mut lse };
+        let output = OutputMut { out: out.view_mut(), lse: &mut lse, lse_rest: None };
         Attention::new(layout).forward_into(inputs, output, Hook::none())
     }
 
@@ -107,9 +107,9 @@ impl Sizes {
         (self.q() + self.k() + self.v() + self.out()) as u64 * 4
     }
 
-    /// Bytes of the same, their gradients, and two numbers a row.
+    /// Bytes of the same, their gradients, and three numbers a row.
     pub(super) fn backward_bytes(&self) -> u64 {
-        2 * (self.forward_bytes() + self.rows() as u64 * 4)
+        2 * self.forward_bytes() + 3 * self.rows() as u64 * 4
     }
 }
 

@@ -33,9 +33,7 @@ pub(super) fn compute(isa: Isa) -> Result<Numbers> {
     let (q, k, v, dout) = (make(0, 4, 27)?, make(1, 2, 27)?, make(2, 2, 21)?, make(3, 4, 21)?);
     let inputs = Inputs { q: q.view(), k: k.view(), v: v.view() };
     let output = attention.forward(inputs.q, inputs.k, inputs.v)?;
-    let (out, lse) = (output.out.view(), &output.lse);
-    let arrived = Arrived { out, lse, dout: dout.view(), dlse: None };
-    let gradients = attention.backward(inputs, arrived)?;
+    let gradients = attention.backward(inputs, Arrived::of(&output, dout.view()))?;
     Ok(vec![
         ("out", output.out.into_vec()),
         ("lse", output.lse),

@@ -25,14 +25,20 @@ pub(super) fn compute(case: &AttentionCase, problem: &Problem, isa: Isa) -> Resu
     let v = arrange(&problem.v, values, order)?;
     let inputs = Inputs { q: q.view(), k: k.view(), v: v.view() };
     let (mut out, mut lse) = (poisoned(output)?, vec![f32::NAN; problem.sizes.rows()]);
-    let into = OutputMut { out: out.view_mut(), lse: &mut lse };
+    let mut lse_rest = lse.clone();
+    let into = OutputMut { out: out.view_mut(), lse: &mut lse, lse_rest: Some(&mut lse_rest) };
     attention.forward_into(inputs, into, Hook::none())?;
 
     let dout = arrange(&problem.dout, output, order)?;
     let (mut dq, mut dk, mut dv) = (poisoned(queries)?, poisoned(keys)?, poisoned(values)?);
     let into = GradientsMut { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() };
-    let dlse = problem.dlse.as_deref();
-    let arrived = Arrived { out: out.view(), lse: &lse, dout: dout.view(), dlse };
+    let arrived = Arrived {
+        out: out.view(),
+        lse: &lse,
+        lse_rest: Some(&lse_rest),
+        dout: dout.view(),
+        dlse: problem.dlse.as_deref(),
+    };
     attention.backward_into(inputs, arrived, into, Hook::none())?;
     let (out, dq, dk, dv) = (dense(&out), dense(&dq), dense(&dk), dense(&dv));
     Ok(Values { out, lse, dq, dk, dv })

@@ -1,6 +1,7 @@
 //! Numbers that add up, and arguments that are honoured or refused. Time is only ever compared
 //! with zero.
 
+use longspan::Isa;
 use serde_json::{Value, json};
 
 use crate::common::{Run, run, run_with};
@@ -42,8 +43,8 @@ fn both_passes_in_numbers() {
     for (object, (flops, bytes)) in objects.iter().zip([
         // Two products over 24 and 16 dims; queries, keys, values and output.
         (2 * (24 + 16), 4 * 2 * 300 * (4 * 24 + 2 * 24 + 2 * 16 + 4 * 16)),
-        // Five; the same, their gradients, and two numbers for each of 4 heads' queries.
-        (2 * (3 * 24 + 2 * 16), 2 * 4 * 2 * 300 * (4 * 24 + 2 * 24 + 2 * 16 + 4 * 16 + 4)),
+        // Five; the same, their gradients, and three numbers for each of 4 heads' queries.
+        (2 * (3 * 24 + 2 * 16), 4 * 2 * 300 * (2 * (4 * 24 + 2 * 24 + 2 * 16 + 4 * 16) + 3 * 4)),
     ]) {
         for (name, value) in expected.as_object().unwrap() {
             assert_eq!(&object[name], value, "{name}");
@@ -117,11 +118,15 @@ fn the_environment_decides_where_no_option_does() {
     let variables = [("LONGSPAN_ISA", "portable"), ("LONGSPAN_THREADS", "3")];
     let object = run_with(&variables, &args).json();
     assert_eq!((&object["isa"], &object["threads"]), (&json!("portable"), &json!(3)));
-    let object = run_with(&variables, &[&args[..], &["--threads", "1"]].concat()).json();
-    assert_eq!(object["threads"], 1);
+    let best = Isa::best().to_string();
+    let options = ["--threads", "1", "--isa", &best];
+    let object = run_with(&variables, &[&args[..], &options].concat()).json();
+    assert_eq!((&object["isa"], &object["threads"]), (&json!(best), &json!(1)));
 
     run_with(&[("LONGSPAN_THREADS", "many")], &args)
-        .refused(&["LONGSPAN_THREADS is \"many\", expected a number of threads, at least 1"]);
+        .refused(&["LONGSPAN_THREADS is \"many\", expected a number of threads, 1 to 4096"]);
+    run(&[&args[..], &["--threads", "5000"]].concat())
+        .refused(&["5000 threads asked for, expected 1 to 4096"]);
     run_with(&[("LONGSPAN_ISA", "sse9")], &args)
         .refused(&["LONGSPAN_ISA is \"sse9\", expected portable, neon, avx2 or avx512"]);
 }

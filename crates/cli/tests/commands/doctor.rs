@@ -74,8 +74,8 @@ fn an_environment_without_sense_is_an_error() {
     let cases = [
         ("LONGSPAN_ISA", "sse9", "\"sse9\", expected portable, neon, avx2 or avx512"),
         ("LONGSPAN_ISA", foreign, "this CPU has portable"),
-        ("LONGSPAN_THREADS", "0", "\"0\", expected a number of threads, at least 1"),
-        ("LONGSPAN_THREADS", "two", "\"two\", expected a number of threads, at least 1"),
+        ("LONGSPAN_THREADS", "0", "\"0\", expected a number of threads, 1 to 4096"),
+        ("LONGSPAN_THREADS", "two", "\"two\", expected a number of threads, 1 to 4096"),
     ];
     for (name, value, rule) in cases {
         let run = run_with(&[(name, value)], &["doctor"]);

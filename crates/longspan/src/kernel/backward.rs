@@ -4,7 +4,7 @@
 //! for each slab of keys:
 //!     pack them, LANES side by side:                   Kᵗ[dim × lanes], Vᵗ, and K itself in rows
 //!     for each tile of queries that sees some of them:
-//!         S ← Q · Kᵗ;  P ← exp(S − lse)                queries × lanes; masked ones 0
+//!         S ← Q · Kᵗ;  P ← exp(S − lse) · exp(−rest)   queries × lanes; masked ones 0
 //!         D ← dO · Vᵗ; D ← P ∘ (D − delta) · scale     gradient of the products q·k
 //!         dVᵗ ← dVᵗ + dOᵗ · P
 //!         dKᵗ ← dKᵗ + Qᵗ · D
@@ -15,6 +15,7 @@
 //! Five products, each score once. Q and dO are read where they lie. The products of a score run
 //! over the head dim in the order of the forward pass, so scores have the same bits in both.
 
+mod add;
 mod cover;
 mod differentiate;
 
@@ -22,8 +23,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use longspan_pattern::Masks;
 
+use self::add::AddRows;
 use self::cover::{Coverage, cover, sees};
-use self::differentiate::Differentiate;
+use self::differentiate::{Differentiate, correct};
 
 use super::finite::AllFinite;
 use super::pack::{FromLanes, Meet, ToLanes};
@@ -40,6 +42,10 @@ use crate::workspace::Arena;
 
 /// The most queries of a tile.
 const QUERIES: usize = 64;
+
+/// Terms a piece of dQ's sum over the keys of a slab: fewer than [`OVER_TOKENS`], since the errors
+/// of log-sum-exp and delta, which all terms of the row share, are in it too.
+const OVER_KEYS: usize = 16;
 
 /// Everything that is the same for all slabs of a call.
 #[derive(Clone, Copy)]
@@ -81,7 +87,7 @@ pub(crate) struct Slab {
     gradients: Rows,
     /// The gradient of the products: queries × keys of the slab.
     products: Rows,
-    /// dQ of a tile, where the caller's can't be added to directly.
+    /// dQ of a tile over this slab alone: a level of the sum over all keys.
     dq: Rows,
     positions: *mut f32,
     left: *mut f32,
@@ -335,6 +341,10 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
             let dout = self.dout.head(stream.entry, head, query);
             let row = stream.row(head, query);
             let (lse, delta) = (self.rows.lse.as_ptr().add(row), self.rows.delta.as_ptr().add(row));
+            let mut corrections = [1.0; QUERIES];
+            if let Some(rests) = self.rows.lse_rest {
+                correct(&rests[row..row + queries], &mut corrections);
+            }
             let base = if T::PLACED { super::base(stream.layout, query) } else { 0 };
             let mut query_positions = [0.0; QUERIES];
             if T::PLACED {
@@ -401,6 +411,7 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
                     transform: self.transform,
                     bits: if masked { bits.as_ptr() } else { std::ptr::null() },
                     lse,
+                    corrections: corrections.as_ptr(),
                     delta,
                     slope,
                     positions: slab.positions,
@@ -450,36 +461,25 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
     unsafe fn multiply_keys(&self, slab: &Slab, tile: &QueryTile, pending: Option<Pending>) {
         let Some(Pending { first, keys, careful }) = pending else { return };
         let (tiles, row) = (self.tiles, self.row_len());
-        let dq = tile.dq;
-        let direct = dq.column == 1 && dq.row >= 0 && row == self.dim;
-        let size = Size { m: tile.queries, n: row, k: keys, piece: OVER_TOKENS };
-        // SAFETY: the slab has these keys, and dQ these rows of whole vectors if it is used directly.
+        let size = Size { m: tile.queries, n: row, k: keys, piece: OVER_KEYS };
+        // SAFETY: the slab has these keys, and dQ these rows.
         unsafe {
             let products = slab.products.at(0, first).strided();
             let rows = slab.key_rows.at(first, 0);
-            let (target, keep) = match direct {
-                true => (Rows { first: dq.first.cast_mut(), row: dq.row as usize }, Keep::All),
-                false => (slab.dq, Keep::Nothing),
-            };
             let left = tiles.left(products, tile.queries, keys, slab.left);
             let right = tiles.right(rows, keys, row, slab.right);
             let terms = if careful { Terms::LeftNotZero } else { Terms::All };
             tiles.multiply(Multiply {
-                target,
-                keep,
+                target: slab.dq,
+                keep: Keep::Nothing,
                 left,
                 right,
                 size,
                 terms,
                 ahead: Ahead::NOTHING,
             });
-            if !direct {
-                for query in 0..tile.queries {
-                    for dim in 0..self.dim {
-                        *dq.at(query, dim).first.cast_mut() += *slab.dq.at(query, dim).first;
-                    }
-                }
-            }
+            let (rows, columns) = (tile.queries, self.dim);
+            tiles.simd().call(AddRows { from: slab.dq, to: tile.dq, rows, columns });
         }
     }
 }

@@ -69,8 +69,8 @@ pub(crate) struct Forward<'a, X, T> {
 /// Where the rows of a unit go.
 #[derive(Clone, Copy)]
 pub(crate) enum Target {
-    /// To output and log-sum-exp.
-    Output { out: Raw, lse: *mut f32 },
+    /// To output and log-sum-exp; its rest may be null.
+    Output { out: Raw, lse: *mut f32, lse_rest: *mut f32 },
     /// On from a state, back into it: a row for each batch entry, head and token.
     Extend(RawState),
     /// Into a state of its own: the lanes of this unit are rows from the given one on.
@@ -419,12 +419,15 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
                 let row = stream.row(head, first + token);
                 let source = if folded { tile.folded } else { tile.sums };
                 let (state, row) = match target {
-                    Target::Output { out, lse } => {
+                    Target::Output { out, lse, lse_rest } => {
                         for index in lane..lane + count {
                             let (m, l) = (*tile.maxima.add(index), *tile.totals.add(index));
-                            let (factor, logarithm) = crate::state::finish(m, l);
-                            *tile.factors.add(index) = factor;
-                            *lse.add(row + index - lane) = logarithm;
+                            let finished = crate::state::finish(m, l);
+                            *tile.factors.add(index) = finished.factor;
+                            *lse.add(row + index - lane) = finished.lse;
+                            if !lse_rest.is_null() {
+                                *lse_rest.add(row + index - lane) = finished.lse_rest;
+                            }
                         }
                         let target = out.head(stream.entry, head, first + token);
                         let factors = tile.factors.cast_const();

@@ -93,6 +93,11 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn min(self, x: __m256, y: __m256) -> __m256 {
+        have!(_mm256_min_ps(x, y))
+    }
+
+    #[inline(always)]
     fn abs(self, x: __m256) -> __m256 {
         have!(_mm256_andnot_ps(_mm256_set1_ps(-0.0), x))
     }

@@ -93,6 +93,11 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn min(self, x: __m512, y: __m512) -> __m512 {
+        have!(_mm512_min_ps(x, y))
+    }
+
+    #[inline(always)]
     fn abs(self, x: __m512) -> __m512 {
         have!(_mm512_abs_ps(x))
     }

@@ -82,6 +82,11 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
+    fn min(self, x: float32x4_t, y: float32x4_t) -> float32x4_t {
+        have!(vbslq_f32(vcltq_f32(x, y), x, y))
+    }
+
+    #[inline(always)]
     fn abs(self, x: float32x4_t) -> float32x4_t {
         have!(vabsq_f32(x))
     }

@@ -83,6 +83,11 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn min(self, x: F, y: F) -> F {
+        zip(x, y, |x, y| if x < y { x } else { y })
+    }
+
+    #[inline(always)]
     fn abs(self, x: F) -> F {
         x.map(f32::abs)
     }

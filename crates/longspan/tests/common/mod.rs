@@ -13,6 +13,6 @@ mod run;
 
 pub(crate) use buffer::{Buffer, Placement, dense_order};
 pub(crate) use run::{
-    Run, Tensors, attention, bits, check, compile, compile_set, dims_k, dims_out, dims_q, dims_v,
-    layouts, number, score,
+    Rest, Run, Tensors, attention, bits, check, compile, compile_set, dims_k, dims_out, dims_q,
+    dims_v, layouts, number, score,
 };

@@ -141,6 +141,13 @@ impl Tensors {
     }
 }
 
+/// Whether the backward pass gets the rest of the log-sum-exp.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Rest {
+    Given,
+    Left,
+}
+
 /// Both passes over some tensors, into poisoned results.
 pub(crate) struct Run<'a> {
     pub(crate) attention: &'a Attention,
@@ -152,28 +159,40 @@ pub(crate) struct Run<'a> {
 impl Run<'_> {
     /// Results of both passes, dense; panics if a call fails or writes between elements.
     pub(crate) fn both(&self) -> Values<f32> {
+        self.both_with(Rest::Given)
+    }
+
+    /// The same, with or without the rest of the log-sum-exp for the backward pass.
+    pub(crate) fn both_with(&self, rest: Rest) -> Values<f32> {
         let Tensors { sizes, dout, dlse, .. } = self.tensors;
         let inputs = self.tensors.inputs();
-        let (out, lse) = self.forward();
+        let (out, lse, lse_rest) = self.forward();
         let mut dq = Buffer::poisoned(dims_q(sizes), self.results);
         let mut dk = Buffer::poisoned(dims_k(sizes), self.results);
         let mut dv = Buffer::poisoned(dims_v(sizes), self.results);
         let gradients = GradientsMut { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() };
-        let arrived =
-            Arrived { out: out.view(), lse: &lse, dout: dout.view(), dlse: dlse.as_deref() };
+        let arrived = Arrived {
+            out: out.view(),
+            lse: &lse,
+            lse_rest: (rest == Rest::Given).then_some(&lse_rest[..]),
+            dout: dout.view(),
+            dlse: dlse.as_deref(),
+        };
         self.attention.backward_into(inputs, arrived, gradients, Hook::none()).unwrap();
         let (dq, dk, dv) = (dq.dense(), dk.dense(), dv.dense());
         Values { out: out.dense(), lse, dq, dk, dv }
     }
 
-    /// Output and log-sum-exp.
-    pub(crate) fn forward(&self) -> (Buffer, Vec<f32>) {
+    /// Output, log-sum-exp and its rest.
+    fn forward(&self) -> (Buffer, Vec<f32>, Vec<f32>) {
         let sizes = &self.tensors.sizes;
         let mut out = Buffer::poisoned(dims_out(sizes), self.results);
         let mut lse = vec![f32::NAN; sizes.rows()];
-        let output = OutputMut { out: out.view_mut(), lse: &mut lse };
+        let mut lse_rest = lse.clone();
+        let rest = Some(&mut lse_rest[..]);
+        let output = OutputMut { out: out.view_mut(), lse: &mut lse, lse_rest: rest };
         self.attention.forward_into(self.tensors.inputs(), output, Hook::none()).unwrap();
-        (out, lse)
+        (out, lse, lse_rest)
     }
 }
 

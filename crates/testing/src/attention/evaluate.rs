@@ -4,10 +4,9 @@
 //! in order for `f32` (that is what naive means) and in four chains for `f64`, where the order
 //! can't matter and the time does.
 //!
-//! The backward part takes the probabilities from the log-sum-exp and `Σ_j P_ij dP_ij` from the
-//! output, as the header says and as every backward pass must that is handed those two. In `f32`
-//! that costs what the log-sum-exp loses when it is stored: `P` is off by the factor
-//! `exp(−ε_i)`, `ε_i` being up to half an ulp of `lse_i`, the same for all keys of a row.
+//! Probabilities are `exp(s_ij − m_i)` over their sum, `m_i` being the greatest score: taken from
+//! the log-sum-exp they would be off by its rounding, which for scores of 1e30 is all of them even
+//! in `f64`. The backward part takes `Σ_j P_ij dP_ij` from the output, as the header says.
 //!
 //! Beside each true number stands its *gross* one: the root of the sum of the squares of the terms
 //! that it is the sum of, before any of them cancel. It tells a result that is small because its
@@ -50,9 +49,6 @@ pub struct Answer<T> {
     pub values: Values<T>,
     /// The root of the sum of the squares of each result's terms.
     pub gross: Values<T>,
-    /// What becomes of each gradient when the log-sum-exp is stored in `f32`: the difference, to
-    /// first order. Zero for `out` and `lse`.
-    pub stored: Values<T>,
 }
 
 /// Which queries and keys are evaluated; the rest of the results stays 0.
@@ -100,7 +96,6 @@ pub(super) trait Real:
     + Div<Output = Self>
 {
     fn round(x: f64) -> Self;
-    fn single(self) -> f32;
     fn exp(self) -> Self;
     fn ln(self) -> Self;
     fn tanh(self) -> Self;
@@ -114,9 +109,6 @@ macro_rules! real {
         impl Real for $type {
             fn round(x: f64) -> Self {
                 x as $type
-            }
-            fn single(self) -> f32 {
-                self as f32
             }
             fn exp(self) -> Self {
                 $type::exp(self)
@@ -219,7 +211,6 @@ pub(super) fn evaluate<R: Real>(problem: &Problem, x: &Numbers<R>, sample: Sampl
     let (norms_dout, norms_v) = (norms(&x.dout, dim_v), norms(&x.v, dim_v));
     let mut values = Values::zero(&problem.sizes);
     let mut gross = Values::zero(&problem.sizes);
-    let mut stored = Values::zero(&problem.sizes);
     for (entry, head) in (0..batch).flat_map(|b| (0..heads_q).map(move |h| (b, h))) {
         let first_key = (entry * heads_kv + problem.sizes.key_head(head)) * tokens_k;
         let place = |key: &u32| first_key + *key as usize;
@@ -252,18 +243,17 @@ pub(super) fn evaluate<R: Real>(problem: &Problem, x: &Numbers<R>, sample: Sampl
             let powers: Vec<R> = scores.iter().map(|s| (s.0.new - most).exp()).collect();
             let sum = powers.iter().fold(R::default(), |sum, &e| sum + e);
             let lse = most + sum.ln();
+            let p: Vec<R> = powers.iter().map(|&power| power / sum).collect();
             let mut out = vec![R::default(); dim_v];
-            for (&power, key) in powers.iter().zip(keys) {
-                add(&mut out, 0, power / sum, token(&x.v, place(key), dim_v));
+            for (&p, key) in p.iter().zip(keys) {
+                add(&mut out, 0, p, token(&x.v, place(key), dim_v));
             }
 
-            // Its gradient, from output and log-sum-exp.
-            let p: Vec<R> = scores.iter().map(|s| (s.0.new - lse).exp()).collect();
+            // Its gradient.
             let dp: Vec<R> =
                 keys.iter().map(|key| R::dot(dout, token(&x.v, place(key), dim_v))).collect();
             let delta = R::dot(dout, &out);
             let dlse = x.dlse[row];
-            let rounding = R::from(lse.single()) - lse;
 
             if wanted {
                 values.out[row * dim_v..][..dim_v].copy_from_slice(&out);
@@ -286,15 +276,12 @@ pub(super) fn evaluate<R: Real>(problem: &Problem, x: &Numbers<R>, sample: Sampl
                     gross.lse[row] = gross.lse[row] + p[n] * p[n] * g * g;
                     add_squares(&mut gross.out, row, pp, v);
                     add_squares(&mut gross.dq, row, hh, k);
-                    add(&mut stored.dq, row, dz * rounding, k);
                 }
                 if sample.has(*key as usize, tokens_k) {
                     add(&mut values.dk, place, dz, q);
                     add(&mut values.dv, place, p[n], dout);
                     add_squares(&mut gross.dk, place, hh, q);
                     add_squares(&mut gross.dv, place, pp, dout);
-                    add(&mut stored.dk, place, dz * rounding, q);
-                    add(&mut stored.dv, place, p[n] * rounding, dout);
                 }
             }
         }
@@ -303,7 +290,7 @@ pub(super) fn evaluate<R: Real>(problem: &Problem, x: &Numbers<R>, sample: Sampl
     for square in [out, lse, dq, dk, dv].into_iter().flatten() {
         *square = square.sqrt();
     }
-    Answer { values, gross, stored }
+    Answer { values, gross }
 }
 
 /// A transformed score.

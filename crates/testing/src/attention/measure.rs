@@ -3,14 +3,12 @@
 //! All errors are root mean squares over a whole tensor, against the `f64` truth `t`:
 //!
 //! ```text
-//! error  = rms(got − t)         what is measured
-//! best   = rms(f32(t) − t)      what rounding alone costs: nobody who returns f32 does better
-//! stored = rms(t(lse in f32) − t)    what the backward pass loses by being handed lse as f32
-//! naive  = rms(naive f32 − t)   what the formulas cost when computed as written, in f32
+//! error = rms(got − t)         what is measured
+//! best  = rms(f32(t) − t)      what rounding alone costs: nobody who returns f32 does better
+//! naive = rms(naive f32 − t)   what the formulas cost when computed as written, in f32
 //! ```
 //!
-//! The rule is `error² ≤ (12 · best)² + (1.5 · stored)²` for problems of unit scale, where
-//! `stored` is 0 for the forward pass, and `error ≤ naive` for all.
+//! The rule is `error ≤ 12 · best` for problems of unit scale, and `error ≤ naive` for all.
 //!
 //! Why 12: a sum of `n` terms of random sign, added up in order in `f32`, is off by about
 //! `√(n/2) · best`; added up in tiles and then the tiles, by `√√n · best`. A probability has the
@@ -18,11 +16,9 @@
 //! over the tokens. So 12 holds at thousands of tokens for those who add up in three levels (a
 //! few dozen terms, a tile, all tiles), and ends at about a hundred for those who add in order.
 //!
-//! Why `stored`: from 8 on, which is 1,800 keys of unit scale, a log-sum-exp in `f32` is off by
-//! 2.8e-7, and so is every probability that is made from it: eleven times `best` before anything
-//! was computed; below 8 half of that. No backward pass that gets its statistics as `f32` can undo
-//! it. It adds to what the pass itself does wrong as independent errors do; one and a half times,
-//! because the forward pass's log-sum-exp isn't quite the rounded truth.
+//! Gradients keep it only if the log-sum-exp reaches the backward pass with more than one `f32`:
+//! from 8 on, which is 1,800 keys of unit scale, one alone is off by 2.8e-7, and so is every
+//! probability that is made from it, eleven times `best` before anything was computed.
 //!
 //! Two things keep the rule from being about luck:
 //!
@@ -54,8 +50,6 @@ pub struct Measure {
     pub error: f64,
     /// RMS error of the truth rounded to `f32`, or the floor of it.
     pub best: f64,
-    /// RMS error of the true gradient of the log-sum-exp rounded to `f32`.
-    pub stored: f64,
     /// RMS error of the naive result.
     pub naive: f64,
     /// Whether it is the floor: terms cancel, or are few.
@@ -82,7 +76,6 @@ impl Measure {
         type Pick = fn(&Values<f64>) -> &Vec<f64>;
         let one = |tensor, tokens, dim, pick: Pick, naive: &[f32], got: &[f32]| {
             let (t, gross) = (pick(&truth.values), pick(&truth.gross));
-            let stored = pick(&truth.stored);
             assert_eq!(got.len(), t.len(), "{tensor} has another length than the truth");
             let rows: Vec<usize> =
                 (0..t.len() / dim).filter(|row| sample.has(row % tokens, tokens)).collect();
@@ -96,7 +89,6 @@ impl Measure {
                 error: rms(elements().map(|n| difference(got[n], t[n]))),
                 best: rounded.max(floor),
                 cancels: floor > rounded,
-                stored: rms(elements().map(|n| stored[n])),
                 naive: rms(elements().map(|n| difference(naive[n], t[n]))),
                 rows: live.count().min(seeing).min(rows.len().min(seeing) * dim / 8),
                 unit_scale: problem.unit_scale,
@@ -122,7 +114,7 @@ impl Measure {
         let (few, fewer) = (1.0 + 3.0 / rows, 1.0 + 3.0 / rows.sqrt());
         let least = if self.cancels || self.rows < 8 { MOST * few } else { MOST / 2.0 };
         let relative = (self.naive * fewer).max(least * self.best);
-        let absolute = (MOST * self.best).hypot(1.5 * self.stored) * few;
+        let absolute = MOST * self.best * few;
         if self.unit_scale { absolute.min(relative) } else { relative }
     }
 
@@ -134,10 +126,9 @@ impl Measure {
 
 impl std::fmt::Display for Measure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Measure { tensor, error, best, stored, naive, .. } = self;
+        let Measure { tensor, error, best, naive, .. } = self;
         write!(f, "{tensor}: error {error:.3e} = {:.1} × best", self.ratio())?;
-        let (naive, stored, limit) = (naive / best, stored / best, self.limit() / best);
-        write!(f, " (naive {naive:.1}, stored lse {stored:.1}, at most {limit:.1})")
+        write!(f, " (naive {:.1}, at most {:.1})", naive / best, self.limit() / best)
     }
 }
 

@@ -18,10 +18,21 @@ pub(super) struct Differentiate<T> {
     /// A word a query, or null where all is seen.
     pub(super) bits: *const u64,
     pub(super) lse: *const f32,
+    /// `exp(−rest)` of each query's log-sum-exp.
+    pub(super) corrections: *const f32,
     pub(super) delta: *const f32,
     pub(super) slope: f32,
     pub(super) positions: *const f32,
     pub(super) query_positions: *const f32,
+}
+
+/// `exp(−rest)` for each rest of a log-sum-exp.
+pub(super) fn correct(rests: &[f32], corrections: &mut [f32]) {
+    for (&rest, correction) in rests.iter().zip(corrections) {
+        // Small ones, up to |lse| = 2,048, have no need of an exponential: `rest² / 2` is nothing.
+        let small = rest.abs() <= 1.3e-4;
+        *correction = if small { 1.0 - rest } else { (-f64::from(rest)).exp() as f32 };
+    }
 }
 
 impl<T: Transform> Operation for Differentiate<T> {
@@ -51,6 +62,7 @@ impl<T: Transform> Differentiate<T> {
                 let lse = *self.lse.add(query);
                 // A row that has seen nothing has no probabilities.
                 let lse = simd.splat(if lse == f32::NEG_INFINITY { f32::INFINITY } else { lse });
+                let correction = simd.splat(*self.corrections.add(query));
                 let delta = simd.splat(*self.delta.add(query));
                 let word = if MASKED { *self.bits.add(query) } else { 0 };
                 let scores = self.scores.at(query, 0).first;
@@ -65,9 +77,10 @@ impl<T: Transform> Differentiate<T> {
                     }
                     let score = simd.mul(simd.load(scores.add(lane)), scale);
                     let score = self.transform.apply(simd, score, place);
-                    // No probability is above 1, however coarse the log-sum-exp.
-                    let above = simd.less(lse, score);
-                    let mut p = simd.select(above, one, exp_difference(simd, score, lse));
+                    // No score is above the log-sum-exp and no probability above 1, though
+                    // other roundings than those of the forward pass may make them so.
+                    let power = exp_difference(simd, simd.min(lse, score), lse);
+                    let mut p = simd.min(one, simd.mul(power, correction));
                     let gradient = simd.sub(simd.load(gradients.add(lane)), delta);
                     let gradient = self.transform.pull(simd, score, simd.mul(p, gradient));
                     let mut product = simd.mul(gradient, scale);
