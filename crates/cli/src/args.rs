@@ -44,10 +44,9 @@ const VERIFY: &str = "\
 Every case of a table is computed forward and backward on every instruction set that this CPU has,
 and compared with the same in f64. A number in the table is the root mean square error of a result,
 as a multiple of the error that exact results have when they are rounded to f32. It may be at most
-12, with room for gradients where rounding the log-sum-exp to f32 alone costs that much, and for
-means over few rows; and not above that of the formulas computed as they are written, in f32. `of
-limit` says how much of that the worst result of a line takes. Above 100 % it is wrong, and the exit
-code is 1.";
+12, with room for means over few rows; and not above that of the formulas computed as they are
+written, in f32. `of limit` says how much of that the worst result of a line takes. Above 100 % it is
+wrong, and the exit code is 1.";
 
 #[derive(Debug, Args)]
 #[command(after_long_help = VERIFY)]

@@ -87,16 +87,15 @@ unsafe impl Sync for Target {}
 struct Tile {
     /// Qᵗ.
     queries: Rows,
-    /// A.
+    /// A, and l as one more row of it.
     sums: Rows,
-    /// A of earlier stretches, and the maxima it is relative to.
+    /// The same of earlier stretches, and the maxima they are relative to.
     folded: Rows,
     folded_maxima: *mut f32,
     /// Stretches since they were folded, and how often they were.
     counts: *mut [u32; 2],
-    /// m, l and a.
+    /// m and a.
     maxima: *mut f32,
-    totals: *mut f32,
     factors: *mut f32,
     /// Positions and slopes, where the transform looks at them.
     positions: *mut f32,
@@ -147,7 +146,7 @@ impl Stack<'_> {
 
 impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     fn tile_len(&self) -> usize {
-        LANES * (self.dim + 2 * self.value_dim + 7)
+        LANES * (self.dim + 2 * (self.value_dim + 1) + 6)
     }
 
     fn lengths(&self, tiles: usize) -> [usize; 5] {
@@ -181,19 +180,18 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         unsafe {
             let queries = room.tiles.add(number * room.tile);
             let sums = queries.add(self.dim * LANES);
-            let folded = sums.add(self.value_dim * LANES);
-            let rows = folded.add(self.value_dim * LANES);
+            let folded = sums.add((self.value_dim + 1) * LANES);
+            let rows = folded.add((self.value_dim + 1) * LANES);
             Tile {
                 queries: Rows { first: queries, row: LANES },
                 sums: Rows { first: sums, row: LANES },
                 folded: Rows { first: folded, row: LANES },
-                folded_maxima: rows.add(5 * LANES),
-                counts: rows.add(6 * LANES).cast(),
                 maxima: rows,
-                totals: rows.add(LANES),
+                folded_maxima: rows.add(LANES),
                 factors: rows.add(2 * LANES),
                 positions: rows.add(3 * LANES),
                 slopes: rows.add(4 * LANES),
+                counts: rows.add(5 * LANES).cast(),
                 lanes: (lanes - index * LANES).min(LANES),
                 first: index * LANES,
             }
@@ -360,8 +358,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
             if tile.lanes < LANES {
                 std::ptr::write_bytes(tile.queries.first, 0, self.dim * LANES);
             }
-            std::ptr::write_bytes(tile.sums.first, 0, self.value_dim * LANES);
-            std::ptr::write_bytes(tile.totals, 0, LANES);
+            std::ptr::write_bytes(tile.sums.first, 0, (self.value_dim + 1) * LANES);
             *tile.counts = [0; 2];
             std::slice::from_raw_parts_mut(tile.maxima, LANES).fill(f32::NEG_INFINITY);
             for (head, token, lane, count) in Self::pieces(tile, tokens) {
@@ -386,7 +383,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
                     );
                     std::ptr::copy_nonoverlapping(
                         state.totals.add(row),
-                        tile.totals.add(lane),
+                        tile.sums.at(self.value_dim, lane).first,
                         count,
                     );
                     let (source, target) = (state.rows(row), tile.sums);
@@ -414,14 +411,15 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
             if folded {
                 self.fold(tile, false);
             }
+            let source = if folded { tile.folded } else { tile.sums };
+            let totals = source.at(dims, 0).first;
             for (head, token, lane, count) in Self::pieces(tile, tokens) {
                 let head = stream.heads[head] as usize;
                 let row = stream.row(head, first + token);
-                let source = if folded { tile.folded } else { tile.sums };
                 let (state, row) = match target {
                     Target::Output { out, lse, lse_rest } => {
                         for index in lane..lane + count {
-                            let (m, l) = (*tile.maxima.add(index), *tile.totals.add(index));
+                            let (m, l) = (*tile.maxima.add(index), *totals.add(index));
                             let finished = crate::state::finish(m, l);
                             *tile.factors.add(index) = finished.factor;
                             *lse.add(row + index - lane) = finished.lse;
@@ -447,7 +445,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
                     Target::Part(state, first) => (state, first + tile.first + lane),
                 };
                 std::ptr::copy_nonoverlapping(tile.maxima.add(lane), state.maxima.add(row), count);
-                std::ptr::copy_nonoverlapping(tile.totals.add(lane), state.totals.add(row), count);
+                std::ptr::copy_nonoverlapping(totals.add(lane), state.totals.add(row), count);
                 let (target, factors, meet) = (state.rows(row), std::ptr::null(), Meet::Replace);
                 simd.call(FromLanes { source, lane, factors, tokens: count, dims, target, meet });
             }
@@ -620,7 +618,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
                 transform: self.transform,
                 mask: part.bits.map(|bits| (bits, lane)),
                 maxima: tile.maxima.add(lane),
-                totals: tile.totals.add(lane),
+                totals: tile.sums.at(self.value_dim, lane).first,
                 factors: tile.factors.add(lane),
                 positions: tile.positions.add(lane),
                 slopes: tile.slopes.add(lane),
@@ -660,8 +658,8 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     /// Adds the sums to those of earlier stretches, and begins anew.
     unsafe fn fold(&self, tile: &Tile, first: bool) {
         let Tile { sums, folded, maxima, folded_maxima, .. } = *tile;
-        let dims = self.value_dim;
-        self.tiles.simd().call(Fold { sums, folded, maxima, folded_maxima, dims, first });
+        let rows = self.value_dim + 1;
+        self.tiles.simd().call(Fold { sums, folded, maxima, folded_maxima, rows, first });
     }
 }
 

@@ -185,12 +185,15 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
                 let sums = room.sums.at(query, 0).first.cast_const();
                 let sums = std::slice::from_raw_parts(sums, self.value_dim);
                 let (state, row) = match stack.target {
-                    Target::Output { out, lse } => {
-                        let (factor, logarithm) = crate::state::finish(m, l);
-                        *lse.add(row) = logarithm;
+                    Target::Output { out, lse, lse_rest } => {
+                        let finished = crate::state::finish(m, l);
+                        *lse.add(row) = finished.lse;
+                        if !lse_rest.is_null() {
+                            *lse_rest.add(row) = finished.lse_rest;
+                        }
                         let out = out.head(stream.entry, head, token);
                         for (dim, sum) in sums.iter().enumerate() {
-                            *out.at(0, dim).first.cast_mut() = sum * factor;
+                            *out.at(0, dim).first.cast_mut() = sum * finished.factor;
                         }
                         continue;
                     }

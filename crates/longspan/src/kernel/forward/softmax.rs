@@ -16,7 +16,7 @@ pub(super) struct Fold {
     pub(super) folded: Rows,
     pub(super) maxima: *const f32,
     pub(super) folded_maxima: *mut f32,
-    pub(super) dims: usize,
+    pub(super) rows: usize,
     pub(super) first: bool,
 }
 
@@ -28,16 +28,16 @@ impl Operation for Fold {
         let zero = simd.splat(0.0);
         let nothing = simd.splat(f32::NEG_INFINITY);
         for lane in (0..LANES).step_by(S::WIDTH) {
-            // SAFETY: whoever makes the operation vouches for dims × LANES sums.
+            // SAFETY: whoever makes the operation vouches for rows × LANES sums.
             unsafe {
                 let maxima = simd.load(self.maxima.add(lane));
                 let before = simd.load(self.folded_maxima.add(lane));
                 let safe = simd.select(simd.less(nothing, maxima), maxima, zero);
                 let factor = exp_difference(simd, before, safe);
                 simd.store(self.folded_maxima.add(lane), maxima);
-                for dim in 0..self.dims {
+                for row in 0..self.rows {
                     let (sums, folded) =
-                        (self.sums.at(dim, lane).first, self.folded.at(dim, lane).first);
+                        (self.sums.at(row, lane).first, self.folded.at(row, lane).first);
                     let sum = simd.load(sums);
                     let all =
                         if self.first { sum } else { simd.fma(simd.load(folded), factor, sum) };
