@@ -13,13 +13,14 @@ use std::sync::Arc;
 use longspan_pattern::{Layout, LayoutSet};
 
 use crate::check;
+use crate::element::{Element, ElementType};
 use crate::error::{Error, Result};
 use crate::isa::Isa;
 use crate::run;
 use crate::score::Score;
 use crate::state::State;
 use crate::threads::Threads;
-use crate::view::{Tensor, View, ViewMut, list};
+use crate::view::{Dims, Memory, Order, Tensor, View, ViewMut, allocatable};
 use crate::workspace::Workspaces;
 
 /// Which layout each batch entry and query head has.
@@ -77,20 +78,20 @@ impl From<LayoutSet> for Layouts {
 
 /// The three tensors that attention reads.
 #[derive(Debug, Clone, Copy)]
-pub struct Inputs<'a> {
+pub struct Inputs<'a, E = f32> {
     /// Queries.
-    pub q: View<'a, f32>,
+    pub q: View<'a, E>,
     /// Keys; their heads divide those of the queries.
-    pub k: View<'a, f32>,
+    pub k: View<'a, E>,
     /// Values; tokens and heads as the keys, any head dim.
-    pub v: View<'a, f32>,
+    pub v: View<'a, E>,
 }
 
 /// What [`Attention::forward`] returns.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Output {
+pub struct Output<E = f32> {
     /// One weighted sum of values a query: axes and order as the queries, head dim of the values.
-    pub out: Tensor<f32>,
+    pub out: Tensor<E>,
     /// Natural logarithm of the sum of exponentials of each row's scores, `[batch, head, token]`;
     /// −∞ where a query sees no key.
     pub lse: Vec<f32>,
@@ -102,9 +103,9 @@ pub struct Output {
 
 /// Where [`Attention::forward_into`] writes.
 #[derive(Debug)]
-pub struct OutputMut<'a> {
+pub struct OutputMut<'a, E = f32> {
     /// See [`Output::out`]; any strides.
-    pub out: ViewMut<'a, f32>,
+    pub out: ViewMut<'a, E>,
     /// See [`Output::lse`].
     pub lse: &'a mut [f32],
     /// See [`Output::lse_rest`]; of use to the backward pass alone.
@@ -113,23 +114,23 @@ pub struct OutputMut<'a> {
 
 /// What the forward pass found, and the gradient that arrives at it.
 #[derive(Debug, Clone, Copy)]
-pub struct Arrived<'a> {
+pub struct Arrived<'a, E = f32> {
     /// The output of the forward pass.
-    pub out: View<'a, f32>,
+    pub out: View<'a, E>,
     /// Its log-sum-exp, `[batch, head, token]`.
     pub lse: &'a [f32],
     /// See [`Output::lse_rest`]; 0 where it isn't at hand, at the cost that
     /// [`Attention::backward`] names.
     pub lse_rest: Option<&'a [f32]>,
     /// Gradient with respect to the output.
-    pub dout: View<'a, f32>,
+    pub dout: View<'a, E>,
     /// Gradient with respect to the log-sum-exp, where there is one.
     pub dlse: Option<&'a [f32]>,
 }
 
-impl<'a> Arrived<'a> {
+impl<'a, E: Element> Arrived<'a, E> {
     /// All that the forward pass found, and the gradient of its output.
-    pub fn of(output: &'a Output, dout: View<'a, f32>) -> Self {
+    pub fn of(output: &'a Output<E>, dout: View<'a, E>) -> Self {
         let Output { out, lse, lse_rest } = output;
         Arrived { out: out.view(), lse, lse_rest: Some(lse_rest), dout, dlse: None }
     }
@@ -137,24 +138,24 @@ impl<'a> Arrived<'a> {
 
 /// What [`Attention::backward`] returns: gradients with axes and order as their tensors.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Gradients {
+pub struct Gradients<E = f32> {
     /// With respect to the queries.
-    pub dq: Tensor<f32>,
+    pub dq: Tensor<E>,
     /// With respect to the keys.
-    pub dk: Tensor<f32>,
+    pub dk: Tensor<E>,
     /// With respect to the values.
-    pub dv: Tensor<f32>,
+    pub dv: Tensor<E>,
 }
 
 /// Where [`Attention::backward_into`] writes and [`Attention::accumulate`] adds; any strides.
 #[derive(Debug)]
-pub struct GradientsMut<'a> {
+pub struct GradientsMut<'a, E = f32> {
     /// With respect to the queries.
-    pub dq: ViewMut<'a, f32>,
+    pub dq: ViewMut<'a, E>,
     /// With respect to the keys.
-    pub dk: ViewMut<'a, f32>,
+    pub dk: ViewMut<'a, E>,
     /// With respect to the values.
-    pub dv: ViewMut<'a, f32>,
+    pub dv: ViewMut<'a, E>,
 }
 
 /// What the backward pass has to know of each row once its softmax is final, `[batch, head,
@@ -221,6 +222,9 @@ impl std::fmt::Debug for Hook<'_> {
 /// softmax over all of them. A query that sees no key has output 0, log-sum-exp −∞ and gradient 0.
 ///
 /// The same inputs give the same bits whatever the number of threads.
+///
+/// Tensors hold [elements](Element) of one type, f32, bf16 or f16. Scores, softmax, sums and
+/// log-sum-exp are f32 whatever they are; a result is rounded to the type of the inputs once.
 ///
 /// ```
 /// use longspan::{Attention, Dims, Layout, Order, Pattern, Shape, Tensor};
@@ -301,10 +305,15 @@ impl Attention {
     }
 
     /// Output and log-sum-exp.
-    pub fn forward(&self, q: View<'_, f32>, k: View<'_, f32>, v: View<'_, f32>) -> Result<Output> {
+    pub fn forward<E: Element>(
+        &self,
+        q: View<'_, E>,
+        k: View<'_, E>,
+        v: View<'_, E>,
+    ) -> Result<Output<E>> {
         let inputs = Inputs { q, k, v };
         let dims = check::inputs(self, &inputs)?;
-        let mut out = Tensor::filled(0.0, dims.output(), check::order_of(&q))?;
+        let mut out = Tensor::filled(E::default(), dims.output(), check::order_of(&q))?;
         let mut lse = vec![0.0; dims.output().rows()];
         let mut lse_rest = lse.clone();
         let output =
@@ -314,10 +323,10 @@ impl Attention {
     }
 
     /// Output and log-sum-exp, written where `output` says.
-    pub fn forward_into(
+    pub fn forward_into<E: Element>(
         &self,
-        inputs: Inputs<'_>,
-        output: OutputMut<'_>,
+        inputs: Inputs<'_, E>,
+        output: OutputMut<'_, E>,
         hook: Hook<'_>,
     ) -> Result<()> {
         check::inputs(self, &inputs)?;
@@ -356,7 +365,12 @@ impl Attention {
     /// }
     /// # Ok::<_, longspan::Error>(())
     /// ```
-    pub fn extend(&self, inputs: Inputs<'_>, state: &mut State, hook: Hook<'_>) -> Result<()> {
+    pub fn extend<E: Element>(
+        &self,
+        inputs: Inputs<'_, E>,
+        state: &mut State,
+        hook: Hook<'_>,
+    ) -> Result<()> {
         let dims = check::inputs(self, &inputs)?;
         check::state(&dims, state)?;
         run::forward(self, &inputs, run::Rows::Extend(state), hook)
@@ -390,9 +404,14 @@ impl Attention {
     /// assert!((sum - 400.0).abs() < 1e-3);
     /// # Ok::<_, longspan::Error>(())
     /// ```
-    pub fn backward(&self, inputs: Inputs<'_>, arrived: Arrived<'_>) -> Result<Gradients> {
+    pub fn backward<E: Element>(
+        &self,
+        inputs: Inputs<'_, E>,
+        arrived: Arrived<'_, E>,
+    ) -> Result<Gradients<E>> {
         check::inputs(self, &inputs)?;
-        let like = |view: &View<'_, f32>| Tensor::filled(0.0, view.dims(), check::order_of(view));
+        let like =
+            |view: &View<'_, E>| Tensor::filled(E::default(), view.dims(), check::order_of(view));
         let (mut dq, mut dk, mut dv) = (like(&inputs.q)?, like(&inputs.k)?, like(&inputs.v)?);
         let into = GradientsMut { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() };
         self.differentiate(inputs, arrived, into, Hook::none())?;
@@ -400,29 +419,31 @@ impl Attention {
     }
 
     /// Gradients, written where `gradients` says; see [`backward`](Self::backward).
-    pub fn backward_into(
+    pub fn backward_into<E: Element>(
         &self,
-        inputs: Inputs<'_>,
-        arrived: Arrived<'_>,
-        mut gradients: GradientsMut<'_>,
+        inputs: Inputs<'_, E>,
+        arrived: Arrived<'_, E>,
+        mut gradients: GradientsMut<'_, E>,
         hook: Hook<'_>,
     ) -> Result<()> {
         let sizes = check::inputs(self, &inputs)?;
         let read = check::arrived(&arrived, sizes.output())?;
         check::gradients(&inputs, &read, &gradients)?;
-        let threads = self.threads.count()?;
-        for gradient in [&mut gradients.dq, &mut gradients.dk, &mut gradients.dv] {
-            run::clear(gradient, threads);
+        if E::TYPE == ElementType::F32 {
+            let threads = self.threads.count()?;
+            for gradient in [&mut gradients.dq, &mut gradients.dk, &mut gradients.dv] {
+                run::clear(gradient, threads);
+            }
         }
         self.differentiate(inputs, arrived, gradients, hook)
     }
 
     /// Adds gradients to what `gradients` holds. `rows` are the final statistics of each row, over
     /// all keys it has anywhere: a ring hop or one branch of many adds its part.
-    pub fn accumulate(
+    pub fn accumulate<E: Element>(
         &self,
-        inputs: Inputs<'_>,
-        dout: View<'_, f32>,
+        inputs: Inputs<'_, E>,
+        dout: View<'_, E>,
         rows: RowStatistics<'_>,
         gradients: GradientsMut<'_>,
         hook: Hook<'_>,
@@ -434,20 +455,20 @@ impl Attention {
         check::rows("delta", rows.delta.len(), dims.output())?;
         let read = [
             ("dout", dout.memory()),
-            ("lse", list(rows.lse)),
-            ("lse_rest", list(rows.lse_rest.unwrap_or_default())),
-            ("delta", list(rows.delta)),
+            ("lse", Memory::of(rows.lse)),
+            ("lse_rest", Memory::of(rows.lse_rest.unwrap_or_default())),
+            ("delta", Memory::of(rows.delta)),
         ];
         check::gradients(&inputs, &read, &gradients)?;
         run::backward(self, &inputs, dout, rows, gradients, hook)
     }
 
-    /// Adds to gradients that are zero.
-    fn differentiate(
+    /// Adds to f32 gradients that are zero; others are written, summed up in f32 before.
+    fn differentiate<E: Element>(
         &self,
-        inputs: Inputs<'_>,
-        arrived: Arrived<'_>,
-        gradients: GradientsMut<'_>,
+        inputs: Inputs<'_, E>,
+        arrived: Arrived<'_, E>,
+        gradients: GradientsMut<'_, E>,
         hook: Hook<'_>,
     ) -> Result<()> {
         let dims = check::inputs(self, &inputs)?.output();
@@ -456,8 +477,55 @@ impl Attention {
         run::deltas(&arrived, &mut delta, self.threads.count()?);
         let Arrived { lse, lse_rest, .. } = arrived;
         let rows = RowStatistics { lse, lse_rest, delta: &delta };
-        let result = self.accumulate(inputs, arrived.dout, rows, gradients, hook);
+        let GradientsMut { dq, dk, dv } = gradients;
+        let result = match (dq.as_f32(), dk.as_f32(), dv.as_f32()) {
+            (Ok(dq), Ok(dk), Ok(dv)) => {
+                let gradients = GradientsMut { dq, dk, dv };
+                self.accumulate(inputs, arrived.dout, rows, gradients, hook)
+            }
+            (Err(dq), Err(dk), Err(dv)) => {
+                let gradients = GradientsMut { dq, dk, dv };
+                self.accumulate_rounded(inputs, arrived.dout, rows, gradients, hook)
+            }
+            _ => unreachable!("all three have the same element type"),
+        };
         self.workspaces.give_back(delta);
+        result
+    }
+
+    /// Sums gradients up in f32, and rounds them once.
+    fn accumulate_rounded<E: Element>(
+        &self,
+        inputs: Inputs<'_, E>,
+        dout: View<'_, E>,
+        rows: RowStatistics<'_>,
+        gradients: GradientsMut<'_, E>,
+        hook: Hook<'_>,
+    ) -> Result<()> {
+        let threads = self.threads.count()?;
+        let GradientsMut { dq, dk, dv } = gradients;
+        let order = Order::BatchHeadTokenDim;
+        let sums = |dims: Dims| -> Result<Vec<f32>> {
+            Ok(self.workspaces.rows(allocatable::<f32>(dims)?))
+        };
+        let (q_dims, k_dims, v_dims) = (dq.dims(), dk.dims(), dv.dims());
+        let mut sums = [sums(q_dims)?, sums(k_dims)?, sums(v_dims)?];
+        let [q, k, v] = &mut sums;
+        let mut into = GradientsMut {
+            dq: ViewMut::new(q, q_dims, order)?,
+            dk: ViewMut::new(k, k_dims, order)?,
+            dv: ViewMut::new(v, v_dims, order)?,
+        };
+        for gradient in [&mut into.dq, &mut into.dk, &mut into.dv] {
+            run::clear(gradient, threads);
+        }
+        let result = self.accumulate(inputs, dout, rows, into, hook);
+        if result.is_ok() {
+            for (sums, mut gradient) in sums.iter().zip([dq, dk, dv]) {
+                run::round(self, sums, &mut gradient, threads)?;
+            }
+        }
+        sums.into_iter().rev().for_each(|sums| self.workspaces.give_back(sums));
         result
     }
 }
@@ -478,7 +546,7 @@ impl Attention {
 /// assert_eq!(deltas, [10.0]);
 /// # Ok::<_, longspan::Error>(())
 /// ```
-pub fn row_deltas(arrived: Arrived<'_>, deltas: &mut [f32]) -> Result<()> {
+pub fn row_deltas<E: Element>(arrived: Arrived<'_, E>, deltas: &mut [f32]) -> Result<()> {
     let dims = arrived.out.dims();
     check::arrived(&arrived, dims)?;
     check::rows("deltas", deltas.len(), dims)?;

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use longspan_pattern::Layout;
 
 use crate::attention::{Arrived, Attention, GradientsMut, Inputs, Layouts, OutputMut};
+use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::state::State;
-use crate::view::{Dims, Extent, Order, View, list, overlap};
+use crate::view::{Dims, Memory, Order, View};
 
 /// The largest head dim: scratch is laid out for it.
 pub(crate) const MOST_DIMS: usize = 256;
@@ -40,7 +41,7 @@ fn axis(
     if got == expected { Ok(()) } else { Err(Error::Shape { tensor, axis, got, expected, why }) }
 }
 
-pub(crate) fn inputs(attention: &Attention, inputs: &Inputs<'_>) -> Result<Sizes> {
+pub(crate) fn inputs<E: Element>(attention: &Attention, inputs: &Inputs<'_, E>) -> Result<Sizes> {
     let (q, k, v) = (inputs.q.dims(), inputs.k.dims(), inputs.v.dims());
     axis("k", "batch", k.batch, q.batch, "as q")?;
     axis("v", "batch", v.batch, q.batch, "as q")?;
@@ -95,7 +96,11 @@ pub(crate) fn same(tensor: &'static str, got: Dims, expected: Dims) -> Result<()
     axis(tensor, "head dim", got.dim, expected.dim, "as the values")
 }
 
-pub(crate) fn like(tensor: &'static str, view: &View<'_, f32>, expected: Dims) -> Result<()> {
+pub(crate) fn like<E: Element>(
+    tensor: &'static str,
+    view: &View<'_, E>,
+    expected: Dims,
+) -> Result<()> {
     same(tensor, view.dims(), expected)
 }
 
@@ -110,7 +115,7 @@ pub(crate) fn optional_rows(what: &'static str, list: Option<&[f32]>, dims: Dims
     list.map_or(Ok(()), |list| rows(what, list.len(), dims))
 }
 
-pub(crate) fn output(inputs: &Inputs<'_>, output: &OutputMut<'_>) -> Result<()> {
+pub(crate) fn output<E: Element>(inputs: &Inputs<'_, E>, output: &OutputMut<'_, E>) -> Result<()> {
     let (q, v) = (inputs.q.dims(), inputs.v.dims());
     let dims = Dims { dim: v.dim, ..q };
     same("out", output.out.dims(), dims)?;
@@ -118,8 +123,8 @@ pub(crate) fn output(inputs: &Inputs<'_>, output: &OutputMut<'_>) -> Result<()> 
     optional_rows("lse_rest", output.lse_rest.as_deref(), dims)?;
     let outputs = [
         ("out", output.out.memory()),
-        ("lse", list(output.lse)),
-        ("lse_rest", list(output.lse_rest.as_deref().unwrap_or_default())),
+        ("lse", Memory::of(output.lse)),
+        ("lse_rest", Memory::of(output.lse_rest.as_deref().unwrap_or_default())),
     ];
     apart(&outputs, inputs, &[])
 }
@@ -129,10 +134,10 @@ pub(crate) fn state(sizes: &Sizes, state: &State) -> Result<()> {
 }
 
 /// Whether gradients have the shapes of their tensors, and share memory with nothing that is read.
-pub(crate) fn gradients(
-    inputs: &Inputs<'_>,
-    read: &[Memory],
-    gradients: &GradientsMut<'_>,
+pub(crate) fn gradients<E: Element, G: Element>(
+    inputs: &Inputs<'_, E>,
+    read: &[Named],
+    gradients: &GradientsMut<'_, G>,
 ) -> Result<()> {
     let (q, k, v) = (inputs.q.dims(), inputs.k.dims(), inputs.v.dims());
     let GradientsMut { dq, dk, dv } = gradients;
@@ -149,11 +154,11 @@ pub(crate) fn gradients(
 }
 
 /// Whether what is written shares memory with nothing else, read or written.
-fn apart(written: &[Memory], inputs: &Inputs<'_>, read: &[Memory]) -> Result<()> {
+fn apart<E: Element>(written: &[Named], inputs: &Inputs<'_, E>, read: &[Named]) -> Result<()> {
     let inputs = [("q", inputs.q.memory()), ("k", inputs.k.memory()), ("v", inputs.v.memory())];
     for (index, &(first, memory)) in written.iter().enumerate() {
         for &(second, other) in written[index + 1..].iter().chain(&inputs).chain(read) {
-            if overlap(memory, other) {
+            if memory.meets(&other) {
                 return Err(Error::Overlap { first, second });
             }
         }
@@ -162,10 +167,10 @@ fn apart(written: &[Memory], inputs: &Inputs<'_>, read: &[Memory]) -> Result<()>
 }
 
 /// A tensor's name and where it lies.
-pub(crate) type Memory = (&'static str, (*const f32, Extent));
+pub(crate) type Named = (&'static str, Memory);
 
 /// What the backward pass reads besides its inputs: shapes checked, and where it lies.
-pub(crate) fn arrived(arrived: &Arrived<'_>, dims: Dims) -> Result<[Memory; 5]> {
+pub(crate) fn arrived<E: Element>(arrived: &Arrived<'_, E>, dims: Dims) -> Result<[Named; 5]> {
     like("out", &arrived.out, dims)?;
     like("dout", &arrived.dout, dims)?;
     rows("lse", arrived.lse.len(), dims)?;
@@ -174,14 +179,14 @@ pub(crate) fn arrived(arrived: &Arrived<'_>, dims: Dims) -> Result<[Memory; 5]> 
     Ok([
         ("out", arrived.out.memory()),
         ("dout", arrived.dout.memory()),
-        ("lse", list(arrived.lse)),
-        ("lse_rest", list(arrived.lse_rest.unwrap_or_default())),
-        ("dlse", list(arrived.dlse.unwrap_or_default())),
+        ("lse", Memory::of(arrived.lse)),
+        ("lse_rest", Memory::of(arrived.lse_rest.unwrap_or_default())),
+        ("dlse", Memory::of(arrived.dlse.unwrap_or_default())),
     ])
 }
 
 /// The order of axes that comes nearest to a view's strides: what a new tensor beside it has.
-pub(crate) fn order_of(view: &View<'_, f32>) -> Order {
+pub(crate) fn order_of<E: Element>(view: &View<'_, E>) -> Order {
     let strides = view.strides();
     let heads_outside = strides.heads.unsigned_abs() > strides.tokens.unsigned_abs();
     if heads_outside && view.dims().heads > 1 {

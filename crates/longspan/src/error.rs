@@ -120,8 +120,14 @@ pub enum Error {
         /// What there is.
         has: Vec<Isa>,
     },
+    /// There is no element type of that name.
+    #[error("element type {name:?}: expected f32, bf16 or f16")]
+    ElementName {
+        /// What was given.
+        name: String,
+    },
     /// There is no instruction set of that name.
-    #[error("instruction set {name:?}: expected portable, neon, avx2 or avx512")]
+    #[error("instruction set {name:?}: expected portable, neon, avx2, avx512 or amx")]
     IsaName {
         /// What was given.
         name: String,

@@ -29,13 +29,15 @@ pub enum Isa {
     Avx2,
     /// 512-bit vectors (Skylake-SP, Zen 4 and later).
     Avx512,
+    /// The same, and a matrix unit for products of bf16 (Sapphire Rapids and later).
+    Amx,
 }
 
 /// Names the instruction set to use, where no option does.
 pub(crate) const VARIABLE: &str = "LONGSPAN_ISA";
 
 impl Isa {
-    const ALL: [Isa; 4] = [Isa::Portable, Isa::Neon, Isa::Avx2, Isa::Avx512];
+    const ALL: [Isa; 5] = [Isa::Portable, Isa::Neon, Isa::Avx2, Isa::Avx512, Isa::Amx];
 
     /// Those that this CPU has, slowest first.
     pub fn available() -> Vec<Isa> {
@@ -52,7 +54,11 @@ impl Isa {
         match self {
             Isa::Portable => true,
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+            Isa::Avx2 => {
+                is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("fma")
+                    && is_x86_feature_detected!("f16c")
+            }
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => {
                 is_x86_feature_detected!("avx512f")
@@ -61,6 +67,8 @@ impl Isa {
                     && is_x86_feature_detected!("avx512bw")
                     && Isa::Avx2.is_available()
             }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => crate::tile::amx_is_available(),
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => true,
             #[allow(unreachable_patterns)]
@@ -88,7 +96,7 @@ impl Isa {
                         text.parse().map_err(|_| Error::Environment {
                             name: VARIABLE,
                             value: text,
-                            expected: "portable, neon, avx2 or avx512",
+                            expected: "portable, neon, avx2, avx512 or amx",
                         })?
                     }
                     _ => return Ok(Isa::best()),
@@ -110,6 +118,7 @@ impl fmt::Display for Isa {
             Isa::Neon => "neon",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
+            Isa::Amx => "amx",
         })
     }
 }

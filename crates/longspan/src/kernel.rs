@@ -24,22 +24,22 @@ use crate::view::{Strides, View, ViewMut};
 
 /// A tensor as kernels see it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Raw {
-    pub(crate) first: *mut f32,
+pub(crate) struct Raw<E = f32> {
+    pub(crate) first: *mut E,
     pub(crate) strides: Strides,
 }
 
 // SAFETY: kernels write disjoint parts, and only of tensors that came as `ViewMut`.
-unsafe impl Send for Raw {}
+unsafe impl<E> Send for Raw<E> {}
 // SAFETY: as above.
-unsafe impl Sync for Raw {}
+unsafe impl<E> Sync for Raw<E> {}
 
-impl Raw {
-    pub(crate) fn read(view: &View<'_, f32>) -> Self {
+impl<E: Copy> Raw<E> {
+    pub(crate) fn read(view: &View<'_, E>) -> Self {
         Raw { first: view.as_ptr().cast_mut(), strides: view.strides() }
     }
 
-    pub(crate) fn write(view: &mut ViewMut<'_, f32>) -> Self {
+    pub(crate) fn write(view: &mut ViewMut<'_, E>) -> Self {
         Raw { first: view.as_mut_ptr(), strides: view.strides() }
     }
 
@@ -49,7 +49,7 @@ impl Raw {
     ///
     /// The indices must be in the tensor.
     #[inline(always)]
-    pub(crate) unsafe fn head(self, entry: usize, head: usize, token: usize) -> Strided {
+    pub(crate) unsafe fn head(self, entry: usize, head: usize, token: usize) -> Strided<E> {
         let Strides { batch, tokens, heads, dim } = self.strides;
         let offset = entry as isize * batch + head as isize * heads + token as isize * tokens;
         // SAFETY: the caller says that it is in the tensor.

@@ -24,7 +24,7 @@
 //! | module | what it has |
 //! |---|---|
 //! | `attention`, `check` | what a caller writes, and whether it fits together |
-//! | `view` | tensors with four named axes, strided |
+//! | `view`, `element` | tensors with four named axes, strided; what they hold |
 //! | `state` | the partial softmax and its merge |
 //! | `score` | what is done to scores before the softmax |
 //! | `plan`, `run`, `threads`, `workspace` | who computes what; from a call to kernels on threads; scratch |
@@ -35,6 +35,7 @@
 
 mod attention;
 mod check;
+mod element;
 mod error;
 mod isa;
 mod kernel;
@@ -53,6 +54,7 @@ pub use attention::{
     Arrived, Attention, Gradients, GradientsMut, Hook, Inputs, Layouts, Output, OutputMut,
     Progress, RowStatistics, row_deltas,
 };
+pub use element::{Element, ElementType};
 pub use error::{Error, Result};
 pub use isa::Isa;
 pub use longspan_pattern::{

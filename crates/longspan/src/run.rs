@@ -2,6 +2,9 @@
 
 mod backward;
 
+pub(crate) use self::backward::BackwardPass;
+
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -9,23 +12,24 @@ use crate::attention::{
     Arrived, Attention, GradientsMut, Hook, Inputs, OutputMut, Progress, RowStatistics,
 };
 use crate::check::{self, Sizes};
+use crate::element::{Element, store};
 use crate::error::{Error, Result};
 use crate::isa::Isa;
 use crate::kernel::Raw;
 use crate::kernel::forward::{Forward, Target};
 use crate::plan::{Plan, Stream};
 use crate::score::{Alibi, Plain, Score, Softcap, Transform};
-use crate::simd::{self, Simd, WithSimd};
+use crate::simd::{self, Operation, Simd, WithSimd};
 use crate::state::{RawState, State, merge_row};
 use crate::threads;
-use crate::tile::{Direct, Tiles};
-use crate::view::{View, ViewMut};
+use crate::tile::{Direct, Strided, Tiles};
+use crate::view::{Dims, View, ViewMut};
 use crate::workspace::{Arena, Scratch, Workspace};
 
 /// Where rows of the forward pass go.
-pub(crate) enum Rows<'a> {
+pub(crate) enum Rows<'a, E> {
     /// To output and log-sum-exp.
-    Finish(OutputMut<'a>),
+    Finish(OutputMut<'a, E>),
     /// On from a state, and back into it.
     Extend(&'a mut State),
 }
@@ -126,20 +130,20 @@ pub(crate) fn each(
 }
 
 /// What both passes need of a call.
-pub(crate) struct Call<'a, 'h> {
+pub(crate) struct Call<'a, 'h, E> {
     pub(crate) attention: &'a Attention,
     pub(crate) sizes: Sizes,
     pub(crate) scale: f32,
     pub(crate) slopes: &'a [f32],
     pub(crate) threads: usize,
-    pub(crate) q: Raw,
-    pub(crate) k: Raw,
-    pub(crate) v: Raw,
+    pub(crate) q: Raw<E>,
+    pub(crate) k: Raw<E>,
+    pub(crate) v: Raw<E>,
     pub(crate) caller: Caller<'h>,
 }
 
-impl<'a, 'h> Call<'a, 'h> {
-    fn new(attention: &'a Attention, inputs: &Inputs<'_>, hook: Hook<'h>) -> Result<Self> {
+impl<'a, 'h, E: Element> Call<'a, 'h, E> {
+    fn new(attention: &'a Attention, inputs: &Inputs<'_, E>, hook: Hook<'h>) -> Result<Self> {
         let sizes = check::inputs(attention, inputs)?;
         let slopes: &[f32] = match &attention.score {
             Score::Alibi(slopes) => slopes,
@@ -179,49 +183,64 @@ impl<'a, 'h> Call<'a, 'h> {
 }
 
 /// A pass, ready for an instruction set and a transform.
-pub(crate) trait Pass {
-    fn with<X: Tiles, T: Transform>(self, tiles: X, transform: T) -> Result<()>;
+pub(crate) trait Pass<E> {
+    fn with<X: Tiles<Element = E>, T: Transform>(self, tiles: X, transform: T) -> Result<()>;
 }
 
 /// Picks the instruction set, then the transform: the one place where both become types.
-fn dispatch(attention: &Attention, pass: impl Pass) -> Result<()> {
-    struct Chosen<'a, P>(&'a Score, P);
-    impl<P: Pass> WithSimd for Chosen<'_, P> {
+pub(crate) fn dispatch<E: Element>(attention: &Attention, pass: impl Pass<E>) -> Result<()> {
+    struct Chosen<'a, P, E>(&'a Score, P, PhantomData<E>);
+    impl<P: Pass<E>, E: Element> WithSimd for Chosen<'_, P, E> {
         type Output = Result<()>;
 
         fn with<S: Simd>(self, simd: S) -> Result<()> {
-            let Chosen(score, pass) = self;
-            match *score {
-                Score::Plain => pass.with(Direct(simd), Plain),
-                Score::Softcap(cap) => pass.with(Direct(simd), Softcap(cap)),
-                Score::Alibi(_) => pass.with(Direct(simd), Alibi),
-            }
+            with_score(Direct::new(simd), self.0, self.1)
         }
     }
-    simd::dispatch(Isa::choose(attention.isa)?, Chosen(&attention.score, pass))
+    let (isa, score) = (Isa::choose(attention.isa)?, &attention.score);
+    let pass = match isa {
+        Isa::Amx => match E::on_matrix_unit(pass, score) {
+            Ok(result) => return result,
+            Err(pass) => pass,
+        },
+        _ => pass,
+    };
+    simd::dispatch(isa, Chosen(score, pass, PhantomData))
 }
 
-pub(crate) fn forward(
+pub(crate) fn with_score<X: Tiles>(
+    tiles: X,
+    score: &Score,
+    pass: impl Pass<X::Element>,
+) -> Result<()> {
+    match *score {
+        Score::Plain => pass.with(tiles, Plain),
+        Score::Softcap(cap) => pass.with(tiles, Softcap(cap)),
+        Score::Alibi(_) => pass.with(tiles, Alibi),
+    }
+}
+
+pub(crate) fn forward<E: Element>(
     attention: &Attention,
-    inputs: &Inputs<'_>,
-    rows: Rows<'_>,
+    inputs: &Inputs<'_, E>,
+    rows: Rows<'_, E>,
     hook: Hook<'_>,
 ) -> Result<()> {
     let call = Call::new(attention, inputs, hook)?;
     let mut space = attention.workspaces.take();
-    let result = dispatch(attention, ForwardPass { call: &call, rows, space: &mut space });
+    let result = E::forward(ForwardPass { call: &call, rows, space: &mut space });
     attention.workspaces.put(space);
     result
 }
 
-struct ForwardPass<'a, 'h> {
-    call: &'a Call<'a, 'h>,
-    rows: Rows<'a>,
+pub(crate) struct ForwardPass<'a, 'h, E> {
+    pub(crate) call: &'a Call<'a, 'h, E>,
+    rows: Rows<'a, E>,
     space: &'a mut Workspace,
 }
 
-impl Pass for ForwardPass<'_, '_> {
-    fn with<X: Tiles, T: Transform>(self, tiles: X, transform: T) -> Result<()> {
+impl<E: Element> Pass<E> for ForwardPass<'_, '_, E> {
+    fn with<X: Tiles<Element = E>, T: Transform>(self, tiles: X, transform: T) -> Result<()> {
         let ForwardPass { call, rows, space } = self;
         let sizes = &call.sizes;
         let plan = &mut space.plan;
@@ -286,7 +305,12 @@ fn part_states(arena: &mut Arena, rows: usize, dim: usize) -> RawState {
 }
 
 /// Merges the states of a row's parts, in the order of their columns, into its target.
-unsafe fn join(stream: &Stream<'_>, cut: &crate::plan::Cut, parts: RawState, target: Target) {
+unsafe fn join<E: Element>(
+    stream: &Stream<'_>,
+    cut: &crate::plan::Cut,
+    parts: RawState,
+    target: Target<E>,
+) {
     let tokens = stream.layout.row_tokens(cut.row);
     let (token, tokens) = (tokens.start as usize, (tokens.end - tokens.start) as usize);
     for lane in 0..cut.lanes as usize {
@@ -313,31 +337,26 @@ unsafe fn join(stream: &Stream<'_>, cut: &crate::plan::Cut, parts: RawState, tar
                 }
                 let out = out.head(stream.entry, head, token);
                 for (dim, x) in acc.iter().enumerate() {
-                    *out.at(0, dim).first.cast_mut() = x * finished.factor;
+                    *out.at(0, dim).first.cast_mut() = E::from_f32(x * finished.factor);
                 }
             }
         }
     }
 }
 
-pub(crate) fn backward(
+pub(crate) fn backward<E: Element>(
     attention: &Attention,
-    inputs: &Inputs<'_>,
-    dout: View<'_, f32>,
+    inputs: &Inputs<'_, E>,
+    dout: View<'_, E>,
     rows: RowStatistics<'_>,
-    gradients: GradientsMut<'_>,
+    gradients: GradientsMut<'_, f32>,
     hook: Hook<'_>,
 ) -> Result<()> {
     let call = Call::new(attention, inputs, hook)?;
     let mut space = attention.workspaces.take();
-    let pass = backward::BackwardPass {
-        call: &call,
-        dout: Raw::read(&dout),
-        rows,
-        gradients,
-        space: &mut space,
-    };
-    let result = dispatch(attention, pass);
+    let pass =
+        BackwardPass { call: &call, dout: Raw::read(&dout), rows, gradients, space: &mut space };
+    let result = E::backward(pass);
     attention.workspaces.put(space);
     result
 }
@@ -345,10 +364,9 @@ pub(crate) fn backward(
 /// Rows that a thread claims at a time.
 const ROWS: usize = 1_024;
 
-/// Writes 0 to every element.
-pub(crate) fn clear(view: &mut ViewMut<'_, f32>, threads: usize) {
-    let dims = view.dims();
-    let (raw, rows) = (Raw::write(view), dims.rows());
+/// Runs `work(entry, head, token)` for every row of a tensor, on threads if they are worth it.
+fn each_row(dims: Dims, threads: usize, work: &(dyn Fn(usize, usize, usize) + Sync)) {
+    let rows = dims.rows();
     let small = rows * dims.dim < 64 * ROWS;
     let next = AtomicUsize::new(0);
     threads::run(if small { 1 } else { threads }, &|| {
@@ -359,24 +377,85 @@ pub(crate) fn clear(view: &mut ViewMut<'_, f32>, threads: usize) {
             }
             for row in first..(first + ROWS).min(rows) {
                 let (head, token) = (row / dims.tokens, row % dims.tokens);
-                // SAFETY: the view has these rows, and each is cleared once.
-                unsafe {
-                    let row = raw.head(head / dims.heads, head % dims.heads, token);
-                    if row.column == 1 {
-                        std::ptr::write_bytes(row.first.cast_mut(), 0, dims.dim);
-                        continue;
-                    }
-                    for dim in 0..dims.dim {
-                        *row.at(0, dim).first.cast_mut() = 0.0;
-                    }
-                }
+                work(head / dims.heads, head % dims.heads, token);
             }
         }
     });
 }
 
+/// Writes 0 to every element.
+pub(crate) fn clear<E: Element>(view: &mut ViewMut<'_, E>, threads: usize) {
+    let (dims, raw) = (view.dims(), Raw::write(view));
+    each_row(dims, threads, &|entry, head, token| {
+        // SAFETY: the view has these rows, and each is cleared once.
+        unsafe {
+            let row = raw.head(entry, head, token);
+            if row.column == 1 {
+                std::slice::from_raw_parts_mut(row.first.cast_mut(), dims.dim).fill(E::default());
+                return;
+            }
+            for dim in 0..dims.dim {
+                *row.at(0, dim).first.cast_mut() = E::default();
+            }
+        }
+    });
+}
+
+/// Writes sums, `[batch, head, token, dim]`, rounded to the elements of `view`.
+pub(crate) fn round<E: Element>(
+    attention: &Attention,
+    sums: &[f32],
+    view: &mut ViewMut<'_, E>,
+    threads: usize,
+) -> Result<()> {
+    struct Round<'a, E>(&'a [f32], Dims, Raw<E>, usize);
+    impl<E: Element> WithSimd for Round<'_, E> {
+        type Output = ();
+
+        fn with<S: Simd>(self, simd: S) {
+            let Round(sums, dims, raw, threads) = self;
+            each_row(dims, threads, &|entry, head, token| {
+                let row = (entry * dims.heads + head) * dims.tokens + token;
+                let from = &sums[row * dims.dim..][..dims.dim];
+                // SAFETY: the view has these rows, and each is written once.
+                unsafe { simd.call(Narrow { from, to: raw.head(entry, head, token) }) }
+            });
+        }
+    }
+    let (dims, raw) = (view.dims(), Raw::write(view));
+    let isa = Isa::choose(attention.isa)?;
+    simd::dispatch(isa, Round(sums, dims, raw, threads));
+    Ok(())
+}
+
+/// Writes a row of f32, rounded.
+struct Narrow<'a, E> {
+    from: &'a [f32],
+    to: Strided<E>,
+}
+
+impl<E: Element> Operation for Narrow<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn eval<S: Simd>(self, simd: S) {
+        let Narrow { from, to } = self;
+        let whole = if to.column == 1 { from.len() / S::WIDTH * S::WIDTH } else { 0 };
+        // SAFETY: whoever makes the operation vouches for the row.
+        unsafe {
+            for at in (0..whole).step_by(S::WIDTH) {
+                let x = simd.load(from.as_ptr().add(at));
+                store(simd, to.first.cast_mut().add(at), x);
+            }
+            for (at, &x) in from.iter().enumerate().skip(whole) {
+                *to.at(0, at).first.cast_mut() = E::from_f32(x);
+            }
+        }
+    }
+}
+
 /// `Σ dout · out − dlse`, in f64: it is taken from every score of the row.
-pub(crate) fn deltas(arrived: &Arrived<'_>, deltas: &mut [f32], threads: usize) {
+pub(crate) fn deltas<E: Element>(arrived: &Arrived<'_, E>, deltas: &mut [f32], threads: usize) {
     let dims = arrived.out.dims();
     let (out, dout) = (Raw::read(&arrived.out), Raw::read(&arrived.dout));
     let small = deltas.len() * dims.dim < 64 * ROWS;
@@ -401,7 +480,8 @@ pub(crate) fn deltas(arrived: &Arrived<'_>, deltas: &mut [f32], threads: usize) 
 }
 
 /// Σ a · b over the first `len` columns of two rows.
-unsafe fn dot(a: crate::tile::Strided, b: crate::tile::Strided, len: usize) -> f64 {
+unsafe fn dot<E: Element>(a: Strided<E>, b: Strided<E>, len: usize) -> f64 {
+    let wide = |x: E| f64::from(x.to_f32());
     // SAFETY: the caller says that both rows have so many columns.
     unsafe {
         if a.column == 1 && b.column == 1 {
@@ -411,13 +491,13 @@ unsafe fn dot(a: crate::tile::Strided, b: crate::tile::Strided, len: usize) -> f
             let (mut a8, mut b8) = (a.chunks_exact(8), b.chunks_exact(8));
             for (a, b) in (&mut a8).zip(&mut b8) {
                 for i in 0..8 {
-                    sums[i] += f64::from(a[i]) * f64::from(b[i]);
+                    sums[i] += wide(a[i]) * wide(b[i]);
                 }
             }
             let rest = a8.remainder().iter().zip(b8.remainder());
-            let rest: f64 = rest.map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
+            let rest: f64 = rest.map(|(&a, &b)| wide(a) * wide(b)).sum();
             return sums.iter().sum::<f64>() + rest;
         }
-        (0..len).map(|i| f64::from(*a.at(0, i).first) * f64::from(*b.at(0, i).first)).sum()
+        (0..len).map(|i| wide(*a.at(0, i).first) * wide(*b.at(0, i).first)).sum()
     }
 }

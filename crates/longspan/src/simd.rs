@@ -12,6 +12,8 @@
 //! into the one with the target features is a call for every addition. [`Simd::call`] may be used
 //! inside an operation too, for the parts that should be functions of their own.
 
+use half::{bf16, f16};
+
 pub(crate) mod math;
 
 #[cfg(target_arch = "x86_64")]
@@ -75,6 +77,46 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     ///
     /// They must be writable.
     unsafe fn store(self, to: *mut f32, x: Self::F);
+    /// `WIDTH` bf16 numbers, given as their bits.
+    ///
+    /// # Safety
+    ///
+    /// They must be readable.
+    #[inline(always)]
+    unsafe fn load_bf16(self, from: *const u16) -> Self::F {
+        // SAFETY: the caller's.
+        unsafe { widen(self, from, |bits| bf16::from_bits(bits).to_f32()) }
+    }
+    /// Writes `WIDTH` bf16 numbers, the nearest ones.
+    ///
+    /// # Safety
+    ///
+    /// They must be writable.
+    #[inline(always)]
+    unsafe fn store_bf16(self, to: *mut u16, x: Self::F) {
+        // SAFETY: the caller's.
+        unsafe { narrow(self, to, x, |x| bf16::from_f32(x).to_bits()) }
+    }
+    /// `WIDTH` f16 numbers, given as their bits.
+    ///
+    /// # Safety
+    ///
+    /// They must be readable.
+    #[inline(always)]
+    unsafe fn load_f16(self, from: *const u16) -> Self::F {
+        // SAFETY: the caller's.
+        unsafe { widen(self, from, |bits| f16::from_bits(bits).to_f32()) }
+    }
+    /// Writes `WIDTH` f16 numbers, the nearest ones.
+    ///
+    /// # Safety
+    ///
+    /// They must be writable.
+    #[inline(always)]
+    unsafe fn store_f16(self, to: *mut u16, x: Self::F) {
+        // SAFETY: the caller's.
+        unsafe { narrow(self, to, x, |x| f16::from_f32(x).to_bits()) }
+    }
     /// `x + y`.
     fn add(self, x: Self::F, y: Self::F) -> Self::F;
     /// `x − y`.
@@ -101,8 +143,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn select(self, mask: Self::M, x: Self::F, y: Self::F) -> Self::F;
     /// `x · 2^n`, where `n` is whole, from −126 to 127, and `biased` is `n + 1.5 · 2^23`. NaN stays.
     fn scale(self, x: Self::F, n: Self::F, biased: Self::F) -> Self::F;
-    /// Asks for the cache line of a number, which needn't exist; a hint.
-    fn prefetch(self, at: *const f32);
+    /// Asks for the cache line of a byte, which needn't exist; a hint.
+    fn prefetch(self, at: *const u8);
     /// Writes the transpose of a square of `WIDTH` numbers a side: row `i` of the source starts at
     /// `from + i · from_row`, row `j` of the result at `to + j · to_row`.
     ///
@@ -111,6 +153,32 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// All of both must be readable and writable; they must not overlap.
     unsafe fn transpose(self, from: *const f32, from_row: isize, to: *mut f32, to_row: isize);
 }
+
+/// Half-precision numbers one by one, where there is no instruction for a vector of them.
+#[inline(always)]
+unsafe fn widen<S: Simd>(simd: S, from: *const u16, number: impl Fn(u16) -> f32) -> S::F {
+    let mut numbers = [0.0; WIDEST];
+    for (index, to) in numbers[..S::WIDTH].iter_mut().enumerate() {
+        // SAFETY: the caller has a vector of them.
+        *to = number(unsafe { *from.add(index) });
+    }
+    // SAFETY: no vector is wider.
+    unsafe { simd.load(numbers.as_ptr()) }
+}
+
+#[inline(always)]
+unsafe fn narrow<S: Simd>(simd: S, to: *mut u16, x: S::F, bits: impl Fn(f32) -> u16) {
+    let mut numbers = [0.0; WIDEST];
+    // SAFETY: no vector is wider.
+    unsafe { simd.store(numbers.as_mut_ptr(), x) };
+    for (index, &number) in numbers[..S::WIDTH].iter().enumerate() {
+        // SAFETY: the caller has room for a vector of them.
+        unsafe { *to.add(index) = bits(number) };
+    }
+}
+
+/// Numbers of the widest vector there is.
+pub(crate) const WIDEST: usize = 16;
 
 /// Tokens side by side in a tile: queries in the forward pass, keys in the backward pass. One
 /// 64-bit word then holds the mask of a row, and it is a whole number of vectors everywhere.
@@ -130,7 +198,7 @@ pub(crate) fn dispatch<O: WithSimd>(isa: crate::isa::Isa, operation: O) -> O::Ou
         Isa::Avx2 => operation.with(unsafe { Avx2::new_unchecked() }),
         #[cfg(target_arch = "x86_64")]
         // SAFETY: checked above.
-        Isa::Avx512 => operation.with(unsafe { Avx512::new_unchecked() }),
+        Isa::Avx512 | Isa::Amx => operation.with(unsafe { Avx512::new_unchecked() }),
         #[cfg(target_arch = "aarch64")]
         Isa::Neon => operation.with(Neon),
         _ => operation.with(Portable),

@@ -14,6 +14,7 @@
 
 use crate::attention::{Output, OutputMut};
 use crate::check;
+use crate::element::Element;
 use crate::error::Result;
 use crate::tile::Strided;
 use crate::view::{Dims, Order, Tensor, View, allocatable};
@@ -94,7 +95,7 @@ impl State {
     }
 
     /// Output and log-sum-exp of what was seen, written where `output` says.
-    pub fn finish_into(&self, mut output: OutputMut<'_>) -> Result<()> {
+    pub fn finish_into<E: Element>(&self, mut output: OutputMut<'_, E>) -> Result<()> {
         check::same("out", output.out.dims(), self.dims)?;
         check::rows("lse", output.lse.len(), self.dims)?;
         check::optional_rows("lse_rest", output.lse_rest.as_deref(), self.dims)?;
@@ -113,7 +114,7 @@ impl State {
                 // SAFETY: the view has the dims of the state.
                 unsafe {
                     *out.offset(offset + dim as isize * strides.dim) =
-                        self.sums[row * self.dims.dim + dim] * factor;
+                        E::from_f32(self.sums[row * self.dims.dim + dim] * factor);
                 }
             }
         }
@@ -150,7 +151,11 @@ impl State {
 /// assert!((lse[0] - 3.0_f32.ln()).abs() < 1e-6);
 /// # Ok::<_, longspan::Error>(())
 /// ```
-pub fn merge_outputs(mut into: OutputMut<'_>, out: View<'_, f32>, lse: &[f32]) -> Result<()> {
+pub fn merge_outputs<E: Element>(
+    mut into: OutputMut<'_, E>,
+    out: View<'_, E>,
+    lse: &[f32],
+) -> Result<()> {
     let dims = into.out.dims();
     check::same("the other output", out.dims(), dims)?;
     check::rows("lse", into.lse.len(), dims)?;
@@ -180,7 +185,10 @@ pub fn merge_outputs(mut into: OutputMut<'_>, out: View<'_, f32>, lse: &[f32]) -
             let theirs = out.get(entry, token, head, dim).expect("dims are the same");
             // SAFETY: the index lies within the view.
             let at = unsafe { &mut *target.offset(offset + dim as isize * strides.dim) };
-            *at = if mine == f32::NEG_INFINITY { theirs } else { *at * a + theirs * b };
+            *at = match mine == f32::NEG_INFINITY {
+                true => theirs,
+                false => E::from_f32(at.to_f32() * a + theirs.to_f32() * b),
+            };
         }
     }
     Ok(())

@@ -17,6 +17,7 @@ use std::marker::PhantomData;
 
 pub use self::tensor::Tensor;
 
+use crate::element::{Element, ElementType};
 use crate::error::{Error, Result};
 
 /// How many elements each axis has.
@@ -410,23 +411,67 @@ impl<'a, T: Copy> ViewMut<'a, T> {
     }
 }
 
-/// Whether a tensor that is written shares an element with one that is read or written too.
-pub(crate) fn overlap<T>(a: (*const T, Extent), b: (*const T, Extent)) -> bool {
-    let bytes = (b.0 as isize).wrapping_sub(a.0 as isize);
-    let size = size_of::<T>() as isize;
-    // Elements of one type lie on multiples of their size, or the views couldn't be made.
-    a.1.meets(&b.1, bytes.div_euclid(size))
+/// Where a tensor lies, or a list that belongs to one.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Memory {
+    /// The address of the first element, and the size of one.
+    first: isize,
+    size: isize,
+    extent: Extent,
+}
+
+impl Memory {
+    /// That of a list.
+    pub(crate) fn of<T>(list: &[T]) -> Self {
+        let dims = Dims { batch: 1, tokens: list.len(), heads: 1, dim: 1 };
+        let strides = Strides { batch: 0, tokens: 1, heads: 0, dim: 0 };
+        Memory::new(list.as_ptr(), Extent { dims, strides })
+    }
+
+    fn new<T>(first: *const T, extent: Extent) -> Self {
+        Memory { first: first as isize, size: size_of::<T>() as isize, extent }
+    }
+
+    /// Whether they share a byte, as exactly as [`Extent::meets`] knows; for elements of different
+    /// sizes, whether the stretches of memory that they span touch.
+    pub(crate) fn meets(&self, other: &Memory) -> bool {
+        if self.size == other.size {
+            // Elements lie on multiples of their size, or the views couldn't be made.
+            let bytes = other.first.wrapping_sub(self.first);
+            return self.extent.meets(&other.extent, bytes.div_euclid(self.size));
+        }
+        let span = |memory: &Memory| {
+            let (low, high) = memory.extent.reach().ok()??;
+            Some((memory.first + low * memory.size, memory.first + (high + 1) * memory.size))
+        };
+        match (span(self), span(other)) {
+            (Some(a), Some(b)) => a.0 < b.1 && b.0 < a.1,
+            _ => false,
+        }
+    }
 }
 
 impl<T> View<'_, T> {
-    pub(crate) fn memory(&self) -> (*const T, Extent) {
-        (self.first, self.extent)
+    pub(crate) fn memory(&self) -> Memory {
+        Memory::new(self.first, self.extent)
     }
 }
 
 impl<T> ViewMut<'_, T> {
-    pub(crate) fn memory(&self) -> (*const T, Extent) {
-        (self.first, self.extent)
+    pub(crate) fn memory(&self) -> Memory {
+        Memory::new(self.first, self.extent)
+    }
+}
+
+impl<'a, E: Element> ViewMut<'a, E> {
+    /// The same view, if its elements are f32.
+    pub(crate) fn as_f32(self) -> std::result::Result<ViewMut<'a, f32>, Self> {
+        match E::TYPE {
+            ElementType::F32 => {
+                Ok(ViewMut { first: self.first.cast(), extent: self.extent, memory: PhantomData })
+            }
+            _ => Err(self),
+        }
     }
 }
 
@@ -438,12 +483,6 @@ pub(crate) fn allocatable<T>(dims: Dims) -> Result<usize> {
         (Some(elements), Some(bytes)) if isize::try_from(bytes).is_ok() => Ok(elements),
         _ => Err(Error::Overflow { dims }),
     }
-}
-
-/// The memory of a list that belongs to a tensor.
-pub(crate) fn list<T>(data: &[T]) -> (*const T, Extent) {
-    let dims = Dims { batch: 1, tokens: data.len(), heads: 1, dim: 1 };
-    (data.as_ptr(), Extent { dims, strides: Strides { batch: 0, tokens: 1, heads: 0, dim: 0 } })
 }
 
 /// The index of the first element in a slice of `len`, if all elements lie in it.

@@ -58,6 +58,8 @@ impl Workspaces {
 pub(crate) struct Scratch {
     pub(crate) numbers: Arena,
     pub(crate) lists: Lists,
+    /// Clean copies of numbers that aren't finite, in the rare case.
+    pub(crate) clean: Arena,
     /// What masks are made in.
     pub(crate) mask: Vec<u64>,
 }

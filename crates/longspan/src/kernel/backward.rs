@@ -27,18 +27,17 @@ use self::add::AddRows;
 use self::cover::{Coverage, cover, sees};
 use self::differentiate::{Differentiate, correct};
 
-use super::finite::AllFinite;
+use super::finite::{AllFinite, clean, left_out};
 use super::pack::{FromLanes, Meet, ToLanes};
 use super::{Raw, padded};
 use crate::attention::RowStatistics;
+use crate::element::Element;
 use crate::plan::Stream;
 use crate::plan::backward::Grid;
 use crate::score::Transform;
 use crate::simd::{LANES, Simd};
-use crate::tile::{
-    Ahead, Keep, Multiply, OVER_DIMS, OVER_TOKENS, Rows, Size, Strided, Terms, Tiles,
-};
-use crate::workspace::Arena;
+use crate::tile::{Ahead, Keep, Multiply, OVER_DIMS, OVER_TOKENS, Rows, Size, Strided, Tiles};
+use crate::workspace::Scratch;
 
 /// The most queries of a tile.
 const QUERIES: usize = 64;
@@ -49,16 +48,16 @@ const OVER_KEYS: usize = 16;
 
 /// Everything that is the same for all slabs of a call.
 #[derive(Clone, Copy)]
-pub(crate) struct Backward<'a, X, T> {
+pub(crate) struct Backward<'a, X: Tiles, T> {
     pub(crate) tiles: X,
     pub(crate) transform: T,
     pub(crate) scale: f32,
     /// A slope a query head; empty where the transform looks at none.
     pub(crate) slopes: &'a [f32],
-    pub(crate) q: Raw,
-    pub(crate) k: Raw,
-    pub(crate) v: Raw,
-    pub(crate) dout: Raw,
+    pub(crate) q: Raw<X::Element>,
+    pub(crate) k: Raw<X::Element>,
+    pub(crate) v: Raw<X::Element>,
+    pub(crate) dout: Raw<X::Element>,
     pub(crate) dq: Raw,
     pub(crate) dk: Raw,
     pub(crate) dv: Raw,
@@ -78,7 +77,7 @@ pub(crate) struct Slab {
     values_turned: *mut f32,
     dk_turned: *mut f32,
     dv_turned: *mut f32,
-    /// K, whole vectors a row.
+    /// K, whole vectors a row, with 0 in place of what isn't finite.
     key_rows: Rows,
     /// Whether the keys of each tile are finite.
     finite: [bool; MOST_TILES],
@@ -90,8 +89,14 @@ pub(crate) struct Slab {
     /// dQ of a tile over this slab alone: a level of the sum over all keys.
     dq: Rows,
     positions: *mut f32,
-    left: *mut f32,
+    /// Operands, ready: Kᵗ and Vᵗ tile after tile, and K; those of a tile of queries; clean copies of
+    /// numbers that aren't finite, and what is made ready of those.
+    keys_ready: *mut f32,
+    values_ready: *mut f32,
+    rows_ready: *mut f32,
+    left: [*mut f32; 5],
     right: *mut f32,
+    clean: *mut f32,
 }
 
 /// Tiles of the largest slab.
@@ -138,23 +143,47 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
         self.dim.next_multiple_of(X::Simd::WIDTH)
     }
 
-    fn lengths(&self) -> [usize; 12] {
+    /// Numbers of a tile of dKᵗ or dVᵗ.
+    fn sums_len(dims: usize) -> usize {
+        dims.next_multiple_of(X::TARGET_ROWS) * LANES
+    }
+
+    /// Numbers of a tile of Kᵗ or Vᵗ that is ready.
+    fn ready_len(dims: usize) -> usize {
+        X::right_room(dims, LANES).next_multiple_of(LANES)
+    }
+
+    fn lengths(&self) -> [usize; 19] {
         let slab = self.grid.slab.next_multiple_of(LANES);
-        let longest = self.dim.max(self.value_dim).max(QUERIES).max(slab);
+        let tiles = slab / LANES;
+        let (dim, value_dim) = (self.dim, self.value_dim);
         [
-            self.dim * slab,
-            self.value_dim * slab,
-            self.dim * slab,
-            self.value_dim * slab,
+            dim * slab,
+            value_dim * slab,
+            tiles * Self::sums_len(dim),
+            tiles * Self::sums_len(value_dim),
             slab * self.row_len(),
             QUERIES * LANES,
             QUERIES * LANES,
             QUERIES * slab,
             QUERIES * self.row_len(),
             slab,
-            X::left_room(longest, longest),
-            X::right_room(longest, longest.max(self.row_len())),
+            tiles * Self::ready_len(dim),
+            tiles * Self::ready_len(value_dim),
+            X::right_room(slab, self.row_len()),
+            X::left_room(QUERIES, dim),
+            X::left_room(QUERIES, value_dim),
+            X::left_room(dim, QUERIES),
+            X::left_room(value_dim, QUERIES),
+            X::left_room(QUERIES, slab),
+            X::right_room(QUERIES, LANES),
         ]
+    }
+
+    /// Numbers of scratch for clean copies of queries or of dO, and for what is made of them.
+    pub(crate) fn clean_room(&self) -> usize {
+        let dims = self.dim.max(self.value_dim);
+        QUERIES * dims + X::left_room(dims, QUERIES)
     }
 
     /// Numbers of scratch that a slab needs.
@@ -169,11 +198,11 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
     /// The tensors must have this entry, head and slab.
     pub(crate) unsafe fn open(
         &self,
-        arena: &mut Arena,
+        scratch: &mut Scratch,
         (entry, head): (usize, usize),
         slab: u32,
     ) -> Slab {
-        let mut next = arena.room(self.room());
+        let mut next = scratch.numbers.room(self.room());
         let parts = self.lengths().map(|len| {
             let part = next;
             // SAFETY: the parts add up to the room.
@@ -191,7 +220,14 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
             products,
             dq,
             positions,
-            left,
+            keys_ready,
+            values_ready,
+            rows_ready,
+            left_q,
+            left_dout,
+            left_q_turned,
+            left_dout_turned,
+            left_products,
             right,
         ] = parts;
         let first = slab as usize * self.grid.slab;
@@ -210,26 +246,33 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
             products: Rows { first: products, row: self.grid.slab.next_multiple_of(LANES) },
             dq: Rows { first: dq, row },
             positions,
-            left,
+            keys_ready,
+            values_ready,
+            rows_ready,
+            left: [left_q, left_dout, left_q_turned, left_dout_turned, left_products],
             right,
+            clean: scratch.clean.room(self.clean_room()),
         };
         let simd = self.tiles.simd();
         // SAFETY: scratch of our own; the keys are in the tensors.
         unsafe {
             let tiles = slab.keys.div_ceil(LANES);
-            std::ptr::write_bytes(dk_turned, 0, tiles * self.dim * LANES);
-            std::ptr::write_bytes(dv_turned, 0, tiles * self.value_dim * LANES);
+            std::ptr::write_bytes(dk_turned, 0, tiles * Self::sums_len(self.dim));
+            std::ptr::write_bytes(dv_turned, 0, tiles * Self::sums_len(self.value_dim));
             for tile in 0..tiles {
                 let (key, tokens) = slab.tile_keys(tile);
-                for (tensor, turned, dims) in
-                    [(self.k, keys_turned, self.dim), (self.v, values_turned, self.value_dim)]
-                {
-                    let target = turned_tile(turned, dims, tile);
+                for (tensor, turned, ready, dims) in [
+                    (self.k, keys_turned, keys_ready, self.dim),
+                    (self.v, values_turned, values_ready, self.value_dim),
+                ] {
+                    let target = tile_of(turned, dims * LANES, tile);
                     if tokens < LANES {
                         std::ptr::write_bytes(target.first, 0, dims * LANES);
                     }
                     let source = tensor.head(entry, head, key);
                     simd.call(ToLanes { source, tokens, dims, target, lane: 0 });
+                    let ready = ready.add(tile * Self::ready_len(dims));
+                    self.tiles.right(target, dims, LANES, ready);
                 }
                 let matrix = self.k.head(entry, head, key);
                 slab.finite[tile] =
@@ -239,10 +282,12 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
             for key in 0..slab.keys {
                 let to = slab.key_rows.at(key, 0).first;
                 for dim in 0..self.dim {
-                    *to.add(dim) = *source.at(key, dim).first;
+                    let x = (*source.at(key, dim).first).to_f32();
+                    *to.add(dim) = if x.is_finite() { x } else { 0.0 };
                 }
                 std::ptr::write_bytes(to.add(self.dim), 0, row - self.dim);
             }
+            self.tiles.right(slab.key_rows, slab.keys, row, rows_ready);
         }
         slab
     }
@@ -274,7 +319,7 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
                             (Strided { first, row: dims as isize, column: 1 }, Meet::Replace)
                         }
                     };
-                    let source = turned_tile(turned, dims, tile);
+                    let source = tile_of(turned, Self::sums_len(dims), tile);
                     let factors = std::ptr::null();
                     simd.call(FromLanes { source, lane: 0, factors, tokens, dims, target, meet });
                     before += self.grid.slab * dims;
@@ -352,6 +397,12 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
                 super::positions(stream.layout.query_positions(), query, base, into);
             }
             let slope = if T::PLACED { self.slopes[head] } else { 0.0 };
+            let [left_q, left_dout, left_q_turned, left_dout_turned, _] = slab.left;
+            let (dim, value_dim) = (self.dim, self.value_dim);
+            let q_ready = tiles.left(q, queries, dim, left_q);
+            let dout_ready = tiles.left(dout, queries, value_dim, left_dout);
+            let q_turned = tiles.left(q.transposed(), dim, queries, left_q_turned);
+            let dout_turned = tiles.left(dout.transposed(), value_dim, queries, left_dout_turned);
             let mut finite = None;
             // Neighbouring tiles are multiplied with K together.
             let mut pending: Option<Pending> = None;
@@ -360,40 +411,25 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
                 let mut bits = [0; QUERIES];
                 let coverage = cover(stream.layout, &tile, (key, keys), masks, &mut bits);
                 if coverage == Coverage::Empty {
-                    self.multiply_keys(slab, &tile, pending.take());
+                    self.multiply_keys(slab, stream, &tile, pending.take());
                     continue;
                 }
                 let lanes = padded(keys, X::Simd::WIDTH);
-                let left = tiles.left(q, queries, self.dim, slab.left);
-                let right = tiles.right(
-                    turned_tile(slab.keys_turned, self.dim, index),
-                    self.dim,
-                    lanes,
-                    slab.right,
-                );
-                let size = Size { m: queries, n: lanes, k: self.dim, piece: OVER_DIMS };
-                tiles.multiply(Multiply {
-                    target: slab.scores,
-                    keep: Keep::Nothing,
-                    left,
-                    right,
-                    size,
-                    terms: Terms::All,
-                    ahead: Ahead::NOTHING,
-                });
-                let left = tiles.left(dout, queries, self.value_dim, slab.left);
-                let values = turned_tile(slab.values_turned, self.value_dim, index);
-                let right = tiles.right(values, self.value_dim, lanes, slab.right);
-                let size = Size { m: queries, n: lanes, k: self.value_dim, piece: OVER_DIMS };
-                tiles.multiply(Multiply {
-                    target: slab.gradients,
-                    keep: Keep::Nothing,
-                    left,
-                    right,
-                    size,
-                    terms: Terms::All,
-                    ahead: Ahead::NOTHING,
-                });
+                for (target, left, (turned, ready, dims)) in [
+                    (slab.scores, q_ready, (slab.keys_turned, slab.keys_ready, dim)),
+                    (
+                        slab.gradients,
+                        dout_ready,
+                        (slab.values_turned, slab.values_ready, value_dim),
+                    ),
+                ] {
+                    let turned = tile_of(turned, dims * LANES, index);
+                    let ready = ready.add(index * Self::ready_len(dims));
+                    let right = tiles.again(turned, dims, LANES, ready);
+                    let size = Size { m: queries, n: lanes, k: dims, piece: OVER_DIMS };
+                    let (keep, ahead) = (Keep::Nothing, Ahead::NOTHING);
+                    tiles.multiply(Multiply { target, keep, left, right, size, ahead });
+                }
 
                 let masked = coverage == Coverage::Partial;
                 if T::PLACED {
@@ -425,69 +461,84 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
                         };
                         all(q, self.dim) && all(dout, self.value_dim)
                     });
-                for (matrix, right, turned, dims) in [
-                    (dout, slab.scores, slab.dv_turned, self.value_dim),
-                    (q, products, slab.dk_turned, self.dim),
+                for (matrix, ready, right, (sums, dims)) in [
+                    (dout, dout_turned, slab.scores, (slab.dv_turned, value_dim)),
+                    (q, q_turned, products, (slab.dk_turned, dim)),
                 ] {
-                    let target = turned_tile(turned, dims, index);
+                    let target = tile_of(sums, Self::sums_len(dims), index);
                     let size = Size { m: dims, n: lanes, k: queries, piece: OVER_TOKENS };
-                    let terms = if careful { Terms::RightNotZero } else { Terms::All };
-                    let left = tiles.left(matrix.transposed(), dims, queries, slab.left);
-                    let right = tiles.right(right, queries, lanes, slab.right);
-                    tiles.multiply(Multiply {
-                        target,
-                        keep: Keep::All,
-                        left,
-                        right,
-                        size,
-                        terms,
-                        ahead: Ahead::NOTHING,
-                    });
+                    let left = match careful {
+                        false => ready,
+                        true => {
+                            let copy = clean(matrix, queries, dims, slab.clean.cast());
+                            let after = slab.clean.add(QUERIES * dim.max(value_dim));
+                            tiles.left(copy.transposed(), dims, queries, after)
+                        }
+                    };
+                    let (keep, ahead) = (Keep::All, Ahead::NOTHING);
+                    let factors = right;
+                    let right = tiles.right(factors, queries, lanes, slab.right);
+                    tiles.multiply(Multiply { target, keep, left, right, size, ahead });
+                    if careful {
+                        left_out(matrix, queries, dims, |query, dim, x| {
+                            for lane in 0..lanes {
+                                let factor = *factors.at(query, lane).first;
+                                if factor != 0.0 {
+                                    *target.at(dim, lane).first += factor * x;
+                                }
+                            }
+                        });
+                    }
                 }
-                let careful = masked && !slab.finite[index];
-                let join = pending.get_or_insert(Pending {
-                    first: index * LANES,
-                    keys: 0,
-                    careful: false,
-                });
-                join.keys += keys;
-                join.careful |= careful;
+                pending.get_or_insert(Pending { first: index * LANES, keys: 0 }).keys += keys;
             }
-            self.multiply_keys(slab, &tile, pending);
+            self.multiply_keys(slab, stream, &tile, pending);
         }
     }
 
     /// dQ ← dQ + D · K over neighbouring tiles of keys.
-    unsafe fn multiply_keys(&self, slab: &Slab, tile: &QueryTile, pending: Option<Pending>) {
-        let Some(Pending { first, keys, careful }) = pending else { return };
-        let (tiles, row) = (self.tiles, self.row_len());
-        let size = Size { m: tile.queries, n: row, k: keys, piece: OVER_KEYS };
+    unsafe fn multiply_keys(
+        &self,
+        slab: &Slab,
+        stream: &Stream<'_>,
+        tile: &QueryTile,
+        pending: Option<Pending>,
+    ) {
+        let Some(Pending { first, keys }) = pending else { return };
+        let (tiles, row, queries) = (self.tiles, self.row_len(), tile.queries);
         // SAFETY: the slab has these keys, and dQ these rows.
         unsafe {
-            let products = slab.products.at(0, first).strided();
-            let rows = slab.key_rows.at(first, 0);
-            let left = tiles.left(products, tile.queries, keys, slab.left);
-            let right = tiles.right(rows, keys, row, slab.right);
-            let terms = if careful { Terms::LeftNotZero } else { Terms::All };
+            let products = slab.products.at(0, first);
+            let ready = tiles.again(slab.key_rows, slab.keys, row, slab.rows_ready);
             tiles.multiply(Multiply {
                 target: slab.dq,
                 keep: Keep::Nothing,
-                left,
-                right,
-                size,
-                terms,
+                left: tiles.left_of_scratch(products.strided(), queries, keys, slab.left[4]),
+                right: X::right_part(ready, first, 0),
+                size: Size { m: queries, n: row, k: keys, piece: OVER_KEYS },
                 ahead: Ahead::NOTHING,
             });
-            let (rows, columns) = (tile.queries, self.dim);
+            if !slab.finite[first / LANES..(first + keys).div_ceil(LANES)].iter().all(|&x| x) {
+                let matrix = self.k.head(stream.entry, stream.key_head, slab.first + first);
+                left_out(matrix, keys, self.dim, |key, dim, x| {
+                    for query in 0..queries {
+                        let product = *products.at(query, key).first;
+                        if product != 0.0 {
+                            *slab.dq.at(query, dim).first += product * x;
+                        }
+                    }
+                });
+            }
+            let (rows, columns) = (queries, self.dim);
             tiles.simd().call(AddRows { from: slab.dq, to: tile.dq, rows, columns });
         }
     }
 }
 
-/// Tile `index` of matrices [dims × LANES] that lie one after the other.
-unsafe fn turned_tile(first: *mut f32, dims: usize, index: usize) -> Rows {
+/// Tile `index` of those of `len` numbers, LANES a row, that lie one after the other.
+unsafe fn tile_of(first: *mut f32, len: usize, index: usize) -> Rows {
     // SAFETY: the caller has so many tiles.
-    Rows { first: unsafe { first.add(index * dims * LANES) }, row: LANES }
+    Rows { first: unsafe { first.add(index * len) }, row: LANES }
 }
 
 impl Slab {
@@ -514,5 +565,4 @@ struct Pending {
     /// The first key, counted from the slab's.
     first: usize,
     keys: usize,
-    careful: bool,
 }

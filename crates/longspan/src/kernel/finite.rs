@@ -1,16 +1,22 @@
-//! Whether a matrix has a number that isn't finite.
+//! Numbers that aren't finite, where some queries don't see them.
+//!
+//! A masked probability is exactly 0, and a product with it adds exactly nothing, unless the other
+//! factor is infinite or NaN. Where that happens the product is taken with a [cleaned](clean) copy,
+//! and what was [left out](left_out) is added for those that see it. To all others it is as if the
+//! number had been any other, to the bit.
 
+use crate::element::{Element, load};
 use crate::simd::{Operation, Simd};
 use crate::tile::Strided;
 
 /// Whether every number of a matrix is finite.
-pub(crate) struct AllFinite {
-    pub(crate) matrix: Strided,
+pub(crate) struct AllFinite<E> {
+    pub(crate) matrix: Strided<E>,
     pub(crate) rows: usize,
     pub(crate) columns: usize,
 }
 
-impl Operation for AllFinite {
+impl<E: Element> Operation for AllFinite<E> {
     type Output = bool;
 
     #[inline(always)]
@@ -27,10 +33,11 @@ impl Operation for AllFinite {
                 let row = matrix.at(row, 0);
                 for column in (0..whole).step_by(S::WIDTH) {
                     let slot = column / S::WIDTH % 4;
-                    sums[slot] = simd.fma(simd.load(row.at(0, column).first), zero, sums[slot]);
+                    let numbers = load(simd, row.at(0, column).first);
+                    sums[slot] = simd.fma(numbers, zero, sums[slot]);
                 }
                 for column in whole..columns {
-                    sum += *row.at(0, column).first * 0.0;
+                    sum += (*row.at(0, column).first).to_f32() * 0.0;
                 }
             }
             let mut lanes = [0.0_f32; 16];
@@ -40,5 +47,51 @@ impl Operation for AllFinite {
             }
         }
         sum == 0.0
+    }
+}
+
+/// Copies a matrix, row after row, with 0 in place of what isn't finite.
+///
+/// # Safety
+///
+/// The matrix must be readable and the copy writable.
+pub(crate) unsafe fn clean<E: Element>(
+    matrix: Strided<E>,
+    rows: usize,
+    columns: usize,
+    copy: *mut E,
+) -> Strided<E> {
+    for row in 0..rows {
+        for column in 0..columns {
+            // SAFETY: the caller's.
+            unsafe {
+                let x = *matrix.at(row, column).first;
+                let finite = x.to_f32().is_finite();
+                *copy.add(row * columns + column) = if finite { x } else { E::default() };
+            }
+        }
+    }
+    Strided { first: copy, row: columns as isize, column: 1 }
+}
+
+/// Calls `add(row, column, number)` for everything that [`clean`] leaves out.
+///
+/// # Safety
+///
+/// The matrix must be readable.
+pub(crate) unsafe fn left_out<E: Element>(
+    matrix: Strided<E>,
+    rows: usize,
+    columns: usize,
+    mut add: impl FnMut(usize, usize, f32),
+) {
+    for row in 0..rows {
+        for column in 0..columns {
+            // SAFETY: the caller's.
+            let x = unsafe { *matrix.at(row, column).first }.to_f32();
+            if !x.is_finite() {
+                add(row, column, x);
+            }
+        }
     }
 }

@@ -24,14 +24,14 @@ pub(crate) use self::lists::Lists;
 use self::lists::{Piece, even};
 use self::softmax::{Fold, Softmax};
 
-use super::finite::AllFinite;
+use super::finite::{AllFinite, clean, left_out};
 use super::pack::{FromLanes, Meet, ToLanes, transpose_bits};
 use super::{Raw, padded};
 use crate::plan::{Stream, Unit};
 use crate::score::Transform;
 use crate::simd::{LANES, Simd};
 use crate::state::RawState;
-use crate::tile::{Ahead, Keep, Multiply, OVER_DIMS, OVER_TOKENS, Rows, Size, Terms, Tiles};
+use crate::tile::{Ahead, Keep, Multiply, OVER_DIMS, OVER_TOKENS, Rows, Size, Strided, Tiles};
 use crate::workspace::{Arena, Scratch};
 
 /// The most keys between two looks at the maximum: their scores and values stay in the first-level
@@ -52,15 +52,15 @@ const FOLD: u32 = 8;
 
 /// Everything that is the same for all rows of a call.
 #[derive(Clone, Copy)]
-pub(crate) struct Forward<'a, X, T> {
+pub(crate) struct Forward<'a, X: Tiles, T> {
     pub(crate) tiles: X,
     pub(crate) transform: T,
     pub(crate) scale: f32,
     /// A slope a query head; empty where the transform looks at none.
     pub(crate) slopes: &'a [f32],
-    pub(crate) q: Raw,
-    pub(crate) k: Raw,
-    pub(crate) v: Raw,
+    pub(crate) q: Raw<X::Element>,
+    pub(crate) k: Raw<X::Element>,
+    pub(crate) v: Raw<X::Element>,
     pub(crate) dim: usize,
     pub(crate) value_dim: usize,
     pub(crate) keys: usize,
@@ -68,9 +68,9 @@ pub(crate) struct Forward<'a, X, T> {
 
 /// Where the rows of a unit go.
 #[derive(Clone, Copy)]
-pub(crate) enum Target {
+pub(crate) enum Target<E> {
     /// To output and log-sum-exp; its rest may be null.
-    Output { out: Raw, lse: *mut f32, lse_rest: *mut f32 },
+    Output { out: Raw<E>, lse: *mut f32, lse_rest: *mut f32 },
     /// On from a state, back into it: a row for each batch entry, head and token.
     Extend(RawState),
     /// Into a state of its own: the lanes of this unit are rows from the given one on.
@@ -78,15 +78,16 @@ pub(crate) enum Target {
 }
 
 // SAFETY: units write disjoint rows.
-unsafe impl Send for Target {}
+unsafe impl<E> Send for Target<E> {}
 // SAFETY: as above.
-unsafe impl Sync for Target {}
+unsafe impl<E> Sync for Target<E> {}
 
 /// One tile: up to [`LANES`] queries, of one head or of several.
 #[derive(Clone, Copy)]
 struct Tile {
-    /// Qᵗ.
+    /// Qᵗ, and where it is kept ready.
     queries: Rows,
+    ready: *mut f32,
     /// A, and l as one more row of it.
     sums: Rows,
     /// The same of earlier stretches, and the maxima they are relative to.
@@ -112,18 +113,30 @@ struct Room {
     tile: usize,
     scores: *mut f32,
     key_positions: *mut f32,
-    left: *mut f32,
+    keys: *mut f32,
+    values: *mut f32,
     right: *mut f32,
+    /// For clean copies of values, and what is made ready of them: null in a first attempt.
+    clean: *mut f32,
+}
+
+/// Some keys and their values, ready.
+#[derive(Clone, Copy)]
+struct Ready<X: Tiles> {
+    /// The first key.
+    first: usize,
+    keys: X::Left,
+    values: X::Left,
 }
 
 /// The rows of blocks of a unit, and how their tiles are numbered: those of a row together.
 #[derive(Clone, Copy)]
-struct Stack<'a> {
+struct Stack<'a, E> {
     stream: &'a Stream<'a>,
     rows: (u32, u32),
     /// Tiles a full row has.
     per_row: usize,
-    target: Target,
+    target: Target<E>,
     /// Whether products leave out what is masked.
     careful: bool,
     /// Whether there is only one tile: keys and values are then used once, and memory is what
@@ -131,7 +144,7 @@ struct Stack<'a> {
     lone: bool,
 }
 
-impl Stack<'_> {
+impl<E> Stack<'_, E> {
     /// The first query of a row, and how many it has.
     fn tokens(&self, row: u32) -> (usize, usize) {
         let tokens = self.stream.layout.row_tokens(row);
@@ -146,13 +159,29 @@ impl Stack<'_> {
 
 impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     fn tile_len(&self) -> usize {
-        LANES * (self.dim + 2 * (self.value_dim + 1) + 6)
+        let ready = X::right_room(self.dim, LANES).next_multiple_of(LANES);
+        LANES * (self.dim + 2 * (self.sum_rows() + 1) + 6) + ready
     }
 
-    fn lengths(&self, tiles: usize) -> [usize; 5] {
-        let left = X::left_room(LONGEST, self.dim).max(X::left_room(self.value_dim, LONGEST));
-        let right = X::right_room(LONGEST.max(self.dim), LANES);
-        [tiles * self.tile_len(), STRETCH * LANES, LONGEST, left, right]
+    /// Rows of A.
+    fn sum_rows(&self) -> usize {
+        self.value_dim.next_multiple_of(X::TARGET_ROWS)
+    }
+
+    fn lengths(&self, tiles: usize) -> [usize; 6] {
+        [
+            tiles * self.tile_len(),
+            (STRETCH + X::TARGET_ROWS) * LANES,
+            LONGEST,
+            X::left_room(LONGEST, self.dim),
+            X::left_room(self.value_dim, LONGEST),
+            X::right_room(LONGEST, LANES),
+        ]
+    }
+
+    /// Numbers of scratch for clean values.
+    fn clean_room(&self) -> usize {
+        LONGEST * self.value_dim + X::left_room(self.value_dim, LONGEST)
     }
 
     /// Numbers of scratch that units of up to so many tiles need.
@@ -163,27 +192,29 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
 
     fn cut(&self, arena: &mut Arena, tiles: usize) -> Room {
         let mut next = arena.room(self.room(tiles));
-        let [tiles, scores, key_positions, left, right] = self.lengths(tiles).map(|len| {
+        let [tiles, scores, key_positions, keys, values, right] = self.lengths(tiles).map(|len| {
             let part = next;
             // SAFETY: the parts add up to the room.
             next = unsafe { next.add(len.next_multiple_of(LANES)) };
             part
         });
-        Room { tiles, tile: self.tile_len(), scores, key_positions, left, right }
+        let (tile, clean) = (self.tile_len(), std::ptr::null_mut());
+        Room { tiles, tile, scores, key_positions, keys, values, right, clean }
     }
 
     /// Tile `index` of a row.
-    fn tile(&self, room: &Room, stack: &Stack<'_>, row: u32, index: usize) -> Tile {
+    fn tile(&self, room: &Room, stack: &Stack<'_, X::Element>, row: u32, index: usize) -> Tile {
         let lanes = stack.lanes(row);
         let number = (row - stack.rows.0) as usize * stack.per_row + index;
         // SAFETY: `room` holds the tiles of all rows.
         unsafe {
             let queries = room.tiles.add(number * room.tile);
             let sums = queries.add(self.dim * LANES);
-            let folded = sums.add((self.value_dim + 1) * LANES);
-            let rows = folded.add((self.value_dim + 1) * LANES);
+            let folded = sums.add((self.sum_rows() + 1) * LANES);
+            let rows = folded.add((self.sum_rows() + 1) * LANES);
             Tile {
                 queries: Rows { first: queries, row: LANES },
+                ready: rows.add(6 * LANES),
                 sums: Rows { first: sums, row: LANES },
                 folded: Rows { first: folded, row: LANES },
                 maxima: rows,
@@ -199,7 +230,12 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     }
 
     /// The tiles of a row.
-    fn tiles_of(&self, room: &Room, stack: &Stack<'_>, row: u32) -> impl Iterator<Item = Tile> {
+    fn tiles_of(
+        &self,
+        room: &Room,
+        stack: &Stack<'_, X::Element>,
+        row: u32,
+    ) -> impl Iterator<Item = Tile> {
         let lanes = stack.lanes(row);
         (0..lanes.div_ceil(LANES)).map(move |index| self.tile(room, stack, row, index))
     }
@@ -214,7 +250,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         &self,
         stream: &Stream<'_>,
         unit: &Unit,
-        target: Target,
+        target: Target<X::Element>,
         masks: &mut Masks<'_>,
         scratch: &mut Scratch,
     ) {
@@ -226,7 +262,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
             // SAFETY: the caller's.
             return unsafe { self.few(&mut stack, unit, masks, scratch) };
         }
-        let room = self.cut(&mut scratch.numbers, tiles);
+        let mut room = self.cut(&mut scratch.numbers, tiles);
         let lists = &mut scratch.lists;
         // SAFETY: lanes stand for tokens of these rows; keys are those that the layout names.
         unsafe {
@@ -235,6 +271,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
             }
             // A sum isn't finite, and something was masked: was it only 0 · ∞?
             stack.careful = true;
+            room.clean = scratch.clean.room(self.clean_room());
             self.attempt(&stack, unit, &room, masks, lists);
         }
     }
@@ -242,7 +279,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     /// Computes the rows, and writes them unless a careful attempt has to follow.
     unsafe fn attempt(
         &self,
-        stack: &Stack<'_>,
+        stack: &Stack<'_, X::Element>,
         unit: &Unit,
         room: &Room,
         masks: &mut Masks<'_>,
@@ -263,12 +300,13 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
                 let (mut key, end) = (from as usize, to as usize);
                 while key < end {
                     let keys = even(end - key, STRETCH);
+                    let ready = self.ready(room, stack, key, keys);
                     for row in unit.rows.0..unit.rows.1 {
                         self.place_keys(room, stack, row, key, keys);
                         for tile in self.tiles_of(room, stack, row) {
                             let lanes = (0, tile.lanes);
                             let part = Part { keys: (key, keys), offset: 0, lanes, bits: None };
-                            self.stretch(&tile, room, stack, part);
+                            self.stretch(&tile, room, stack, &ready, part);
                         }
                     }
                     key += keys;
@@ -319,7 +357,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     }
 
     /// Whether the sums of all rows are finite.
-    unsafe fn all_finite(&self, stack: &Stack<'_>, unit: &Unit, room: &Room) -> bool {
+    unsafe fn all_finite(&self, stack: &Stack<'_, X::Element>, unit: &Unit, room: &Room) -> bool {
         (unit.rows.0..unit.rows.1).all(|row| {
             self.tiles_of(room, stack, row).all(|tile| {
                 let finite = |sums: Rows| {
@@ -349,7 +387,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     }
 
     /// Packs the queries, and sets the state to what it starts from.
-    unsafe fn start(&self, tile: &Tile, stack: &Stack<'_>, row: u32) {
+    unsafe fn start(&self, tile: &Tile, stack: &Stack<'_, X::Element>, row: u32) {
         let simd = self.tiles.simd();
         let (stream, target) = (stack.stream, stack.target);
         let (first, tokens) = stack.tokens(row);
@@ -358,7 +396,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
             if tile.lanes < LANES {
                 std::ptr::write_bytes(tile.queries.first, 0, self.dim * LANES);
             }
-            std::ptr::write_bytes(tile.sums.first, 0, (self.value_dim + 1) * LANES);
+            std::ptr::write_bytes(tile.sums.first, 0, (self.sum_rows() + 1) * LANES);
             *tile.counts = [0; 2];
             std::slice::from_raw_parts_mut(tile.maxima, LANES).fill(f32::NEG_INFINITY);
             for (head, token, lane, count) in Self::pieces(tile, tokens) {
@@ -383,7 +421,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
                     );
                     std::ptr::copy_nonoverlapping(
                         state.totals.add(row),
-                        tile.sums.at(self.value_dim, lane).first,
+                        tile.sums.at(self.sum_rows(), lane).first,
                         count,
                     );
                     let (source, target) = (state.rows(row), tile.sums);
@@ -396,11 +434,33 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
                     });
                 }
             }
+            self.tiles.right(tile.queries, self.dim, LANES, tile.ready);
+        }
+    }
+
+    /// Makes keys and their values ready.
+    unsafe fn ready(
+        &self,
+        room: &Room,
+        stack: &Stack<'_, X::Element>,
+        key: usize,
+        keys: usize,
+    ) -> Ready<X> {
+        let (entry, head) = (stack.stream.entry, stack.stream.key_head);
+        // SAFETY: keys are the layout's, and the room holds LONGEST of them.
+        unsafe {
+            let k = self.k.head(entry, head, key);
+            let v = self.v.head(entry, head, key).transposed();
+            Ready {
+                first: key,
+                keys: self.tiles.left(k, keys, self.dim, room.keys),
+                values: self.tiles.left(v, self.value_dim, keys, room.values),
+            }
         }
     }
 
     /// Writes what the tile has come to.
-    unsafe fn end(&self, tile: &Tile, stack: &Stack<'_>, row: u32) {
+    unsafe fn end(&self, tile: &Tile, stack: &Stack<'_, X::Element>, row: u32) {
         let simd = self.tiles.simd();
         let (stream, target) = (stack.stream, stack.target);
         let (first, tokens) = stack.tokens(row);
@@ -412,7 +472,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
                 self.fold(tile, false);
             }
             let source = if folded { tile.folded } else { tile.sums };
-            let totals = source.at(dims, 0).first;
+            let totals = source.at(self.sum_rows(), 0).first;
             for (head, token, lane, count) in Self::pieces(tile, tokens) {
                 let head = stream.heads[head] as usize;
                 let row = stream.row(head, first + token);
@@ -452,7 +512,14 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         }
     }
 
-    unsafe fn place_keys(&self, room: &Room, stack: &Stack<'_>, row: u32, key: usize, keys: usize) {
+    unsafe fn place_keys(
+        &self,
+        room: &Room,
+        stack: &Stack<'_, X::Element>,
+        row: u32,
+        key: usize,
+        keys: usize,
+    ) {
         if T::PLACED {
             // SAFETY: the room holds STRETCH of them.
             let into = unsafe { std::slice::from_raw_parts_mut(room.key_positions, keys) };
@@ -466,7 +533,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     #[allow(clippy::too_many_arguments)]
     unsafe fn mixed(
         &self,
-        stack: &Stack<'_>,
+        stack: &Stack<'_, X::Element>,
         room: &Room,
         row: u32,
         pieces: &[Piece],
@@ -479,6 +546,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         let mut masked = false;
         // SAFETY: the caller's.
         unsafe {
+            let ready = self.ready(room, stack, key, keys);
             self.place_keys(room, stack, row, key, keys);
             for piece in pieces {
                 let (from, to) = (piece.from as usize, piece.to as usize);
@@ -513,13 +581,14 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
             for tile in self.tiles_of(room, stack, row) {
                 if masked {
                     let bits = &bits[tile.first / LANES][..keys];
-                    self.masked(&tile, room, stack, key, bits);
+                    self.masked(&tile, room, stack, &ready, bits);
                 } else {
                     let lanes = (0, tile.lanes);
                     self.stretches(
                         &tile,
                         room,
                         stack,
+                        &ready,
                         Part { keys: (key, keys), offset: 0, lanes, bits: None },
                     );
                 }
@@ -533,7 +602,14 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     /// Queries see different keys at the edge of a window: vectors of them are then worked on by
     /// themselves, in groups of four, two or one, over no more keys than a group sees. The widest
     /// groups are the fastest, so the choice is that of least work.
-    unsafe fn masked(&self, tile: &Tile, room: &Room, stack: &Stack<'_>, key: usize, bits: &[u64]) {
+    unsafe fn masked(
+        &self,
+        tile: &Tile,
+        room: &Room,
+        stack: &Stack<'_, X::Element>,
+        ready: &Ready<X>,
+        bits: &[u64],
+    ) {
         let width = X::Simd::WIDTH;
         let vectors = tile.lanes.div_ceil(width);
         let mut seen = [(0, 0); LANES];
@@ -541,7 +617,8 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
             let lanes = (u64::MAX >> (LANES - width)) << (vector * width);
             let first = bits.iter().position(|bits| bits & lanes != 0).unwrap_or(0);
             let last = bits.iter().rposition(|bits| bits & lanes != 0);
-            *seen = (first, last.map_or(0, |last| last + 1));
+            let end = last.map_or(0, |last| (last + 1).next_multiple_of(X::GRAIN));
+            *seen = (first / X::GRAIN * X::GRAIN, end.min(bits.len()));
         }
         let union = |group: &[(usize, usize)]| {
             let some = || group.iter().filter(|seen| seen.0 < seen.1);
@@ -563,52 +640,78 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
             if start < end {
                 let lane = index * size * width;
                 let lanes = (lane, (tile.lanes - lane).min(size * width));
-                let keys = (key + start, end - start);
+                let keys = (ready.first + start, end - start);
                 let bits = Some(bits[start..].as_ptr());
                 // SAFETY: parts of what the caller vouches for.
                 unsafe {
-                    self.stretches(tile, room, stack, Part { keys, offset: start, lanes, bits })
+                    self.stretches(
+                        tile,
+                        room,
+                        stack,
+                        ready,
+                        Part { keys, offset: start, lanes, bits },
+                    )
                 };
             }
         }
     }
 
     /// Keys for some lanes of a tile, in as many stretches as their scores have room for.
-    unsafe fn stretches(&self, tile: &Tile, room: &Room, stack: &Stack<'_>, part: Part) {
+    unsafe fn stretches(
+        &self,
+        tile: &Tile,
+        room: &Room,
+        stack: &Stack<'_, X::Element>,
+        ready: &Ready<X>,
+        part: Part,
+    ) {
         let (mut key, end) = (part.keys.0, part.keys.0 + part.keys.1);
         let most = most_keys(padded(part.lanes.1, X::Simd::WIDTH));
         while key < end {
-            let keys = even(end - key, most);
+            let keys = even(end - key, most).next_multiple_of(X::GRAIN).min(end - key);
             let before = key - part.keys.0;
             // SAFETY: the caller's; there is a word for each key.
             unsafe {
                 let bits = part.bits.map(|bits| bits.add(before));
                 let offset = part.offset + before;
-                self.stretch(tile, room, stack, Part { keys: (key, keys), offset, bits, ..part });
+                self.stretch(
+                    tile,
+                    room,
+                    stack,
+                    ready,
+                    Part { keys: (key, keys), offset, bits, ..part },
+                );
             }
             key += keys;
         }
     }
 
     /// A stretch of keys for some lanes of a tile: scores, softmax, sums of values.
-    unsafe fn stretch(&self, tile: &Tile, room: &Room, stack: &Stack<'_>, part: Part) {
+    unsafe fn stretch(
+        &self,
+        tile: &Tile,
+        room: &Room,
+        stack: &Stack<'_, X::Element>,
+        ready: &Ready<X>,
+        part: Part,
+    ) {
         let (key, keys) = part.keys;
         let (lane, lanes) = (part.lanes.0, padded(part.lanes.1, X::Simd::WIDTH));
         let (tiles, entry, head) = (self.tiles, stack.stream.entry, stack.stream.key_head);
         // SAFETY: keys are the layout's, lanes the tile's, and scratch is our own.
         unsafe {
             let scores = Rows { first: room.scores, row: lanes };
-            let left = tiles.left(self.k.head(entry, head, key), keys, self.dim, room.left);
-            let right = tiles.right(tile.queries.at(0, lane), self.dim, lanes, room.right);
+            let left = X::part(ready.keys, key - ready.first, 0);
+            let queries = tiles.again(tile.queries, self.dim, LANES, tile.ready);
+            let right = X::right_part(queries, 0, lane);
             let size = Size { m: keys, n: lanes, k: self.dim, piece: OVER_DIMS };
             let values = self.v.head(entry, head, key);
             let ahead = match stack.lone {
-                true => Ahead { matrix: values, rows: keys, columns: self.value_dim },
+                true => Ahead::of(values, keys, self.value_dim),
                 false => Ahead::NOTHING,
             };
             let keep = Keep::Nothing;
-            let terms = Terms::All;
-            tiles.multiply(Multiply { target: scores, keep, left, right, size, terms, ahead });
+            tiles.multiply(Multiply { target: scores, keep, left, right, size, ahead });
 
             tiles.simd().call(Softmax {
                 scores,
@@ -618,33 +721,38 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
                 transform: self.transform,
                 mask: part.bits.map(|bits| (bits, lane)),
                 maxima: tile.maxima.add(lane),
-                totals: tile.sums.at(self.value_dim, lane).first,
+                totals: tile.sums.at(self.sum_rows(), lane).first,
                 factors: tile.factors.add(lane),
                 positions: tile.positions.add(lane),
                 slopes: tile.slopes.add(lane),
                 key_positions: room.key_positions.add(part.offset),
             });
 
-            let values = values.transposed();
+            let careful = stack.careful && part.bits.is_some();
             let keep = Keep::Scaled(tile.factors.add(lane));
             let size = Size { m: self.value_dim, n: lanes, k: keys, piece: OVER_TOKENS };
             let sums = tile.sums.at(0, lane);
-            let left = tiles.left(values, self.value_dim, keys, room.left);
+            let left = match careful {
+                false => X::part(ready.values, 0, key - ready.first),
+                true => self.clean_values(room, values, keys),
+            };
             let right = tiles.right(scores, keys, lanes, room.right);
-            let careful = stack.careful && part.bits.is_some();
-            let terms = if careful { Terms::RightNotZero } else { Terms::All };
-            let next = match stack.lone {
-                true => (self.keys - key - keys).min(STRETCH),
-                false => 0,
+            let next = (self.keys - key - keys).min(STRETCH);
+            let ahead = match stack.lone && next > 0 {
+                true => Ahead::of(self.k.head(entry, head, key + keys), next, self.dim),
+                false => Ahead::NOTHING,
             };
-            let ahead = match next {
-                0 => Ahead::NOTHING,
-                rows => {
-                    let matrix = self.k.head(entry, head, key + keys);
-                    Ahead { matrix, rows, columns: self.dim }
-                }
-            };
-            tiles.multiply(Multiply { target: sums, keep, left, right, size, terms, ahead });
+            tiles.multiply(Multiply { target: sums, keep, left, right, size, ahead });
+            if careful {
+                left_out(values, keys, self.value_dim, |key, dim, x| {
+                    for lane in 0..lanes {
+                        let p = *scores.at(key, lane).first;
+                        if p != 0.0 {
+                            *sums.at(dim, lane).first += p * x;
+                        }
+                    }
+                });
+            }
 
             let counts = &mut *tile.counts;
             counts[0] += 1;
@@ -655,10 +763,25 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         }
     }
 
+    /// Values without what isn't finite, ready.
+    unsafe fn clean_values(
+        &self,
+        room: &Room,
+        values: Strided<X::Element>,
+        keys: usize,
+    ) -> X::Left {
+        // SAFETY: a careful attempt has room for LONGEST of them, and for what is made of them.
+        unsafe {
+            let copy = clean(values, keys, self.value_dim, room.clean.cast());
+            let after = room.clean.add(LONGEST * self.value_dim);
+            self.tiles.left(copy.transposed(), self.value_dim, keys, after)
+        }
+    }
+
     /// Adds the sums to those of earlier stretches, and begins anew.
     unsafe fn fold(&self, tile: &Tile, first: bool) {
         let Tile { sums, folded, maxima, folded_maxima, .. } = *tile;
-        let rows = self.value_dim + 1;
+        let rows = self.sum_rows() + 1;
         self.tiles.simd().call(Fold { sums, folded, maxima, folded_maxima, rows, first });
     }
 }

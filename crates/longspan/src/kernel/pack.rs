@@ -1,52 +1,59 @@
 //! Tokens of a tile, between the caller's rows and lanes.
 
-use crate::simd::{LANES, Operation, Simd};
+use crate::element::{Element, ElementType, load, store};
+use crate::simd::{LANES, Operation, Simd, WIDEST};
 use crate::tile::{Rows, Strided};
+
+/// The widest vector there is, squared.
+const SQUARE: usize = WIDEST * WIDEST;
 
 /// Writes the first `tokens` rows of `source[tokens × dims]` as columns `lane..lane + tokens` of
 /// `target[dims × LANES]`. The tokens that follow a tile later are asked for meanwhile.
-pub(crate) struct ToLanes {
-    pub(crate) source: Strided,
+pub(crate) struct ToLanes<E> {
+    pub(crate) source: Strided<E>,
     pub(crate) tokens: usize,
     pub(crate) dims: usize,
     pub(crate) target: Rows,
     pub(crate) lane: usize,
 }
 
-impl Operation for ToLanes {
+impl<E: Element> Operation for ToLanes<E> {
     type Output = ();
 
     #[inline(always)]
     fn eval<S: Simd>(self, simd: S) {
         let ToLanes { source, tokens, dims, target, lane } = self;
         debug_assert!(lane + tokens <= LANES);
+        let mut square = [0.0_f32; SQUARE];
         // SAFETY: whoever makes the operation vouches for both matrices; squares lie within them.
         unsafe {
             let squares = if source.column == 1 { tokens / S::WIDTH } else { 0 };
             let whole = dims / S::WIDTH * S::WIDTH;
-            for square in 0..squares {
-                let token = square * S::WIDTH;
+            for token in (0..squares * S::WIDTH).step_by(S::WIDTH) {
                 for dim in (0..whole).step_by(S::WIDTH) {
                     let to = target.at(dim, lane + token);
-                    let soon = source
-                        .first
-                        .wrapping_offset((LANES + token) as isize * source.row + dim as isize);
-                    for token in 0..S::WIDTH as isize {
-                        simd.prefetch(soon.wrapping_offset(token * source.row));
+                    let from = source.at(token, dim);
+                    for t in 0..S::WIDTH as isize {
+                        let soon = (LANES as isize + t) * source.row;
+                        simd.prefetch(from.first.wrapping_offset(soon).cast());
                     }
-                    simd.transpose(
-                        source.at(token, dim).first,
-                        source.row,
-                        to.first,
-                        to.row as isize,
-                    );
+                    let (first, row) = if E::TYPE == ElementType::F32 {
+                        (from.first.cast(), from.row)
+                    } else {
+                        for t in 0..S::WIDTH {
+                            let x = load(simd, from.at(t, 0).first);
+                            simd.store(square.as_mut_ptr().add(t * S::WIDTH), x);
+                        }
+                        (square.as_ptr(), S::WIDTH as isize)
+                    };
+                    simd.transpose(first, row, to.first, to.row as isize);
                 }
             }
             let copy = |tokens: std::ops::Range<usize>, dims: std::ops::Range<usize>| {
                 for token in tokens {
                     let from = source.at(token, 0);
                     for dim in dims.clone() {
-                        *target.at(dim, lane + token).first = *from.at(0, dim).first;
+                        *target.at(dim, lane + token).first = (*from.at(0, dim).first).to_f32();
                     }
                 }
             };
@@ -67,25 +74,23 @@ pub(crate) enum Meet {
 
 /// Writes columns `lane..lane + tokens` of `source[dims × LANES]`, each multiplied by its factor
 /// where there are factors, as the rows of `target[tokens × dims]`. The source is used up.
-pub(crate) struct FromLanes {
+pub(crate) struct FromLanes<E> {
     pub(crate) source: Rows,
     pub(crate) lane: usize,
     /// A factor a lane, or null.
     pub(crate) factors: *const f32,
     pub(crate) tokens: usize,
     pub(crate) dims: usize,
-    pub(crate) target: Strided,
+    pub(crate) target: Strided<E>,
     pub(crate) meet: Meet,
 }
 
-impl Operation for FromLanes {
+impl<E: Element> Operation for FromLanes<E> {
     type Output = ();
 
     #[inline(always)]
     fn eval<S: Simd>(self, simd: S) {
         let FromLanes { source, lane, factors, tokens, dims, target, meet } = self;
-        /// The widest vector there is, squared.
-        const SQUARE: usize = 16 * 16;
         let mut square = [0.0_f32; SQUARE];
         let width = S::WIDTH as isize;
         // SAFETY: whoever makes the operation vouches for both matrices; squares lie within them.
@@ -105,8 +110,8 @@ impl Operation for FromLanes {
                 for dim in (0..whole).step_by(S::WIDTH) {
                     let from = source.at(dim, lane + token);
                     let to = target.at(token, dim);
-                    if meet == Meet::Replace {
-                        let into = to.first.cast_mut();
+                    if meet == Meet::Replace && E::TYPE == ElementType::F32 {
+                        let into = to.first.cast_mut().cast();
                         simd.transpose(from.first, from.row as isize, into, to.row);
                         continue;
                     }
@@ -114,7 +119,11 @@ impl Operation for FromLanes {
                     for t in 0..S::WIDTH {
                         let x = simd.load(square.as_ptr().add(t * S::WIDTH));
                         let into = to.at(t, 0).first.cast_mut();
-                        simd.store(into, simd.add(simd.load(into), x));
+                        let x = match meet {
+                            Meet::Replace => x,
+                            Meet::Add => simd.add(load(simd, into), x),
+                        };
+                        store(simd, into, x);
                     }
                 }
             }
@@ -124,7 +133,8 @@ impl Operation for FromLanes {
                     for dim in dims.clone() {
                         let x = *source.at(dim, lane + token).first * factor;
                         let to = target.at(token, dim).first.cast_mut();
-                        *to = if meet == Meet::Add { *to + x } else { x };
+                        let x = if meet == Meet::Add { (*to).to_f32() + x } else { x };
+                        *to = E::from_f32(x);
                     }
                 }
             };

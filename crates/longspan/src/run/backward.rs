@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::{Call, Counter, Pass, each};
 use crate::attention::{GradientsMut, RowStatistics};
+use crate::element::Element;
 use crate::error::Result;
 use crate::kernel::Raw;
 use crate::kernel::backward::{Backward, QueryTarget, Turnstile};
@@ -13,16 +14,16 @@ use crate::score::Transform;
 use crate::tile::Tiles;
 use crate::workspace::{Arena, Scratch, Workspace};
 
-pub(super) struct BackwardPass<'a, 'h> {
-    pub(super) call: &'a Call<'a, 'h>,
-    pub(super) dout: Raw,
+pub(crate) struct BackwardPass<'a, 'h, E> {
+    pub(crate) call: &'a Call<'a, 'h, E>,
+    pub(super) dout: Raw<E>,
     pub(super) rows: RowStatistics<'a>,
-    pub(super) gradients: GradientsMut<'a>,
+    pub(super) gradients: GradientsMut<'a, f32>,
     pub(super) space: &'a mut Workspace,
 }
 
-impl Pass for BackwardPass<'_, '_> {
-    fn with<X: Tiles, T: Transform>(self, tiles: X, transform: T) -> Result<()> {
+impl<E: Element> Pass<E> for BackwardPass<'_, '_, E> {
+    fn with<X: Tiles<Element = E>, T: Transform>(self, tiles: X, transform: T) -> Result<()> {
         let BackwardPass { call, dout, rows, mut gradients, space } = self;
         let (sizes, layouts) = (&call.sizes, &call.attention.layouts);
         space.plan.list_streams(layouts, sizes, usize::MAX);
@@ -48,7 +49,9 @@ impl Pass for BackwardPass<'_, '_> {
         };
         let threads = call.crew(plan.weight, plan.units.len(), &mut space.scratch);
         for scratch in &space.scratch[..threads] {
-            scratch.lock().unwrap_or_else(PoisonError::into_inner).numbers.room(kernel.room());
+            let mut scratch = scratch.lock().unwrap_or_else(PoisonError::into_inner);
+            scratch.numbers.room(kernel.room());
+            scratch.clean.room(kernel.clean_room());
         }
         space.counters.resize_with(space.counters.len().max(plan.counters), AtomicU32::default);
         let buffers = Buffers::cut(plan, sizes.dim, sizes.value_dim, &mut space.parts);
@@ -103,8 +106,8 @@ impl Buffers {
     }
 }
 
-struct Work<'a, 'h, X, T> {
-    call: &'a Call<'a, 'h>,
+struct Work<'a, 'h, X: Tiles, T> {
+    call: &'a Call<'a, 'h, X::Element>,
     space: &'a Workspace,
     kernel: Backward<'a, X, T>,
     buffers: Buffers,
@@ -120,7 +123,7 @@ impl<X: Tiles, T: Transform> Work<'_, '_, X, T> {
         let give_up = || counter.is_stopped();
         // SAFETY: the caller's.
         unsafe {
-            let mut slab = kernel.open(&mut scratch.numbers, at, unit.slab);
+            let mut slab = kernel.open(scratch, at, unit.slab);
             for number in family.streams.0..family.streams.1 {
                 let stream = self.call.stream(&self.space.plan, number);
                 let of_stream = plan.streams[number as usize];

@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use super::{Operation, Simd};
 
-/// The token: this CPU has AVX2 and FMA.
+/// The token: this CPU has AVX2, FMA and F16C.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Avx2(());
 
@@ -17,7 +17,7 @@ impl Avx2 {
     }
 }
 
-#[target_feature(enable = "avx2,fma")]
+#[target_feature(enable = "avx2,fma,f16c")]
 fn compiled<O: Operation>(simd: Avx2, operation: O) -> O::Output {
     operation.eval(simd)
 }
@@ -55,6 +55,45 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn store(self, to: *mut f32, x: __m256) {
         have!(_mm256_storeu_ps(to, x))
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(self, from: *const u16) -> __m256 {
+        have!({
+            let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn store_bf16(self, to: *mut u16, x: __m256) {
+        // Half an ulp less the last bit that stays, so that ties go to even; NaN keeps its sign.
+        have!({
+            let bits = _mm256_castps_si256(x);
+            let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+            let half = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
+            let rounded = _mm256_castsi256_ps(_mm256_add_epi32(bits, half));
+            let nan = _mm256_cmp_ps::<_CMP_UNORD_Q>(x, x);
+            let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x40_0000));
+            let rounded = _mm256_blendv_ps(rounded, _mm256_castsi256_ps(quiet), nan);
+            let high = _mm256_srli_epi32::<16>(_mm256_castps_si256(rounded));
+            let both = _mm256_packus_epi32(high, high);
+            let both = _mm256_permute4x64_epi64::<0b1000>(both);
+            _mm_storeu_si128(to.cast(), _mm256_castsi256_si128(both))
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(self, from: *const u16) -> __m256 {
+        have!(_mm256_cvtph_ps(_mm_loadu_si128(from.cast())))
+    }
+
+    #[inline(always)]
+    unsafe fn store_f16(self, to: *mut u16, x: __m256) {
+        have!({
+            let bits = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x);
+            _mm_storeu_si128(to.cast(), bits)
+        })
     }
 
     #[inline(always)]
@@ -132,7 +171,7 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn prefetch(self, at: *const f32) {
+    fn prefetch(self, at: *const u8) {
         have!(_mm_prefetch::<_MM_HINT_T0>(at.cast()))
     }
 

@@ -17,7 +17,7 @@ impl Avx512 {
     }
 }
 
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,f16c")]
 fn compiled<O: Operation>(simd: Avx512, operation: O) -> O::Output {
     operation.eval(simd)
 }
@@ -55,6 +55,43 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn store(self, to: *mut f32, x: __m512) {
         have!(_mm512_storeu_ps(to, x))
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(self, from: *const u16) -> __m512 {
+        have!({
+            let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn store_bf16(self, to: *mut u16, x: __m512) {
+        // Half an ulp less the last bit that stays, so that ties go to even; NaN keeps its sign.
+        have!({
+            let bits = _mm512_castps_si512(x);
+            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+            let half = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
+            let rounded = _mm512_add_epi32(bits, half);
+            let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x);
+            let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x40_0000));
+            let rounded = _mm512_mask_blend_epi32(nan, rounded, quiet);
+            let high = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(rounded));
+            _mm256_storeu_si256(to.cast(), high)
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(self, from: *const u16) -> __m512 {
+        have!(_mm512_cvtph_ps(_mm256_loadu_si256(from.cast())))
+    }
+
+    #[inline(always)]
+    unsafe fn store_f16(self, to: *mut u16, x: __m512) {
+        have!({
+            let bits = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x);
+            _mm256_storeu_si256(to.cast(), bits)
+        })
     }
 
     #[inline(always)]
@@ -123,7 +160,7 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn prefetch(self, at: *const f32) {
+    fn prefetch(self, at: *const u8) {
         have!(_mm_prefetch::<_MM_HINT_T0>(at.cast()))
     }
 

@@ -120,7 +120,7 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
-    fn prefetch(self, at: *const f32) {
+    fn prefetch(self, at: *const u8) {
         let _ = at;
     }
 

@@ -116,7 +116,7 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn prefetch(self, at: *const f32) {
+    fn prefetch(self, at: *const u8) {
         let _ = at;
     }
 

@@ -16,7 +16,8 @@ use longspan_pattern::Masks;
 
 use super::lists::{Lists, Piece, even};
 use super::{Forward, LONGEST, Stack, Target};
-use crate::kernel::finite::AllFinite;
+use crate::element::{Element, ElementType, load};
+use crate::kernel::finite::{AllFinite, left_out};
 use crate::kernel::pack::ToLanes;
 use crate::kernel::{base, padded, positions};
 use crate::plan::Unit;
@@ -24,7 +25,7 @@ use crate::score::{Place, Transform};
 use crate::simd::math::exp_difference;
 use crate::simd::{LANES, Operation, Simd};
 use crate::tile::{
-    Ahead, Keep, Multiply, OVER_DIMS, OVER_TOKENS, Rows, Size, Strided, Terms, Tiles,
+    Ahead, Direct, Keep, Multiply, OVER_DIMS, OVER_TOKENS, Rows, Size, Strided, Tiles,
 };
 use crate::workspace::{Arena, Scratch};
 
@@ -48,8 +49,6 @@ struct Room {
     /// V of a stretch, where it can't be used as it lies.
     values: Rows,
     key_positions: *mut f32,
-    left: *mut f32,
-    right: *mut f32,
 }
 
 /// What is known of the queries.
@@ -70,18 +69,9 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         self.value_dim.next_multiple_of(X::Simd::WIDTH)
     }
 
-    fn few_lengths(&self) -> [usize; 8] {
+    fn few_lengths(&self) -> [usize; 6] {
         let (dim, value_row) = (self.dim, self.value_row());
-        [
-            FEW * dim,
-            FEW * value_row,
-            FEW * LONGEST,
-            dim * LANES,
-            LONGEST * value_row,
-            LONGEST,
-            X::left_room(FEW, dim.max(LONGEST)),
-            X::right_room(dim, LANES).max(X::right_room(LONGEST, value_row)),
-        ]
+        [FEW * dim, FEW * value_row, FEW * LONGEST, dim * LANES, LONGEST * value_row, LONGEST]
     }
 
     /// Numbers of scratch that few queries need.
@@ -91,7 +81,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
 
     fn cut_few(&self, arena: &mut Arena) -> Room {
         let mut next = arena.room(self.few_room());
-        let [queries, sums, scores, turned, values, key_positions, left, right] =
+        let [queries, sums, scores, turned, values, key_positions] =
             self.few_lengths().map(|len| {
                 let part = next;
                 // SAFETY: the parts add up to the room.
@@ -105,15 +95,13 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
             turned: Rows { first: turned, row: LANES },
             values: Rows { first: values, row: self.value_row() },
             key_positions,
-            left,
-            right,
         }
     }
 
     /// Computes a unit of one row of blocks that has few queries; see [`rows`](Self::rows).
     pub(super) unsafe fn few(
         &self,
-        stack: &mut Stack<'_>,
+        stack: &mut Stack<'_, X::Element>,
         unit: &Unit,
         masks: &mut Masks<'_>,
         scratch: &mut Scratch,
@@ -137,7 +125,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     }
 
     /// Copies the queries, and sets the state to what it starts from.
-    unsafe fn begin_few(&self, stack: &Stack<'_>, room: &Room, row: u32) -> Queries {
+    unsafe fn begin_few(&self, stack: &Stack<'_, X::Element>, room: &Room, row: u32) -> Queries {
         let (stream, (first, tokens)) = (stack.stream, stack.tokens(row));
         let mut queries = Queries {
             count: tokens * stream.heads.len(),
@@ -154,7 +142,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
                 let (head, token) = (stream.heads[query / tokens] as usize, first + query % tokens);
                 let source = self.q.head(stream.entry, head, token);
                 for dim in 0..self.dim {
-                    *room.queries.at(query, dim).first = *source.at(0, dim).first;
+                    *room.queries.at(query, dim).first = (*source.at(0, dim).first).to_f32();
                 }
                 if T::PLACED {
                     let base = base(stream.layout, first);
@@ -174,7 +162,13 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     }
 
     /// Writes what the queries have come to.
-    unsafe fn end_few(&self, stack: &Stack<'_>, room: &Room, row: u32, queries: &Queries) {
+    unsafe fn end_few(
+        &self,
+        stack: &Stack<'_, X::Element>,
+        room: &Room,
+        row: u32,
+        queries: &Queries,
+    ) {
         let (stream, (first, tokens)) = (stack.stream, stack.tokens(row));
         for query in 0..queries.count {
             let (head, token) = (stream.heads[query / tokens] as usize, first + query % tokens);
@@ -193,7 +187,8 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
                         }
                         let out = out.head(stream.entry, head, token);
                         for (dim, sum) in sums.iter().enumerate() {
-                            *out.at(0, dim).first.cast_mut() = sum * finished.factor;
+                            *out.at(0, dim).first.cast_mut() =
+                                Element::from_f32(sum * finished.factor);
                         }
                         continue;
                     }
@@ -210,7 +205,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     /// Every key that the row sees. Returns whether any were masked.
     unsafe fn all_keys(
         &self,
-        stack: &Stack<'_>,
+        stack: &Stack<'_, X::Element>,
         room: &Room,
         unit: &Unit,
         queries: &mut Queries,
@@ -238,17 +233,18 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     /// A stretch of keys: scores, softmax, sums of values.
     unsafe fn stretch_of_few(
         &self,
-        stack: &Stack<'_>,
+        stack: &Stack<'_, X::Element>,
         room: &Room,
         row: u32,
         (key, keys): (usize, usize),
         masked: bool,
         queries: &mut Queries,
     ) {
-        let (tiles, entry, head) = (self.tiles, stack.stream.entry, stack.stream.key_head);
-        let simd = tiles.simd();
+        let (entry, head) = (stack.stream.entry, stack.stream.key_head);
+        let simd = self.tiles.simd();
+        // In f32, whatever the elements: nothing is gained by matrix units here.
+        let tiles = Direct::<_, f32>::new(simd);
         let (count, value_row) = (queries.count, self.value_row());
-        let (keep, terms) = (Keep::Nothing, Terms::All);
         // SAFETY: keys are the layout's, and scratch is our own.
         unsafe {
             for first in (0..keys).step_by(LANES) {
@@ -257,12 +253,15 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
                 let (tokens, dims, target) = (some, self.dim, room.turned);
                 simd.call(ToLanes { source, tokens, dims, target, lane: 0 });
                 let lanes = padded(some, X::Simd::WIDTH);
-                let left = tiles.left(room.queries.strided(), count, self.dim, room.left);
-                let right = tiles.right(room.turned, self.dim, lanes, room.right);
                 let size = Size { m: count, n: lanes, k: self.dim, piece: OVER_DIMS };
-                let target = room.scores.at(0, first);
-                let ahead = Ahead::NOTHING;
-                tiles.multiply(Multiply { target, keep, left, right, size, terms, ahead });
+                tiles.multiply(Multiply {
+                    target: room.scores.at(0, first),
+                    keep: Keep::Nothing,
+                    left: room.queries.strided(),
+                    right: room.turned,
+                    size,
+                    ahead: Ahead::NOTHING,
+                });
             }
             if T::PLACED {
                 let layout = stack.stream.layout;
@@ -296,41 +295,86 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
             }
 
             let values = self.v.head(entry, head, key);
-            let rows = self.value_rows(values, keys, room);
-            let left = tiles.left(room.scores.strided(), count, keys, room.left);
-            let right = tiles.right(rows, keys, value_row, room.right);
-            let size = Size { m: count, n: value_row, k: keys, piece: OVER_TOKENS };
             let careful = stack.careful && masked;
-            let terms = if careful { Terms::LeftNotZero } else { Terms::All };
-            let (target, keep) = (room.sums, Keep::All);
             let first = values.first.wrapping_offset(LANES as isize * values.row);
-            let matrix = Strided { first, ..values };
-            let ahead = Ahead { matrix, rows: keys, columns: self.value_dim };
-            tiles.multiply(Multiply { target, keep, left, right, size, terms, ahead });
+            let soon = Strided { first, ..values };
+            tiles.multiply(Multiply {
+                target: room.sums,
+                keep: Keep::All,
+                left: room.scores.strided(),
+                right: self.value_rows(values, keys, careful, room),
+                size: Size { m: count, n: value_row, k: keys, piece: OVER_TOKENS },
+                ahead: Ahead::of(soon, keys, self.value_dim),
+            });
+            if careful {
+                left_out(values, keys, self.value_dim, |key, dim, x| {
+                    for query in 0..count {
+                        let p = *room.scores.at(query, key).first;
+                        if p != 0.0 {
+                            *room.sums.at(query, dim).first += p * x;
+                        }
+                    }
+                });
+            }
         }
     }
 
-    /// Values as rows of whole vectors: as they lie, or a copy.
-    unsafe fn value_rows(&self, values: Strided, keys: usize, room: &Room) -> Rows {
-        if values.column == 1 && values.row >= 0 && self.value_row() == self.value_dim {
-            return Rows { first: values.first.cast_mut(), row: values.row as usize };
+    /// Values as rows of whole f32 vectors: as they lie, or a copy, which may be a clean one.
+    unsafe fn value_rows(
+        &self,
+        values: Strided<X::Element>,
+        keys: usize,
+        clean: bool,
+        room: &Room,
+    ) -> Rows {
+        let whole = values.column == 1 && self.value_row() == self.value_dim;
+        if whole && !clean && values.row >= 0 && X::Element::TYPE == ElementType::F32 {
+            return Rows { first: values.first.cast_mut().cast(), row: values.row as usize };
         }
-        for key in 0..keys {
-            for dim in 0..self.value_row() {
-                // SAFETY: the tensor has these values, and the room LONGEST rows.
-                unsafe {
-                    let x = if dim < self.value_dim { *values.at(key, dim).first } else { 0.0 };
-                    *room.values.at(key, dim).first = x;
-                }
-            }
-        }
+        let (source, columns) = (values, self.value_dim);
+        self.tiles.simd().call(ValueRows { source, keys, columns, clean, target: room.values });
         room.values
     }
 }
 
+/// Copies values to rows of whole vectors, 0 behind them, and in place of what isn't finite if that
+/// is asked for.
+struct ValueRows<E> {
+    source: Strided<E>,
+    keys: usize,
+    columns: usize,
+    clean: bool,
+    target: Rows,
+}
+
+impl<E: Element> Operation for ValueRows<E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn eval<S: Simd>(self, simd: S) {
+        let ValueRows { source, keys, columns, clean, target } = self;
+        let quick = source.column == 1 && !clean;
+        let whole = if quick { columns / S::WIDTH * S::WIDTH } else { 0 };
+        for key in 0..keys {
+            // SAFETY: whoever makes the operation vouches for both matrices.
+            unsafe {
+                let (from, to) = (source.at(key, 0), target.at(key, 0).first);
+                for column in (0..whole).step_by(S::WIDTH) {
+                    simd.store(to.add(column), load(simd, from.first.add(column)));
+                }
+                for column in whole..columns.next_multiple_of(S::WIDTH) {
+                    let x = if column < columns { *from.at(0, column).first } else { E::default() };
+                    let x = x.to_f32();
+                    *to.add(column) = if clean && !x.is_finite() { 0.0 } else { x };
+                }
+            }
+        }
+    }
+}
+
 /// Finds which keys of a stretch each query sees. Returns whether some don't see some.
-fn see(
-    stack: &Stack<'_>,
+fn see<E>(
+    stack: &Stack<'_, E>,
     row: u32,
     pieces: &[Piece],
     (key, keys): (usize, usize),

@@ -1,0 +1,211 @@
+//! The numbers that tensors hold.
+
+use std::fmt;
+use std::str::FromStr;
+
+use half::{bf16, f16};
+
+use crate::error::{Error, Result};
+use crate::simd::Simd;
+
+/// What a tensor holds: `f32`, [`bf16`] or [`f16`].
+///
+/// Whatever it is, scores, softmax, sums and log-sum-exp are f32; a result is rounded once, when it
+/// is written.
+pub trait Element:
+    sealed::Sealed + Copy + fmt::Debug + Default + PartialEq + Send + Sync + 'static
+{
+    /// Which one it is.
+    const TYPE: ElementType;
+
+    /// The nearest one, ties to even.
+    fn from_f32(x: f32) -> Self;
+
+    /// The same number.
+    fn to_f32(self) -> f32;
+}
+
+pub(crate) mod sealed {
+    use crate::error::Result;
+    use crate::run::{self, BackwardPass, ForwardPass, Pass};
+    use crate::score::Score;
+
+    /// Passes over tensors of one element type. They are compiled here, once, not wherever they are
+    /// called.
+    pub trait Sealed: Sized {
+        #[expect(private_interfaces, reason = "nobody outside can call it")]
+        fn forward(pass: ForwardPass<'_, '_, Self>) -> Result<()>;
+
+        #[expect(private_interfaces, reason = "nobody outside can call it")]
+        fn backward(pass: BackwardPass<'_, '_, Self>) -> Result<()>;
+
+        /// Runs a pass on the matrix unit for such numbers; gives it back where there is none.
+        #[expect(private_bounds, reason = "nobody outside can call it")]
+        fn on_matrix_unit<P: Pass<Self>>(pass: P, _: &Score) -> std::result::Result<Result<()>, P> {
+            Err(pass)
+        }
+    }
+
+    macro_rules! passes {
+        () => {
+            fn forward(pass: ForwardPass<'_, '_, Self>) -> Result<()> {
+                run::dispatch(pass.call.attention, pass)
+            }
+
+            fn backward(pass: BackwardPass<'_, '_, Self>) -> Result<()> {
+                run::dispatch(pass.call.attention, pass)
+            }
+        };
+    }
+
+    #[expect(private_interfaces, reason = "as the trait")]
+    impl Sealed for f32 {
+        passes!();
+    }
+
+    #[expect(private_interfaces, reason = "as the trait")]
+    impl Sealed for half::f16 {
+        passes!();
+    }
+
+    #[expect(private_interfaces, private_bounds, reason = "as the trait")]
+    impl Sealed for half::bf16 {
+        passes!();
+
+        #[cfg(target_arch = "x86_64")]
+        fn on_matrix_unit<P: Pass<Self>>(
+            pass: P,
+            score: &Score,
+        ) -> std::result::Result<Result<()>, P> {
+            Ok(run::with_score(crate::tile::Amx::new(), score, pass))
+        }
+    }
+}
+
+impl Element for f32 {
+    const TYPE: ElementType = ElementType::F32;
+
+    #[inline(always)]
+    fn from_f32(x: f32) -> Self {
+        x
+    }
+
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        self
+    }
+}
+
+impl Element for bf16 {
+    const TYPE: ElementType = ElementType::Bf16;
+
+    #[inline(always)]
+    fn from_f32(x: f32) -> Self {
+        bf16::from_f32(x)
+    }
+
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        bf16::to_f32(self)
+    }
+}
+
+impl Element for f16 {
+    const TYPE: ElementType = ElementType::F16;
+
+    #[inline(always)]
+    fn from_f32(x: f32) -> Self {
+        f16::from_f32(x)
+    }
+
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        f16::to_f32(self)
+    }
+}
+
+/// The name of an [`Element`].
+///
+/// ```
+/// use longspan::{Element, ElementType};
+///
+/// assert_eq!("bf16".parse::<ElementType>()?, <half::bf16 as Element>::TYPE);
+/// # Ok::<_, longspan::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ElementType {
+    /// 24 bits of precision.
+    F32,
+    /// 8 bits of precision, exponents as f32.
+    Bf16,
+    /// 11 bits of precision, numbers up to 65,504.
+    F16,
+}
+
+impl ElementType {
+    /// All there are.
+    pub const ALL: [ElementType; 3] = [ElementType::F32, ElementType::Bf16, ElementType::F16];
+
+    /// Bytes of one.
+    pub fn size(self) -> usize {
+        match self {
+            ElementType::F32 => 4,
+            ElementType::Bf16 | ElementType::F16 => 2,
+        }
+    }
+}
+
+impl fmt::Display for ElementType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ElementType::F32 => "f32",
+            ElementType::Bf16 => "bf16",
+            ElementType::F16 => "f16",
+        })
+    }
+}
+
+impl FromStr for ElementType {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let same = |element: &ElementType| element.to_string().eq_ignore_ascii_case(text.trim());
+        let name = || Error::ElementName { name: text.to_owned() };
+        ElementType::ALL.into_iter().find(same).ok_or_else(name)
+    }
+}
+
+/// A vector of numbers, as f32.
+///
+/// # Safety
+///
+/// `S::WIDTH` of them must be readable.
+#[inline(always)]
+pub(crate) unsafe fn load<E: Element, S: Simd>(simd: S, from: *const E) -> S::F {
+    // SAFETY: the caller says so; half types are 16 bits.
+    unsafe {
+        match E::TYPE {
+            ElementType::F32 => simd.load(from.cast()),
+            ElementType::Bf16 => simd.load_bf16(from.cast()),
+            ElementType::F16 => simd.load_f16(from.cast()),
+        }
+    }
+}
+
+/// Writes a vector of numbers, rounded.
+///
+/// # Safety
+///
+/// `S::WIDTH` of them must be writable.
+#[inline(always)]
+pub(crate) unsafe fn store<E: Element, S: Simd>(simd: S, to: *mut E, x: S::F) {
+    // SAFETY: the caller says so; half types are 16 bits.
+    unsafe {
+        match E::TYPE {
+            ElementType::F32 => simd.store(to.cast(), x),
+            ElementType::Bf16 => simd.store_bf16(to.cast(), x),
+            ElementType::F16 => simd.store_f16(to.cast(), x),
+        }
+    }
+}

@@ -1,0 +1,522 @@
+//! Products by AMX, Intel's matrix unit: bf16 operands, f32 sums.
+//!
+//! A tile register holds 16 rows of 64 bytes. `tdpbf16ps` adds the product of 16 × 32 and 32 × 16
+//! bf16 numbers to 16 × 16 f32 sums. The right operand has pairs of rows interleaved: one 32-bit
+//! word holds the numbers of two neighbouring rows.
+//!
+//! ```text
+//! left:  blocks of 16 rows × 32 columns, those of 16 rows one after the other
+//! right: blocks of 32 rows × 16 columns, those of 16 columns one after the other
+//! ```
+//!
+//! Blocks are filled up with zeros. Products of bf16 numbers are exact in f32; subnormal numbers
+//! count as 0.
+
+use std::arch::asm;
+use std::arch::x86_64::*;
+use std::marker::PhantomData;
+use std::sync::OnceLock;
+
+use super::{Keep, Multiply, Rows, Strided, Tiles};
+use crate::simd::{Avx512, Operation, Simd};
+
+/// Rows of a block of the left operand, columns of one of the right, rows and columns of sums.
+const SIDE: usize = 16;
+/// Terms of a block.
+const TERMS: usize = 32;
+/// bf16 numbers of a block.
+const BLOCK: usize = SIDE * TERMS;
+
+/// Whether this CPU has the unit and the system lets this process use it.
+pub(crate) fn is_available() -> bool {
+    static AVAILABLE: OnceLock<bool> = OnceLock::new();
+    *AVAILABLE.get_or_init(|| has_unit() && ask_permission())
+}
+
+fn has_unit() -> bool {
+    const BF16: u32 = 1 << 22;
+    const TILE: u32 = 1 << 24;
+    // The leaf exists wherever AVX-512 does.
+    let leaf = || __cpuid_count(7, 0).edx;
+    crate::Isa::Avx512.is_available()
+        && is_x86_feature_detected!("avx512bf16")
+        && leaf() & (BF16 | TILE) == BF16 | TILE
+}
+
+/// Tile registers are large, so Linux saves them only for processes that ask; threads there are and
+/// threads to come are covered.
+#[cfg(target_os = "linux")]
+fn ask_permission() -> bool {
+    const ARCH_PRCTL: usize = 158;
+    const ARCH_REQ_XCOMP_PERM: usize = 0x1023;
+    const XTILEDATA: usize = 18;
+    let result: isize;
+    // SAFETY: the call changes nothing but what the kernel saves for this process.
+    unsafe {
+        asm!(
+            "syscall",
+            inout("rax") ARCH_PRCTL => result,
+            in("rdi") ARCH_REQ_XCOMP_PERM,
+            in("rsi") XTILEDATA,
+            out("rcx") _,
+            out("r11") _,
+            options(nostack),
+        );
+    }
+    result == 0
+}
+
+#[cfg(not(target_os = "linux"))]
+fn ask_permission() -> bool {
+    false
+}
+
+/// bf16 operands, multiplied by the matrix unit. `E` is always bf16.
+#[derive(Debug)]
+pub(crate) struct Amx<E>(Avx512, PhantomData<fn() -> E>);
+
+impl<E> Clone for Amx<E> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<E> Copy for Amx<E> {}
+
+impl Amx<half::bf16> {
+    /// # Panics
+    ///
+    /// If it isn't [available](is_available).
+    pub(crate) fn new() -> Self {
+        assert!(is_available(), "AMX on a CPU without it");
+        // SAFETY: the unit is only available with AVX-512.
+        Amx(unsafe { Avx512::new_unchecked() }, PhantomData)
+    }
+}
+
+/// An operand in blocks.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Blocks {
+    first: *const u16,
+    /// Blocks along the terms.
+    along: usize,
+}
+
+impl Blocks {
+    /// From a block across and a block along the terms on.
+    unsafe fn at(self, across: usize, along: usize) -> Self {
+        // SAFETY: the caller says that they are in it.
+        Blocks { first: unsafe { self.first.add((across * self.along + along) * BLOCK) }, ..self }
+    }
+}
+
+/// A thread's tile registers, configured.
+pub(crate) struct Session(());
+
+#[repr(C, align(64))]
+struct Configuration {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    row_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+impl Session {
+    fn begin() -> Self {
+        let (mut row_bytes, mut rows) = ([0; 16], [0; 16]);
+        row_bytes[..8].fill(64);
+        rows[..8].fill(SIDE as u8);
+        let all = Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows };
+        // SAFETY: the unit is there, and the configuration a legal one.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) &all, options(nostack, readonly)) };
+        Session(())
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // SAFETY: the registers hold nothing that anybody needs.
+        unsafe { asm!("tilerelease", options(nostack, nomem)) };
+    }
+}
+
+impl Tiles for Amx<half::bf16> {
+    type Element = half::bf16;
+    type Simd = Avx512;
+    type Left = Blocks;
+    type Right = Blocks;
+    type Session = Session;
+
+    const GRAIN: usize = TERMS;
+    const TARGET_ROWS: usize = SIDE;
+
+    fn simd(self) -> Avx512 {
+        self.0
+    }
+
+    fn session(self) -> Session {
+        Session::begin()
+    }
+
+    fn left_room(m: usize, k: usize) -> usize {
+        m.next_multiple_of(SIDE) * k.next_multiple_of(TERMS) / 2
+    }
+
+    fn right_room(k: usize, n: usize) -> usize {
+        n.next_multiple_of(SIDE) * k.next_multiple_of(TERMS) / 2
+    }
+
+    unsafe fn left(
+        self,
+        matrix: Strided<half::bf16>,
+        m: usize,
+        k: usize,
+        room: *mut f32,
+    ) -> Blocks {
+        let to = room.cast::<u16>();
+        let matrix = Strided { first: matrix.first.cast::<u16>(), ..cast(matrix) };
+        // SAFETY: the caller's.
+        unsafe {
+            match (matrix.row, matrix.column) {
+                (_, 1) => left_rows(matrix, m, k, to),
+                (1, _) => left_columns(self.0, matrix, m, k, to),
+                _ => left_numbers(matrix, m, k, to),
+            }
+        }
+        Blocks { first: to, along: k.div_ceil(TERMS) }
+    }
+
+    unsafe fn left_of_scratch(self, matrix: Strided, m: usize, k: usize, room: *mut f32) -> Blocks {
+        debug_assert_eq!(matrix.column, 1);
+        let to = room.cast::<u16>();
+        // SAFETY: the caller's; the unit is only there with AVX-512 and its bf16 conversions.
+        unsafe { left_rounded(matrix, m, k, to) };
+        Blocks { first: to, along: k.div_ceil(TERMS) }
+    }
+
+    unsafe fn part(left: Blocks, row: usize, column: usize) -> Blocks {
+        debug_assert!(row.is_multiple_of(SIDE) && column.is_multiple_of(TERMS));
+        // SAFETY: the caller's.
+        unsafe { left.at(row / SIDE, column / TERMS) }
+    }
+
+    unsafe fn right(self, matrix: Rows, k: usize, n: usize, room: *mut f32) -> Blocks {
+        let to = room.cast::<u16>();
+        // SAFETY: the caller's; the unit is only there with AVX-512 and its bf16 conversions.
+        unsafe { right_rounded(matrix, k, n, to) };
+        Blocks { first: to, along: k.div_ceil(TERMS) }
+    }
+
+    unsafe fn again(self, _: Rows, k: usize, _: usize, room: *mut f32) -> Blocks {
+        Blocks { first: room.cast::<u16>(), along: k.div_ceil(TERMS) }
+    }
+
+    unsafe fn right_part(right: Blocks, row: usize, column: usize) -> Blocks {
+        debug_assert!(row.is_multiple_of(TERMS) && column.is_multiple_of(SIDE));
+        // SAFETY: the caller's.
+        unsafe { right.at(column / SIDE, row / TERMS) }
+    }
+
+    unsafe fn multiply(self, work: Multiply<Blocks, Blocks>) {
+        let Multiply { target, keep, left, right, size, .. } = work;
+        debug_assert!(size.n.is_multiple_of(SIDE));
+        let (rows, columns) = (size.m.div_ceil(SIDE), size.n / SIDE);
+        let terms = size.k.div_ceil(TERMS);
+        // SAFETY: the caller's matrices have these blocks.
+        unsafe {
+            if let Keep::Scaled(factors) = keep {
+                self.0.call(ScaleColumns { target, factors, m: size.m, n: size.n });
+            }
+            let keep = !matches!(keep, Keep::Nothing);
+            for row in (0..rows).step_by(2) {
+                for column in (0..columns).step_by(2) {
+                    let left = [left.at(row, 0), left.at((row + 1).min(rows - 1), 0)];
+                    let right = [right.at(column, 0), right.at((column + 1).min(columns - 1), 0)];
+                    let at = target.at(row * SIDE, column * SIDE);
+                    match (row + 1 < rows, column + 1 < columns) {
+                        (true, true) => four(at, left, right, terms, keep),
+                        (true, false) => {
+                            one(at, left[0], right[0], terms, keep);
+                            one(at.at(SIDE, 0), left[1], right[0], terms, keep);
+                        }
+                        (false, true) => {
+                            one(at, left[0], right[0], terms, keep);
+                            one(at.at(0, SIDE), left[0], right[1], terms, keep);
+                        }
+                        (false, false) => one(at, left[0], right[0], terms, keep),
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn cast(matrix: Strided<half::bf16>) -> Strided<u16> {
+    Strided { first: matrix.first.cast(), row: matrix.row, column: matrix.column }
+}
+
+/// Sums of two by two blocks.
+unsafe fn four(target: Rows, left: [Blocks; 2], right: [Blocks; 2], terms: usize, keep: bool) {
+    // SAFETY: the caller has these blocks and sums; tile registers are configured by a session.
+    unsafe {
+        asm!(
+            "test {keep:e}, {keep:e}",
+            "jz 3f",
+            "tileloadd tmm0, [{c} + {row}]",
+            "tileloadd tmm1, [{c} + {row} + 64]",
+            "tileloadd tmm2, [{d} + {row}]",
+            "tileloadd tmm3, [{d} + {row} + 64]",
+            "jmp 2f",
+            "3:",
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "tilezero tmm3",
+            "2:",
+            "tileloadd tmm4, [{a} + {line}]",
+            "tileloadd tmm6, [{e} + {line}]",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tileloadd tmm7, [{f} + {line}]",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tileloadd tmm5, [{b} + {line}]",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            "add {a}, 1024",
+            "add {b}, 1024",
+            "add {e}, 1024",
+            "add {f}, 1024",
+            "dec {terms}",
+            "jnz 2b",
+            "tilestored [{c} + {row}], tmm0",
+            "tilestored [{c} + {row} + 64], tmm1",
+            "tilestored [{d} + {row}], tmm2",
+            "tilestored [{d} + {row} + 64], tmm3",
+            keep = in(reg) i32::from(keep),
+            c = in(reg) target.first,
+            d = in(reg) target.at(SIDE, 0).first,
+            row = in(reg) target.row * 4,
+            line = in(reg) 64_usize,
+            a = inout(reg) left[0].first => _,
+            b = inout(reg) left[1].first => _,
+            e = inout(reg) right[0].first => _,
+            f = inout(reg) right[1].first => _,
+            terms = inout(reg) terms => _,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(nostack),
+        );
+    }
+}
+
+/// Sums of one block.
+unsafe fn one(target: Rows, left: Blocks, right: Blocks, terms: usize, keep: bool) {
+    // SAFETY: as `four`.
+    unsafe {
+        asm!(
+            "test {keep:e}, {keep:e}",
+            "jz 3f",
+            "tileloadd tmm0, [{c} + {row}]",
+            "jmp 2f",
+            "3:",
+            "tilezero tmm0",
+            "2:",
+            "tileloadd tmm4, [{a} + {line}]",
+            "tileloadd tmm6, [{e} + {line}]",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "add {a}, 1024",
+            "add {e}, 1024",
+            "dec {terms}",
+            "jnz 2b",
+            "tilestored [{c} + {row}], tmm0",
+            keep = in(reg) i32::from(keep),
+            c = in(reg) target.first,
+            row = in(reg) target.row * 4,
+            line = in(reg) 64_usize,
+            a = inout(reg) left.first => _,
+            e = inout(reg) right.first => _,
+            terms = inout(reg) terms => _,
+            out("tmm0") _, out("tmm4") _, out("tmm6") _,
+            options(nostack),
+        );
+    }
+}
+
+/// Multiplies columns by their factors, unless all of them are 1.
+struct ScaleColumns {
+    target: Rows,
+    factors: *const f32,
+    m: usize,
+    n: usize,
+}
+
+impl Operation for ScaleColumns {
+    type Output = ();
+
+    #[inline(always)]
+    fn eval<S: Simd>(self, simd: S) {
+        let ScaleColumns { target, factors, m, n } = self;
+        // SAFETY: whoever makes the operation vouches for the target and a factor a column.
+        unsafe {
+            if std::slice::from_raw_parts(factors, n).iter().all(|&factor| factor == 1.0) {
+                return;
+            }
+            for column in (0..n).step_by(S::WIDTH) {
+                let factor = simd.load(factors.add(column));
+                for row in 0..m {
+                    let at = target.at(row, column).first;
+                    simd.store(at, simd.mul(simd.load(at), factor));
+                }
+            }
+        }
+    }
+}
+
+/// Rows of numbers that lie side by side: a block's rows are pieces of them.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn left_rows(matrix: Strided<u16>, m: usize, k: usize, to: *mut u16) {
+    let along = k.div_ceil(TERMS);
+    for row in 0..m.next_multiple_of(SIDE) {
+        for block in 0..along {
+            let count = if row < m { (k - block * TERMS).min(TERMS) } else { 0 };
+            let mask = u32::MAX.checked_shr((TERMS - count) as u32).unwrap_or(0);
+            // SAFETY: only numbers of the matrix are read; the room holds all blocks.
+            unsafe {
+                let from = matrix.first.wrapping_offset(row as isize * matrix.row);
+                let from = from.wrapping_add(block * TERMS);
+                let numbers = _mm512_maskz_loadu_epi16(mask, from.cast());
+                let at = to.add(((row / SIDE) * along + block) * BLOCK + row % SIDE * TERMS);
+                _mm512_storeu_si512(at.cast(), numbers);
+            }
+        }
+    }
+}
+
+/// Columns of numbers that lie side by side: pairs of columns make words, and a square of words is
+/// turned.
+unsafe fn left_columns(simd: Avx512, matrix: Strided<u16>, m: usize, k: usize, to: *mut u16) {
+    let along = k.div_ceil(TERMS);
+    for across in 0..m.div_ceil(SIDE) {
+        for block in 0..along {
+            let at = to.wrapping_add((across * along + block) * BLOCK);
+            let rows = (m - across * SIDE).min(SIDE);
+            let columns = (k - block * TERMS).min(TERMS);
+            // SAFETY: the caller's; the unit is only there with AVX-512.
+            unsafe {
+                let from = matrix.at(across * SIDE, block * TERMS);
+                simd.call(Turn { from, rows, columns, to: at });
+            }
+        }
+    }
+}
+
+struct Turn {
+    from: Strided<u16>,
+    rows: usize,
+    columns: usize,
+    to: *mut u16,
+}
+
+impl Operation for Turn {
+    type Output = ();
+
+    #[inline(always)]
+    fn eval<S: Simd>(self, simd: S) {
+        let Turn { from, rows, columns, to } = self;
+        let mut words = [[0_u32; SIDE]; SIDE];
+        // SAFETY: whoever makes the operation vouches for these numbers and a block of room.
+        unsafe {
+            for (pair, words) in words.iter_mut().enumerate() {
+                let first = from.first.wrapping_offset(2 * pair as isize * from.column);
+                let second = first.wrapping_offset(from.column);
+                let count = columns.saturating_sub(2 * pair).min(2);
+                for (row, word) in words[..rows].iter_mut().enumerate() {
+                    let low = if count > 0 { *first.add(row) } else { 0 };
+                    let high = if count > 1 { *second.add(row) } else { 0 };
+                    *word = u32::from(low) | u32::from(high) << 16;
+                }
+            }
+            let (from, to) = (words.as_ptr().cast::<f32>(), to.cast::<f32>());
+            for row in (0..SIDE).step_by(S::WIDTH) {
+                for column in (0..SIDE).step_by(S::WIDTH) {
+                    let (from, to) = (from.add(row * SIDE + column), to.add(column * SIDE + row));
+                    simd.transpose(from, SIDE as isize, to, SIDE as isize);
+                }
+            }
+        }
+    }
+}
+
+/// Any strides.
+unsafe fn left_numbers(matrix: Strided<u16>, m: usize, k: usize, to: *mut u16) {
+    let along = k.div_ceil(TERMS);
+    for row in 0..m.next_multiple_of(SIDE) {
+        for column in 0..along * TERMS {
+            let at = ((row / SIDE) * along + column / TERMS) * BLOCK
+                + row % SIDE * TERMS
+                + column % TERMS;
+            // SAFETY: only numbers of the matrix are read; the room holds all blocks.
+            unsafe {
+                let inside = row < m && column < k;
+                *to.add(at) = if inside { *matrix.at(row, column).first } else { 0 };
+            }
+        }
+    }
+}
+
+/// Rows of f32, rounded.
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+unsafe fn left_rounded(matrix: Strided, m: usize, k: usize, to: *mut u16) {
+    let along = k.div_ceil(TERMS);
+    for row in 0..m.next_multiple_of(SIDE) {
+        for block in 0..along {
+            let count = if row < m { (k - block * TERMS).min(TERMS) } else { 0 };
+            // SAFETY: only numbers of the matrix are read; the room holds all blocks.
+            unsafe {
+                let from = matrix.first.wrapping_offset(row as isize * matrix.row);
+                let from = from.wrapping_add(block * TERMS);
+                let low = load_some(from, count.min(16));
+                let high = load_some(from.wrapping_add(16), count.saturating_sub(16));
+                let numbers = _mm512_cvtne2ps_pbh(high, low);
+                let at = to.add(((row / SIDE) * along + block) * BLOCK + row % SIDE * TERMS);
+                _mm512_storeu_si512(at.cast(), std::mem::transmute::<__m512bh, __m512i>(numbers));
+            }
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f")]
+unsafe fn load_some(from: *const f32, count: usize) -> __m512 {
+    let mask = ((1_u32 << count) - 1) as __mmask16;
+    // SAFETY: the caller has so many numbers.
+    unsafe { _mm512_maskz_loadu_ps(mask, from) }
+}
+
+/// Pairs of rows of f32, rounded and interleaved.
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+unsafe fn right_rounded(matrix: Rows, k: usize, n: usize, to: *mut u16) {
+    let along = k.div_ceil(TERMS);
+    // Word i of the first row, then word i of the second, which lie 16 further.
+    let mut order = [0_u16; 32];
+    for i in 0..16 {
+        (order[2 * i], order[2 * i + 1]) = (i as u16, 16 + i as u16);
+    }
+    // SAFETY: rows of the matrix are whole vectors; the room holds all blocks.
+    unsafe {
+        let order = _mm512_loadu_si512(order.as_ptr().cast());
+        for pair in 0..along * SIDE {
+            for column in (0..n).step_by(SIDE) {
+                let row = |row: usize| {
+                    let inside = if row < k { 16 } else { 0 };
+                    load_some(matrix.first.wrapping_add(row * matrix.row + column), inside)
+                };
+                let numbers = _mm512_cvtne2ps_pbh(row(2 * pair + 1), row(2 * pair));
+                let numbers = std::mem::transmute::<__m512bh, __m512i>(numbers);
+                let numbers = _mm512_permutexvar_epi16(order, numbers);
+                let block = (column / SIDE) * along + pair / SIDE;
+                let at = to.add(block * BLOCK + pair % SIDE * TERMS);
+                _mm512_storeu_si512(at.cast(), numbers);
+            }
+        }
+    }
+}

@@ -1,0 +1,365 @@
+//! Products by vector instructions.
+//!
+//! `left` is read number by number, each spread over a vector, so it may have any strides.
+//!
+//! A register tile holds as many sums as the registers allow, started at zero and added to the
+//! target at the end. Sums are thereby taken in levels, within a [piece](Size::piece), over pieces
+//! and over products, which keeps the error of a long row near that of a short one.
+
+#![expect(clippy::needless_range_loop, reason = "arrays of vectors stay in registers this way")]
+
+use std::marker::PhantomData;
+
+use super::{Ahead, Keep, Multiply, Rows, Size, Strided, Tiles};
+use crate::element::{Element, ElementType, load};
+use crate::simd::{Operation, Simd};
+
+/// f32 operands, multiplied by vector instructions; other elements are widened first.
+#[derive(Debug)]
+pub(crate) struct Direct<S, E>(S, PhantomData<fn() -> E>);
+
+impl<S: Copy, E> Clone for Direct<S, E> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<S: Copy, E> Copy for Direct<S, E> {}
+
+impl<S, E> Direct<S, E> {
+    pub(crate) fn new(simd: S) -> Self {
+        Direct(simd, PhantomData)
+    }
+}
+
+impl<S: Simd, E: Element> Tiles for Direct<S, E> {
+    type Element = E;
+    type Simd = S;
+    type Left = Strided;
+    type Right = Rows;
+    type Session = ();
+
+    const GRAIN: usize = 1;
+    const TARGET_ROWS: usize = 1;
+
+    fn simd(self) -> S {
+        self.0
+    }
+
+    fn session(self) {}
+
+    fn left_room(m: usize, k: usize) -> usize {
+        if E::TYPE == ElementType::F32 { 0 } else { m * k }
+    }
+
+    fn right_room(_: usize, _: usize) -> usize {
+        0
+    }
+
+    #[inline(always)]
+    unsafe fn left(self, matrix: Strided<E>, m: usize, k: usize, room: *mut f32) -> Strided {
+        let Strided { first, row, column } = matrix;
+        if E::TYPE == ElementType::F32 {
+            return Strided { first: first.cast(), row, column };
+        }
+        // Along the numbers that lie side by side, whichever way round that is.
+        let turned = column != 1 && row == 1;
+        let (source, rows, columns) =
+            if turned { (matrix.transposed(), k, m) } else { (matrix, m, k) };
+        self.0.call(Widen { source, rows, columns, target: room });
+        let wide = Strided { first: room.cast_const(), row: columns as isize, column: 1 };
+        if turned { wide.transposed() } else { wide }
+    }
+
+    #[inline(always)]
+    unsafe fn left_of_scratch(self, matrix: Strided, _: usize, _: usize, _: *mut f32) -> Strided {
+        matrix
+    }
+
+    #[inline(always)]
+    unsafe fn part(left: Strided, row: usize, column: usize) -> Strided {
+        // SAFETY: the caller's.
+        unsafe { left.at(row, column) }
+    }
+
+    #[inline(always)]
+    unsafe fn right(self, matrix: Rows, _: usize, _: usize, _: *mut f32) -> Rows {
+        matrix
+    }
+
+    #[inline(always)]
+    unsafe fn again(self, matrix: Rows, _: usize, _: usize, _: *mut f32) -> Rows {
+        matrix
+    }
+
+    #[inline(always)]
+    unsafe fn right_part(right: Rows, row: usize, column: usize) -> Rows {
+        // SAFETY: the caller's.
+        unsafe { right.at(row, column) }
+    }
+
+    #[inline(always)]
+    unsafe fn multiply(self, work: Multiply<Strided, Rows>) {
+        let Multiply { target, mut keep, left, right, size, ahead } = work;
+        let piece = if S::FUSED { size.piece } else { size.piece / 2 };
+        let mut done = 0;
+        loop {
+            let k = (size.k - done).min(piece);
+            // SAFETY: parts of operands that the caller vouches for.
+            let (left, right) = unsafe { (left.at(0, done), right.at(done, 0)) };
+            let ahead = ahead.share(done, done + k, size.k);
+            let operands = Operands { target, left, right, size: Size { k, ..size }, ahead };
+            match keep {
+                Keep::Nothing => self.0.call(Product { operands, keep: Overwrite }),
+                Keep::All => self.0.call(Product { operands, keep: Add }),
+                Keep::Scaled(factors) => self.0.call(Product { operands, keep: Scale(factors) }),
+            }
+            keep = Keep::All;
+            done += k;
+            if done >= size.k {
+                break;
+            }
+        }
+    }
+}
+
+/// Writes a matrix as f32, row after row.
+struct Widen<E> {
+    source: Strided<E>,
+    rows: usize,
+    columns: usize,
+    target: *mut f32,
+}
+
+impl<E: Element> Operation for Widen<E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn eval<S: Simd>(self, simd: S) {
+        let Widen { source, rows, columns, target } = self;
+        let whole = if source.column == 1 { columns / S::WIDTH * S::WIDTH } else { 0 };
+        // SAFETY: whoever makes the operation vouches for both matrices.
+        unsafe {
+            for row in 0..rows {
+                let (from, to) = (source.at(row, 0), target.add(row * columns));
+                for column in (0..whole).step_by(S::WIDTH) {
+                    simd.store(to.add(column), load(simd, from.first.add(column)));
+                }
+                for column in whole..columns {
+                    *to.add(column) = (*from.at(0, column).first).to_f32();
+                }
+            }
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Operands {
+    target: Rows,
+    left: Strided,
+    right: Rows,
+    size: Size,
+    ahead: Ahead,
+}
+
+/// How a register tile meets the target.
+trait Meet: Copy {
+    /// The new row of `N` vectors at `target`, given its sums.
+    ///
+    /// # Safety
+    ///
+    /// `target` must be readable, and there must be a factor for each column.
+    unsafe fn meet<S: Simd>(self, simd: S, target: *const f32, column: usize, sum: S::F) -> S::F;
+}
+
+#[derive(Clone, Copy)]
+struct Overwrite;
+#[derive(Clone, Copy)]
+struct Add;
+#[derive(Clone, Copy)]
+struct Scale(*const f32);
+
+impl Meet for Overwrite {
+    #[inline(always)]
+    unsafe fn meet<S: Simd>(self, _: S, _: *const f32, _: usize, sum: S::F) -> S::F {
+        sum
+    }
+}
+
+impl Meet for Add {
+    #[inline(always)]
+    unsafe fn meet<S: Simd>(self, simd: S, target: *const f32, _: usize, sum: S::F) -> S::F {
+        // SAFETY: the caller says so.
+        simd.add(unsafe { simd.load(target) }, sum)
+    }
+}
+
+impl Meet for Scale {
+    #[inline(always)]
+    unsafe fn meet<S: Simd>(self, simd: S, target: *const f32, column: usize, sum: S::F) -> S::F {
+        // SAFETY: the caller says so.
+        unsafe { simd.fma(simd.load(target), simd.load(self.0.add(column)), sum) }
+    }
+}
+
+struct Product<K> {
+    operands: Operands,
+    keep: K,
+}
+
+impl<K: Meet> Operation for Product<K> {
+    type Output = ();
+
+    /// Panels of four, two and one vectors; the rows of a register tile are what then fits.
+    #[inline(always)]
+    fn eval<S: Simd>(self, simd: S) {
+        let vectors = self.operands.size.n / S::WIDTH;
+        debug_assert_eq!(self.operands.size.n % S::WIDTH, 0);
+        let mut vector = 0;
+        // SAFETY: the panels are parts of matrices that the caller of `multiply` vouches for.
+        unsafe {
+            if S::REGISTERS >= 32 {
+                while vector + 4 <= vectors {
+                    self.panel::<S, 6, 4>(simd, vector);
+                    vector += 4;
+                }
+            }
+            while vector + 2 <= vectors {
+                match S::REGISTERS >= 32 {
+                    true => self.panel::<S, 12, 2>(simd, vector),
+                    false => self.panel::<S, 6, 2>(simd, vector),
+                }
+                vector += 2;
+            }
+            if vector < vectors {
+                match S::REGISTERS >= 32 {
+                    true => self.panel::<S, 16, 1>(simd, vector),
+                    false => self.panel::<S, 12, 1>(simd, vector),
+                }
+            }
+        }
+    }
+}
+
+impl<K: Meet> Product<K> {
+    /// All rows of `N` vectors of columns.
+    #[inline(always)]
+    unsafe fn panel<S: Simd, const M: usize, const N: usize>(&self, simd: S, vector: usize) {
+        let mut row = 0;
+        let m = self.operands.size.m;
+        // SAFETY: rows stay below `m`.
+        unsafe {
+            while row + M <= m {
+                self.tile::<S, M, N>(simd, row, vector);
+                row += M;
+            }
+            while row + 4 <= m {
+                self.tile::<S, 4, N>(simd, row, vector);
+                row += 4;
+            }
+            match m - row {
+                3 => self.tile::<S, 3, N>(simd, row, vector),
+                2 => self.tile::<S, 2, N>(simd, row, vector),
+                1 => self.tile::<S, 1, N>(simd, row, vector),
+                _ => {}
+            }
+        }
+    }
+
+    /// `M` rows of `N` vectors, their sums in registers.
+    #[inline(always)]
+    unsafe fn tile<S: Simd, const M: usize, const N: usize>(
+        &self,
+        simd: S,
+        row: usize,
+        vector: usize,
+    ) {
+        let Operands { target, left, right, size, ahead } = self.operands;
+        // SAFETY: rows, columns and steps stay within the sizes that the caller vouches for.
+        unsafe {
+            let column = vector * S::WIDTH;
+            let mut at = Reader::new(left.at(row, 0), right.at(0, column));
+            let mut sums = [[simd.splat(0.0); N]; M];
+            let turns = size.k / 4;
+            if ahead.rows > 0 && vector == 0 {
+                let mut ahead = ahead.share(row, row + M, size.m);
+                let rows = ahead.rows.div_ceil(turns.max(1));
+                for _ in 0..turns {
+                    ahead.next(simd, rows);
+                    for _ in 0..4 {
+                        at.step::<S, M, N>(simd, &mut sums);
+                    }
+                }
+            } else {
+                // Four steps a turn: the loop is short enough for its end to be foreseen.
+                for _ in 0..turns {
+                    at.step::<S, M, N>(simd, &mut sums);
+                    at.step::<S, M, N>(simd, &mut sums);
+                    at.step::<S, M, N>(simd, &mut sums);
+                    at.step::<S, M, N>(simd, &mut sums);
+                }
+            }
+            for _ in 0..size.k % 4 {
+                at.step::<S, M, N>(simd, &mut sums);
+            }
+            for m in 0..M {
+                let target = target.at(row + m, column).first;
+                for n in 0..N {
+                    let at = target.add(n * S::WIDTH);
+                    let sum = self.keep.meet(simd, at, column + n * S::WIDTH, sums[m][n]);
+                    simd.store(at, sum);
+                }
+            }
+        }
+    }
+}
+
+/// Walks along `k`.
+struct Reader {
+    /// Four rows a pointer: an address is then a pointer, or one plus a stride times 1, 2 or 3.
+    left: [*const f32; 4],
+    row: isize,
+    column: isize,
+    right: *const f32,
+    right_row: usize,
+}
+
+impl Reader {
+    #[inline(always)]
+    fn new(left: Strided, right: Rows) -> Self {
+        let group = |group: isize| left.first.wrapping_offset(4 * group * left.row);
+        Reader {
+            left: [group(0), group(1), group(2), group(3)],
+            row: left.row,
+            column: left.column,
+            right: right.first,
+            right_row: right.row,
+        }
+    }
+
+    /// Adds one column of the left times one row of the right, and moves on.
+    #[inline(always)]
+    unsafe fn step<S: Simd, const M: usize, const N: usize>(
+        &mut self,
+        simd: S,
+        sums: &mut [[S::F; N]; M],
+    ) {
+        // SAFETY: the caller's matrices have this row and column.
+        unsafe {
+            let mut vectors = [simd.splat(0.0); N];
+            for n in 0..N {
+                vectors[n] = simd.load(self.right.add(n * S::WIDTH));
+            }
+            for m in 0..M {
+                let x = simd.splat(*self.left[m / 4].offset((m % 4) as isize * self.row));
+                for n in 0..N {
+                    sums[m][n] = simd.fma(x, vectors[n], sums[m][n]);
+                }
+            }
+            for left in &mut self.left[..M.div_ceil(4)] {
+                *left = left.wrapping_offset(self.column);
+            }
+            self.right = self.right.wrapping_add(self.right_row);
+        }
+    }
+}
