@@ -478,7 +478,7 @@ impl Attention {
         let Arrived { lse, lse_rest, .. } = arrived;
         let rows = RowStatistics { lse, lse_rest, delta: &delta };
         let GradientsMut { dq, dk, dv } = gradients;
-        let result = match (dq.as_f32(), dk.as_f32(), dv.as_f32()) {
+        let result = match (dq.into_f32(), dk.into_f32(), dv.into_f32()) {
             (Ok(dq), Ok(dk), Ok(dv)) => {
                 let gradients = GradientsMut { dq, dk, dv };
                 self.accumulate(inputs, arrived.dout, rows, gradients, hook)

@@ -465,7 +465,7 @@ impl<T> ViewMut<'_, T> {
 
 impl<'a, E: Element> ViewMut<'a, E> {
     /// The same view, if its elements are f32.
-    pub(crate) fn as_f32(self) -> std::result::Result<ViewMut<'a, f32>, Self> {
+    pub(crate) fn into_f32(self) -> std::result::Result<ViewMut<'a, f32>, Self> {
         match E::TYPE {
             ElementType::F32 => {
                 Ok(ViewMut { first: self.first.cast(), extent: self.extent, memory: PhantomData })
