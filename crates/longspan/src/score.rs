@@ -74,6 +74,9 @@ pub(crate) trait Transform: Copy + Send + Sync {
     /// Whether [`Place`] is looked at.
     const PLACED: bool;
 
+    /// Whether scores stay as they are.
+    const NOTHING: bool = false;
+
     /// The new scores.
     fn apply<S: Simd>(self, simd: S, scores: S::F, place: Place<S::F>) -> S::F;
 
@@ -87,6 +90,7 @@ pub(crate) struct Plain;
 
 impl Transform for Plain {
     const PLACED: bool = false;
+    const NOTHING: bool = true;
 
     #[inline(always)]
     fn apply<S: Simd>(self, _: S, scores: S::F, _: Place<S::F>) -> S::F {

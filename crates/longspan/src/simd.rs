@@ -97,6 +97,26 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
         // SAFETY: the caller's.
         unsafe { narrow(self, to, x, |x| bf16::from_f32(x).to_bits()) }
     }
+    /// Writes `WIDTH` pairs of bf16 numbers, one of `low` before one of `high`: the nearest ones, away
+    /// from zero where two are as near. NaN stays where its last 15 bits aren't all set.
+    ///
+    /// # Safety
+    ///
+    /// They must be writable.
+    #[inline(always)]
+    unsafe fn store_pairs_bf16(self, to: *mut u16, low: Self::F, high: Self::F) {
+        for (first, x) in [(0, low), (1, high)] {
+            let mut numbers = [0.0_f32; WIDEST];
+            // SAFETY: no vector is wider; the caller's.
+            unsafe {
+                self.store(numbers.as_mut_ptr(), x);
+                for (index, number) in numbers[..Self::WIDTH].iter().enumerate() {
+                    let bits = number.to_bits().wrapping_add(0x8000) >> 16;
+                    *to.add(2 * index + first) = bits as u16;
+                }
+            }
+        }
+    }
     /// `WIDTH` f16 numbers, given as their bits.
     ///
     /// # Safety

@@ -21,6 +21,8 @@ mod direct;
 pub(crate) use self::amx::{Amx, is_available as amx_is_available};
 pub(crate) use self::direct::Direct;
 use crate::element::Element;
+use crate::kernel::forward::softmax::Softmax;
+use crate::score::Transform;
 use crate::simd::Simd;
 
 /// A matrix of which single numbers are read.
@@ -265,6 +267,14 @@ pub(crate) trait Tiles: Copy + Send + Sync {
     ///
     /// They must be in it.
     unsafe fn right_part(right: Self::Right, row: usize, column: usize) -> Self::Right;
+
+    /// Scores become probabilities, ready on the right: keys × lanes.
+    ///
+    /// # Safety
+    ///
+    /// As [`right`](Self::right); the softmax must have scores.
+    unsafe fn probabilities<T: Transform>(self, softmax: Softmax<T>, room: *mut f32)
+    -> Self::Right;
 
     /// Multiplies.
     ///

@@ -14,9 +14,10 @@
 //! Sums over keys run down the columns, so each lane is a query and nothing is summed across a
 //! vector. K and V are read where they lie.
 
+pub(crate) mod coarse;
 mod few;
 mod lists;
-mod softmax;
+pub(crate) mod softmax;
 
 use longspan_pattern::Masks;
 
@@ -713,8 +714,10 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
             let keep = Keep::Nothing;
             tiles.multiply(Multiply { target: scores, keep, left, right, size, ahead });
 
-            tiles.simd().call(Softmax {
+            let careful = stack.careful && part.bits.is_some();
+            let softmax = Softmax {
                 scores,
+                keep: careful,
                 keys,
                 lanes,
                 scale: self.scale,
@@ -726,9 +729,9 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
                 positions: tile.positions.add(lane),
                 slopes: tile.slopes.add(lane),
                 key_positions: room.key_positions.add(part.offset),
-            });
+            };
+            let right = tiles.probabilities(softmax, room.right);
 
-            let careful = stack.careful && part.bits.is_some();
             let keep = Keep::Scaled(tile.factors.add(lane));
             let size = Size { m: self.value_dim, n: lanes, k: keys, piece: OVER_TOKENS };
             let sums = tile.sums.at(0, lane);
@@ -736,7 +739,6 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
                 false => X::part(ready.values, 0, key - ready.first),
                 true => self.clean_values(room, values, keys),
             };
-            let right = tiles.right(scores, keys, lanes, room.right);
             let next = (self.keys - key - keys).min(STRETCH);
             let ahead = match stack.lone && next > 0 {
                 true => Ahead::of(self.k.head(entry, head, key + keys), next, self.dim),

@@ -82,6 +82,20 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn store_pairs_bf16(self, to: *mut u16, low: __m512, high: __m512) {
+        have!({
+            let half = _mm512_set1_epi32(0x8000);
+            let low = _mm512_add_epi32(_mm512_castps_si512(low), half);
+            let high = _mm512_add_epi32(_mm512_castps_si512(high), half);
+            let upper = _mm512_set1_epi32(0xffff_0000_u32 as i32);
+            // low >> 16 | high & upper
+            let low = _mm512_srli_epi32::<16>(low);
+            let both = _mm512_ternarylogic_epi32::<0xf8>(low, high, upper);
+            _mm512_storeu_si512(to.cast(), both)
+        })
+    }
+
+    #[inline(always)]
     unsafe fn load_f16(self, from: *const u16) -> __m512 {
         have!(_mm512_cvtph_ps(_mm256_loadu_si256(from.cast())))
     }

@@ -52,6 +52,28 @@ pub(crate) fn exp_difference<S: Simd>(simd: S, x: S::F, y: S::F) -> S::F {
     simd.select(low, simd.splat(0.0), simd.scale(p, n, biased))
 }
 
+/// `e^(x − y)` for `x` up to 80 above `y`, within 3e-6 of itself: a 700th of what rounding to bf16
+/// costs. Not below 2^−126, even for −∞; NaN for NaN.
+#[inline(always)]
+pub(crate) fn exp_difference_coarse<S: Simd>(simd: S, x: S::F, y: S::F) -> S::F {
+    /// 1.5 · 2^23: adding it leaves a whole number in the low bits.
+    const ROUND: f32 = 12_582_912.0;
+    let log2 = simd.splat(std::f32::consts::LOG2_E);
+    // The second where either is NaN.
+    let difference = simd.max(simd.splat(-87.0), simd.sub(x, y));
+    let round = simd.splat(ROUND);
+    let biased = simd.fma(difference, log2, round);
+    let n = simd.sub(biased, round);
+    let f = simd.fma(difference, log2, simd.sub(simd.splat(0.0), n));
+
+    let mut p = simd.splat(9.582_852e-3);
+    p = simd.fma(p, f, simd.splat(5.590_642_6e-2));
+    p = simd.fma(p, f, simd.splat(2.402_41e-1));
+    p = simd.fma(p, f, simd.splat(6.931_241_7e-1));
+    p = simd.fma(p, f, simd.splat(1.0));
+    simd.scale(p, n, biased)
+}
+
 /// `tanh x`, within a few ulps; NaN for NaN.
 #[inline(always)]
 pub(crate) fn tanh<S: Simd>(simd: S, x: S::F) -> S::F {

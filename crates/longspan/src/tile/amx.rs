@@ -18,6 +18,9 @@ use std::marker::PhantomData;
 use std::sync::OnceLock;
 
 use super::{Keep, Multiply, Rows, Strided, Tiles};
+use crate::kernel::forward::coarse::Coarse;
+use crate::kernel::forward::softmax::Softmax;
+use crate::score::Transform;
 use crate::simd::{Avx512, Operation, Simd};
 
 /// Rows of a block of the left operand, columns of one of the right, rows and columns of sums.
@@ -216,6 +219,12 @@ impl Tiles for Amx<half::bf16> {
         debug_assert!(row.is_multiple_of(TERMS) && column.is_multiple_of(SIDE));
         // SAFETY: the caller's.
         unsafe { right.at(column / SIDE, row / TERMS) }
+    }
+
+    unsafe fn probabilities<T: Transform>(self, softmax: Softmax<T>, room: *mut f32) -> Blocks {
+        let (packed, keys) = (room.cast::<u16>(), softmax.keys);
+        self.0.call(Coarse { softmax, packed });
+        Blocks { first: packed, along: keys.div_ceil(TERMS) }
     }
 
     unsafe fn multiply(self, work: Multiply<Blocks, Blocks>) {

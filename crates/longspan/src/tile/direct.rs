@@ -12,6 +12,8 @@ use std::marker::PhantomData;
 
 use super::{Ahead, Keep, Multiply, Rows, Size, Strided, Tiles};
 use crate::element::{Element, ElementType, load};
+use crate::kernel::forward::softmax::Softmax;
+use crate::score::Transform;
 use crate::simd::{Operation, Simd};
 
 /// f32 operands, multiplied by vector instructions; other elements are widened first.
@@ -96,6 +98,12 @@ impl<S: Simd, E: Element> Tiles for Direct<S, E> {
     unsafe fn right_part(right: Rows, row: usize, column: usize) -> Rows {
         // SAFETY: the caller's.
         unsafe { right.at(row, column) }
+    }
+
+    unsafe fn probabilities<T: Transform>(self, softmax: Softmax<T>, _: *mut f32) -> Rows {
+        let scores = softmax.scores;
+        self.0.call(softmax);
+        scores
     }
 
     #[inline(always)]

@@ -50,21 +50,23 @@ impl Operation for Fold {
 }
 
 /// Scores become probabilities, relative to the new maximum of each lane.
-pub(super) struct Softmax<T> {
-    pub(super) scores: Rows,
-    pub(super) keys: usize,
+pub(crate) struct Softmax<T> {
+    pub(crate) scores: Rows,
+    pub(crate) keys: usize,
     /// A whole number of vectors.
-    pub(super) lanes: usize,
-    pub(super) scale: f32,
-    pub(super) transform: T,
+    pub(crate) lanes: usize,
+    pub(crate) scale: f32,
+    pub(crate) transform: T,
     /// A word a key, and the bit of the first lane.
-    pub(super) mask: Option<(*const u64, usize)>,
-    pub(super) maxima: *mut f32,
-    pub(super) totals: *mut f32,
-    pub(super) factors: *mut f32,
-    pub(super) positions: *const f32,
-    pub(super) slopes: *const f32,
-    pub(super) key_positions: *const f32,
+    pub(crate) mask: Option<(*const u64, usize)>,
+    /// Whether probabilities have to be left where the scores were.
+    pub(crate) keep: bool,
+    pub(crate) maxima: *mut f32,
+    pub(crate) totals: *mut f32,
+    pub(crate) factors: *mut f32,
+    pub(crate) positions: *const f32,
+    pub(crate) slopes: *const f32,
+    pub(crate) key_positions: *const f32,
 }
 
 impl<T: Transform> Operation for Softmax<T> {
@@ -183,7 +185,7 @@ impl<T: Transform> Softmax<T> {
 
     /// Scores of `K` keys and one vector of lanes: scaled, transformed, masked.
     #[inline(always)]
-    unsafe fn transform<S: Simd, const K: usize, const MASKED: bool>(
+    pub(super) unsafe fn transform<S: Simd, const K: usize, const MASKED: bool>(
         &self,
         simd: S,
         key: usize,
