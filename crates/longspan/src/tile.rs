@@ -113,6 +113,9 @@ pub(crate) const OVER_DIMS: usize = 16;
 /// Terms a piece of a sum over tokens.
 pub(crate) const OVER_TOKENS: usize = 64;
 
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
 /// Rows that will be read soon: asked for while a product is at work, where memory is what limits.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ahead {
@@ -155,8 +158,6 @@ impl Ahead {
     /// Asks for the next rows, and takes them away.
     #[inline(always)]
     fn next<S: Simd>(&mut self, simd: S, rows: usize) {
-        /// Bytes of a cache line.
-        const LINE: usize = 64;
         let rows = rows.min(self.rows);
         for row in 0..rows {
             let first = self.first.wrapping_offset(row as isize * self.row);
@@ -200,6 +201,13 @@ pub(crate) trait Tiles: Copy + Send + Sync {
 
     /// Rows of a target come in multiples of this: the last ones hold nothing of use.
     const TARGET_ROWS: usize;
+
+    /// The most lanes of a stretch, and the most of its keys × lanes.
+    const MOST_LANES: usize;
+    const MOST_SCORES: usize;
+
+    /// Whether sums over keys are worth a third level: not where their terms are bf16.
+    const FOLDS: bool;
 
     /// The token of the vectors.
     fn simd(self) -> Self::Simd;
@@ -268,14 +276,6 @@ pub(crate) trait Tiles: Copy + Send + Sync {
     /// They must be in it.
     unsafe fn right_part(right: Self::Right, row: usize, column: usize) -> Self::Right;
 
-    /// Scores become probabilities, ready on the right: keys × lanes.
-    ///
-    /// # Safety
-    ///
-    /// As [`right`](Self::right); the softmax must have scores.
-    unsafe fn probabilities<T: Transform>(self, softmax: Softmax<T>, room: *mut f32)
-    -> Self::Right;
-
     /// Multiplies.
     ///
     /// # Safety
@@ -283,4 +283,31 @@ pub(crate) trait Tiles: Copy + Send + Sync {
     /// The operands must be as large as `size` says, the target writable, and nothing of it shared
     /// with the operands.
     unsafe fn multiply(self, work: Multiply<Self::Left, Self::Right>);
+
+    /// Scores, softmax and sums of values, for one stretch after the other.
+    ///
+    /// # Safety
+    ///
+    /// As [`multiply`](Self::multiply), for both products of each stretch.
+    unsafe fn attend<T: Transform>(self, stretches: impl Iterator<Item = Stretch<Self, T>>);
+}
+
+/// Some keys for some lanes of a tile: `A ← a·A + Vᵗ · softmax(K · Qᵗ)`.
+pub(crate) struct Stretch<X: Tiles, T> {
+    /// K and Qᵗ.
+    pub(crate) keys: X::Left,
+    pub(crate) queries: X::Right,
+    /// Terms of a score.
+    pub(crate) dim: usize,
+    /// What is done to the scores, and where they are.
+    pub(crate) softmax: Softmax<T>,
+    /// Vᵗ, and its rows.
+    pub(crate) values: X::Left,
+    pub(crate) value_dim: usize,
+    /// A.
+    pub(crate) sums: Rows,
+    /// Room for the probabilities, ready.
+    pub(crate) room: *mut f32,
+    /// What is read soon: while scores are made, and while values are summed.
+    pub(crate) ahead: [Ahead; 2],
 }

@@ -32,7 +32,7 @@ use crate::plan::{Stream, Unit};
 use crate::score::Transform;
 use crate::simd::{LANES, Simd};
 use crate::state::RawState;
-use crate::tile::{Ahead, Keep, Multiply, OVER_DIMS, OVER_TOKENS, Rows, Size, Strided, Tiles};
+use crate::tile::{Ahead, Rows, Stretch, Strided, Tiles};
 use crate::workspace::{Arena, Scratch};
 
 /// The most keys between two looks at the maximum: their scores and values stay in the first-level
@@ -43,13 +43,13 @@ const STRETCH: usize = 128;
 const LONGEST: usize = 4 * STRETCH;
 
 /// The most keys of a stretch of so many lanes.
-fn most_keys(lanes: usize) -> usize {
-    (STRETCH * LANES / lanes).min(LONGEST)
+fn most_keys<X: Tiles>(lanes: usize) -> usize {
+    (X::MOST_SCORES / lanes).min(LONGEST)
 }
 
-/// Stretches whose sums are added up before they are added to those of all others: a third level of
-/// sums, so that errors of a row of thousands of keys stay those of a short one.
-const FOLD: u32 = 8;
+/// Keys whose sums are added up before they are added to those of all others: a third level of sums,
+/// so that errors of a row of thousands of keys stay those of a short one.
+const FOLD: u32 = 1024;
 
 /// Everything that is the same for all rows of a call.
 #[derive(Clone, Copy)]
@@ -94,7 +94,7 @@ struct Tile {
     /// The same of earlier stretches, and the maxima they are relative to.
     folded: Rows,
     folded_maxima: *mut f32,
-    /// Stretches since they were folded, and how often they were.
+    /// Keys since they were folded, and how often they were.
     counts: *mut [u32; 2],
     /// m and a.
     maxima: *mut f32,
@@ -236,7 +236,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         room: &Room,
         stack: &Stack<'_, X::Element>,
         row: u32,
-    ) -> impl Iterator<Item = Tile> {
+    ) -> impl Iterator<Item = Tile> + Clone {
         let lanes = stack.lanes(row);
         (0..lanes.div_ceil(LANES)).map(move |index| self.tile(room, stack, row, index))
     }
@@ -300,15 +300,21 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
             for &(from, to) in &lists.shared {
                 let (mut key, end) = (from as usize, to as usize);
                 while key < end {
-                    let keys = even(end - key, STRETCH);
+                    let keys = even(end - key, most_keys::<X>(X::MOST_LANES));
+                    let keys = keys.next_multiple_of(X::GRAIN).min(end - key);
                     let ready = self.ready(room, stack, key, keys);
-                    for row in unit.rows.0..unit.rows.1 {
-                        self.place_keys(room, stack, row, key, keys);
-                        for tile in self.tiles_of(room, stack, row) {
-                            let lanes = (0, tile.lanes);
-                            let part = Part { keys: (key, keys), offset: 0, lanes, bits: None };
-                            self.stretch(&tile, room, stack, &ready, part);
-                        }
+                    // Positions are counted from those of a row, so rows can't go together then.
+                    let together = if T::PLACED { 1 } else { unit.rows.1 - unit.rows.0 };
+                    for first in (unit.rows.0..unit.rows.1).step_by(together as usize) {
+                        self.place_keys(room, stack, first, key, keys);
+                        let tiles = (first..first + together)
+                            .flat_map(|row| self.tiles_of(room, stack, row));
+                        let all = |lanes| Part { keys: (key, keys), offset: 0, lanes, bits: None };
+                        self.tiles.attend(tiles.clone().flat_map(|tile| {
+                            let parts = self.parts(all((0, tile.lanes)));
+                            parts.map(move |part| self.stretch(&tile, room, stack, &ready, part))
+                        }));
+                        tiles.for_each(|tile| self.count(&tile, keys));
                     }
                     key += keys;
                 }
@@ -593,6 +599,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
                         Part { keys: (key, keys), offset: 0, lanes, bits: None },
                     );
                 }
+                self.count(&tile, keys);
             }
         }
         masked
@@ -666,28 +673,44 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         ready: &Ready<X>,
         part: Part,
     ) {
-        let (mut key, end) = (part.keys.0, part.keys.0 + part.keys.1);
-        let most = most_keys(padded(part.lanes.1, X::Simd::WIDTH));
-        while key < end {
-            let keys = even(end - key, most).next_multiple_of(X::GRAIN).min(end - key);
-            let before = key - part.keys.0;
-            // SAFETY: the caller's; there is a word for each key.
-            unsafe {
-                let bits = part.bits.map(|bits| bits.add(before));
-                let offset = part.offset + before;
-                self.stretch(
-                    tile,
-                    room,
-                    stack,
-                    ready,
-                    Part { keys: (key, keys), offset, bits, ..part },
-                );
+        // SAFETY: the caller's.
+        unsafe {
+            if stack.careful && part.bits.is_some() {
+                for part in self.parts(part) {
+                    let one = self.stretch(tile, room, stack, ready, part);
+                    self.tiles.attend(std::iter::once(one));
+                    self.add_left_out(tile, room, stack, part);
+                }
+            } else {
+                let parts = self.parts(part);
+                self.tiles.attend(parts.map(|part| self.stretch(tile, room, stack, ready, part)));
             }
-            key += keys;
         }
     }
 
-    /// A stretch of keys for some lanes of a tile: scores, softmax, sums of values.
+    /// Cuts a part into those that a stretch has room for: some lanes after the others, each with
+    /// all keys.
+    fn parts(&self, part: Part) -> impl Iterator<Item = Part> + use<X, T> {
+        let (first, lanes) = part.lanes;
+        let (start, end) = (part.keys.0, part.keys.0 + part.keys.1);
+        (0..lanes).step_by(X::MOST_LANES).flat_map(move |lane| {
+            let lanes = (first + lane, (lanes - lane).min(X::MOST_LANES));
+            let most = most_keys::<X>(padded(lanes.1, X::Simd::WIDTH));
+            let mut key = start;
+            std::iter::from_fn(move || {
+                (key < end).then(|| {
+                    let keys = even(end - key, most).next_multiple_of(X::GRAIN).min(end - key);
+                    let before = key - start;
+                    key += keys;
+                    // There is a word for each key.
+                    let bits = part.bits.map(|bits| bits.wrapping_add(before));
+                    Part { keys: (start + before, keys), offset: part.offset + before, lanes, bits }
+                })
+            })
+        })
+    }
+
+    /// Keys for some lanes of a tile.
     unsafe fn stretch(
         &self,
         tile: &Tile,
@@ -695,70 +718,91 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         stack: &Stack<'_, X::Element>,
         ready: &Ready<X>,
         part: Part,
-    ) {
+    ) -> Stretch<X, T> {
         let (key, keys) = part.keys;
         let (lane, lanes) = (part.lanes.0, padded(part.lanes.1, X::Simd::WIDTH));
         let (tiles, entry, head) = (self.tiles, stack.stream.entry, stack.stream.key_head);
         // SAFETY: keys are the layout's, lanes the tile's, and scratch is our own.
         unsafe {
-            let scores = Rows { first: room.scores, row: lanes };
-            let left = X::part(ready.keys, key - ready.first, 0);
             let queries = tiles.again(tile.queries, self.dim, LANES, tile.ready);
-            let right = X::right_part(queries, 0, lane);
-            let size = Size { m: keys, n: lanes, k: self.dim, piece: OVER_DIMS };
             let values = self.v.head(entry, head, key);
-            let ahead = match stack.lone {
-                true => Ahead::of(values, keys, self.value_dim),
-                false => Ahead::NOTHING,
-            };
-            let keep = Keep::Nothing;
-            tiles.multiply(Multiply { target: scores, keep, left, right, size, ahead });
-
-            let careful = stack.careful && part.bits.is_some();
-            let softmax = Softmax {
-                scores,
-                keep: careful,
-                keys,
-                lanes,
-                scale: self.scale,
-                transform: self.transform,
-                mask: part.bits.map(|bits| (bits, lane)),
-                maxima: tile.maxima.add(lane),
-                totals: tile.sums.at(self.sum_rows(), lane).first,
-                factors: tile.factors.add(lane),
-                positions: tile.positions.add(lane),
-                slopes: tile.slopes.add(lane),
-                key_positions: room.key_positions.add(part.offset),
-            };
-            let right = tiles.probabilities(softmax, room.right);
-
-            let keep = Keep::Scaled(tile.factors.add(lane));
-            let size = Size { m: self.value_dim, n: lanes, k: keys, piece: OVER_TOKENS };
-            let sums = tile.sums.at(0, lane);
-            let left = match careful {
-                false => X::part(ready.values, 0, key - ready.first),
-                true => self.clean_values(room, values, keys),
-            };
             let next = (self.keys - key - keys).min(STRETCH);
             let ahead = match stack.lone && next > 0 {
-                true => Ahead::of(self.k.head(entry, head, key + keys), next, self.dim),
-                false => Ahead::NOTHING,
+                true => [
+                    Ahead::of(values, keys, self.value_dim),
+                    Ahead::of(self.k.head(entry, head, key + keys), next, self.dim),
+                ],
+                false => [Ahead::NOTHING; 2],
             };
-            tiles.multiply(Multiply { target: sums, keep, left, right, size, ahead });
-            if careful {
-                left_out(values, keys, self.value_dim, |key, dim, x| {
-                    for lane in 0..lanes {
-                        let p = *scores.at(key, lane).first;
-                        if p != 0.0 {
-                            *sums.at(dim, lane).first += p * x;
-                        }
-                    }
-                });
+            let careful = stack.careful && part.bits.is_some();
+            Stretch {
+                keys: X::part(ready.keys, key - ready.first, 0),
+                queries: X::right_part(queries, 0, lane),
+                dim: self.dim,
+                softmax: Softmax {
+                    scores: Rows { first: room.scores, row: lanes },
+                    keep: careful,
+                    keys,
+                    lanes,
+                    scale: self.scale,
+                    transform: self.transform,
+                    mask: part.bits.map(|bits| (bits, lane)),
+                    maxima: tile.maxima.add(lane),
+                    totals: tile.sums.at(self.sum_rows(), lane).first,
+                    factors: tile.factors.add(lane),
+                    positions: tile.positions.add(lane),
+                    slopes: tile.slopes.add(lane),
+                    key_positions: room.key_positions.add(part.offset),
+                },
+                values: match careful {
+                    false => X::part(ready.values, 0, key - ready.first),
+                    true => self.clean_values(room, values, keys),
+                },
+                value_dim: self.value_dim,
+                sums: tile.sums.at(0, lane),
+                room: room.right,
+                ahead,
             }
+        }
+    }
 
+    /// Adds what clean values left out to those who see it. The probabilities are those of the
+    /// stretch that was just done.
+    unsafe fn add_left_out(
+        &self,
+        tile: &Tile,
+        room: &Room,
+        stack: &Stack<'_, X::Element>,
+        part: Part,
+    ) {
+        let (key, keys) = part.keys;
+        let lanes = padded(part.lanes.1, X::Simd::WIDTH);
+        let probabilities = Rows { first: room.scores, row: lanes };
+        // SAFETY: as `stretch`.
+        unsafe {
+            let values = self.v.head(stack.stream.entry, stack.stream.key_head, key);
+            let sums = tile.sums.at(0, part.lanes.0);
+            left_out(values, keys, self.value_dim, |key, dim, x| {
+                for lane in 0..lanes {
+                    let p = *probabilities.at(key, lane).first;
+                    if p != 0.0 {
+                        *sums.at(dim, lane).first += p * x;
+                    }
+                }
+            });
+        }
+    }
+
+    /// Counts keys of a tile, and folds its sums when they are many.
+    unsafe fn count(&self, tile: &Tile, keys: usize) {
+        if !X::FOLDS {
+            return;
+        }
+        // SAFETY: the tile is scratch of our own.
+        unsafe {
             let counts = &mut *tile.counts;
-            counts[0] += 1;
-            if counts[0] == FOLD {
+            counts[0] += keys as u32;
+            if counts[0] >= FOLD {
                 self.fold(tile, counts[1] == 0);
                 *counts = [0, counts[1] + 1];
             }

@@ -17,9 +17,8 @@ use std::arch::x86_64::*;
 use std::marker::PhantomData;
 use std::sync::OnceLock;
 
-use super::{Keep, Multiply, Rows, Strided, Tiles};
-use crate::kernel::forward::coarse::Coarse;
-use crate::kernel::forward::softmax::Softmax;
+use super::{Ahead, Keep, Multiply, Rows, Size, Stretch, Strided, Tiles};
+use crate::kernel::forward::coarse::{Begin, Weigh};
 use crate::score::Transform;
 use crate::simd::{Avx512, Operation, Simd};
 
@@ -153,6 +152,9 @@ impl Tiles for Amx<half::bf16> {
 
     const GRAIN: usize = TERMS;
     const TARGET_ROWS: usize = SIDE;
+    const MOST_LANES: usize = 2 * SIDE;
+    const MOST_SCORES: usize = 256 * Self::MOST_LANES;
+    const FOLDS: bool = false;
 
     fn simd(self) -> Avx512 {
         self.0
@@ -221,12 +223,6 @@ impl Tiles for Amx<half::bf16> {
         unsafe { right.at(column / SIDE, row / TERMS) }
     }
 
-    unsafe fn probabilities<T: Transform>(self, softmax: Softmax<T>, room: *mut f32) -> Blocks {
-        let (packed, keys) = (room.cast::<u16>(), softmax.keys);
-        self.0.call(Coarse { softmax, packed });
-        Blocks { first: packed, along: keys.div_ceil(TERMS) }
-    }
-
     unsafe fn multiply(self, work: Multiply<Blocks, Blocks>) {
         let Multiply { target, keep, left, right, size, .. } = work;
         debug_assert!(size.n.is_multiple_of(SIDE));
@@ -240,23 +236,58 @@ impl Tiles for Amx<half::bf16> {
             let keep = !matches!(keep, Keep::Nothing);
             for row in (0..rows).step_by(2) {
                 for column in (0..columns).step_by(2) {
-                    let left = [left.at(row, 0), left.at((row + 1).min(rows - 1), 0)];
-                    let right = [right.at(column, 0), right.at((column + 1).min(columns - 1), 0)];
                     let at = target.at(row * SIDE, column * SIDE);
-                    match (row + 1 < rows, column + 1 < columns) {
-                        (true, true) => four(at, left, right, terms, keep),
-                        (true, false) => {
-                            one(at, left[0], right[0], terms, keep);
-                            one(at.at(SIDE, 0), left[1], right[0], terms, keep);
-                        }
-                        (false, true) => {
-                            one(at, left[0], right[0], terms, keep);
-                            one(at.at(0, SIDE), left[0], right[1], terms, keep);
-                        }
-                        (false, false) => one(at, left[0], right[0], terms, keep),
-                    }
+                    let (left, right) = (left.at(row, 0), right.at(column, 0));
+                    few(at, left, right, [rows - row, columns - column], terms, keep);
                 }
             }
+        }
+    }
+
+    unsafe fn attend<T: Transform>(self, stretches: impl Iterator<Item = Stretch<Self, T>>) {
+        for stretch in stretches {
+            let Stretch { keys: left, queries: right, softmax, .. } = stretch;
+            let (keys, n) = (softmax.keys, softmax.lanes);
+            let (target, keep, ahead) = (softmax.scores, Keep::Nothing, Ahead::NOTHING);
+            let size = Size { m: keys, n, k: stretch.dim, piece: stretch.dim };
+            // SAFETY: the caller's.
+            unsafe { self.multiply(Multiply { target, keep, left, right, size, ahead }) };
+
+            let packed = stretch.room.cast::<u16>();
+            self.0.call(Begin { softmax: &softmax });
+            self.0.call(Weigh { softmax: &softmax, packed });
+
+            let (target, keep) = (stretch.sums, Keep::Scaled(softmax.factors));
+            let right = Blocks { first: packed, along: keys.div_ceil(TERMS) };
+            let (left, size) =
+                (stretch.values, Size { m: stretch.value_dim, n, k: keys, piece: keys });
+            // SAFETY: the caller's.
+            unsafe { self.multiply(Multiply { target, keep, left, right, size, ahead }) };
+        }
+    }
+}
+
+/// Sums of up to two by two blocks.
+unsafe fn few(
+    target: Rows,
+    left: Blocks,
+    right: Blocks,
+    [rows, columns]: [usize; 2],
+    terms: usize,
+    keep: bool,
+) {
+    // SAFETY: the caller has these blocks and sums.
+    unsafe {
+        if rows > 1 && columns > 1 {
+            let (left, right) = ([left, left.at(1, 0)], [right, right.at(1, 0)]);
+            return four(target, left, right, terms, keep);
+        }
+        one(target, left, right, terms, keep);
+        if rows > 1 {
+            one(target.at(SIDE, 0), left.at(1, 0), right, terms, keep);
+        }
+        if columns > 1 {
+            one(target.at(0, SIDE), left, right.at(1, 0), terms, keep);
         }
     }
 }

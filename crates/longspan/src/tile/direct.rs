@@ -10,11 +10,10 @@
 
 use std::marker::PhantomData;
 
-use super::{Ahead, Keep, Multiply, Rows, Size, Strided, Tiles};
+use super::{Ahead, Keep, Multiply, OVER_DIMS, OVER_TOKENS, Rows, Size, Stretch, Strided, Tiles};
 use crate::element::{Element, ElementType, load};
-use crate::kernel::forward::softmax::Softmax;
 use crate::score::Transform;
-use crate::simd::{Operation, Simd};
+use crate::simd::{LANES, Operation, Simd};
 
 /// f32 operands, multiplied by vector instructions; other elements are widened first.
 #[derive(Debug)]
@@ -43,6 +42,9 @@ impl<S: Simd, E: Element> Tiles for Direct<S, E> {
 
     const GRAIN: usize = 1;
     const TARGET_ROWS: usize = 1;
+    const MOST_LANES: usize = LANES;
+    const MOST_SCORES: usize = 128 * LANES;
+    const FOLDS: bool = true;
 
     fn simd(self) -> S {
         self.0
@@ -100,12 +102,6 @@ impl<S: Simd, E: Element> Tiles for Direct<S, E> {
         unsafe { right.at(row, column) }
     }
 
-    unsafe fn probabilities<T: Transform>(self, softmax: Softmax<T>, _: *mut f32) -> Rows {
-        let scores = softmax.scores;
-        self.0.call(softmax);
-        scores
-    }
-
     #[inline(always)]
     unsafe fn multiply(self, work: Multiply<Strided, Rows>) {
         let Multiply { target, mut keep, left, right, size, ahead } = work;
@@ -127,6 +123,26 @@ impl<S: Simd, E: Element> Tiles for Direct<S, E> {
             if done >= size.k {
                 break;
             }
+        }
+    }
+
+    unsafe fn attend<T: Transform>(self, stretches: impl Iterator<Item = Stretch<Self, T>>) {
+        for stretch in stretches {
+            let Stretch { keys: left, queries: right, softmax, .. } = stretch;
+            let (scores, keys, n) = (softmax.scores, softmax.keys, softmax.lanes);
+            let (target, keep) = (scores, Keep::Nothing);
+            let [ahead, later] = stretch.ahead;
+            let size = Size { m: keys, n, k: stretch.dim, piece: OVER_DIMS };
+            // SAFETY: the caller's.
+            unsafe { self.multiply(Multiply { target, keep, left, right, size, ahead }) };
+
+            let (target, keep) = (stretch.sums, Keep::Scaled(softmax.factors));
+            self.0.call(softmax);
+
+            let (left, right, ahead) = (stretch.values, scores, later);
+            let size = Size { m: stretch.value_dim, n, k: keys, piece: OVER_TOKENS };
+            // SAFETY: the caller's.
+            unsafe { self.multiply(Multiply { target, keep, left, right, size, ahead }) };
         }
     }
 }

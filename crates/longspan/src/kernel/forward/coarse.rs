@@ -24,128 +24,98 @@ const BLOCK_KEYS: usize = 32;
 /// Numbers of a block: pairs of keys × 16 lanes.
 const BLOCK: usize = BLOCK_KEYS * WIDEST;
 
-/// Scores become bf16 probabilities.
-pub(crate) struct Coarse<T> {
-    pub(crate) softmax: Softmax<T>,
+/// Finds what the sums of a stretch are relative to, and the factors of older sums.
+pub(crate) struct Begin<'a, T> {
+    pub(crate) softmax: &'a Softmax<T>,
+}
+
+/// Scores of a stretch become bf16 probabilities.
+pub(crate) struct Weigh<'a, T> {
+    pub(crate) softmax: &'a Softmax<T>,
     /// For each 16 lanes, blocks of 32 keys: pairs of keys side by side.
     pub(crate) packed: *mut u16,
 }
 
-impl<T: Transform> Operation for Coarse<T> {
+impl<T: Transform> Operation for Begin<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn eval<S: Simd>(self, simd: S) {
+        let masked = self.softmax.mask.is_some();
+        // SAFETY: whoever makes the operation vouches for keys × lanes scores.
+        unsafe {
+            for lane in (0..self.softmax.lanes).step_by(S::WIDTH) {
+                match (masked, raw(self.softmax)) {
+                    (false, true) => self.lanes::<S, false, true>(simd, lane),
+                    (false, false) => self.lanes::<S, false, false>(simd, lane),
+                    (true, _) => self.lanes::<S, true, false>(simd, lane),
+                }
+            }
+        }
+    }
+}
+
+impl<T: Transform> Operation for Weigh<'_, T> {
     type Output = ();
 
     #[inline(always)]
     fn eval<S: Simd>(self, simd: S) {
         assert_eq!(S::WIDTH, WIDEST, "blocks are as wide as a vector");
-        let vectors = self.softmax.lanes / S::WIDTH;
-        let mut vector = 0;
         // SAFETY: whoever makes the operation vouches for keys × lanes scores and their blocks.
         unsafe {
-            while vector + 2 <= vectors {
-                self.columns::<S, 2>(simd, vector);
-                vector += 2;
-            }
-            if vector < vectors {
-                self.columns::<S, 1>(simd, vector);
+            match (self.softmax.mask.is_some(), raw(self.softmax)) {
+                (false, true) => self.all::<S, false, true>(simd),
+                (false, false) => self.all::<S, false, false>(simd),
+                (true, _) => self.all::<S, true, false>(simd),
             }
         }
     }
 }
 
+/// Whether scores are used as the product left them, but for the scale. A negative one would make
+/// the greatest product the least score.
+#[inline(always)]
+fn raw<T: Transform>(softmax: &Softmax<T>) -> bool {
+    T::NOTHING && softmax.scale >= 0.0 && softmax.mask.is_none()
+}
+
 /// Keys that are taken together, so that they don't wait for each other.
 const TOGETHER: usize = 4;
 
-impl<T: Transform> Coarse<T> {
+impl<T: Transform> Begin<'_, T> {
     #[inline(always)]
-    unsafe fn columns<S: Simd, const N: usize>(&self, simd: S, vector: usize) {
-        // A negative scale makes the greatest product the least score.
-        let as_they_are = T::NOTHING && self.softmax.scale >= 0.0;
-        // SAFETY: the caller's.
-        unsafe {
-            match (self.softmax.mask.is_some(), as_they_are) {
-                (false, true) => self.some::<S, N, false, true>(simd, vector),
-                (false, false) => self.some::<S, N, false, false>(simd, vector),
-                (true, _) => self.some::<S, N, true, false>(simd, vector),
-            }
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn some<S: Simd, const N: usize, const MASKED: bool, const RAW: bool>(
-        &self,
-        simd: S,
-        vector: usize,
-    ) {
-        let softmax = &self.softmax;
-        let (keys, lane) = (softmax.keys, vector * S::WIDTH);
+    unsafe fn lanes<S: Simd, const MASKED: bool, const RAW: bool>(&self, simd: S, lane: usize) {
+        let softmax = self.softmax;
         let (zero, nothing) = (simd.splat(0.0), simd.splat(f32::NEG_INFINITY));
-        let scale = simd.splat(softmax.scale);
-        let whole = keys / TOGETHER * TOGETHER;
-        // SAFETY: lanes and keys stay within the scores, the lists and blocks that belong to them.
+        let whole = softmax.keys / TOGETHER * TOGETHER;
+        // SAFETY: lanes and keys stay within the scores and the lists that belong to them.
         unsafe {
-            let mut greatest = [nothing; N];
+            let mut greatest = [nothing; TOGETHER];
             for key in (0..whole).step_by(TOGETHER) {
-                for n in 0..N {
-                    let [a, b, c, d] =
-                        self.scores::<S, TOGETHER, MASKED, RAW>(simd, key, lane + n * S::WIDTH);
-                    let four = simd.max(simd.max(a, b), simd.max(c, d));
-                    greatest[n] = simd.max(four, greatest[n]);
+                let scores = self.scores::<S, TOGETHER, MASKED, RAW>(simd, key, lane);
+                for k in 0..TOGETHER {
+                    greatest[k] = simd.max(scores[k], greatest[k]);
                 }
             }
-            for key in whole..keys {
-                for n in 0..N {
-                    let [a] = self.scores::<S, 1, MASKED, RAW>(simd, key, lane + n * S::WIDTH);
-                    greatest[n] = simd.max(a, greatest[n]);
-                }
+            for key in whole..softmax.keys {
+                let [score] = self.scores::<S, 1, MASKED, RAW>(simd, key, lane);
+                greatest[0] = simd.max(score, greatest[0]);
             }
-            let mut references = [zero; N];
-            for n in 0..N {
-                let at = lane + n * S::WIDTH;
-                let old = simd.load(softmax.maxima.add(at));
-                let new = if RAW { simd.mul(greatest[n], scale) } else { greatest[n] };
-                let grown = simd.less(simd.add(old, simd.splat(LEEWAY)), new);
-                let maxima = simd.select(grown, new, old);
-                // Where nothing has been seen yet the maximum is −∞, and −∞ − −∞ would be NaN.
-                references[n] = simd.select(simd.less(nothing, maxima), maxima, zero);
-                let factor = exp_difference(simd, old, references[n]);
-                simd.store(softmax.maxima.add(at), maxima);
-                simd.store(softmax.factors.add(at), factor);
-            }
+            let [a, b, c, d] = greatest;
+            let greatest = simd.max(simd.max(a, b), simd.max(c, d));
+            let new = if RAW { simd.mul(greatest, simd.splat(softmax.scale)) } else { greatest };
 
-            let along = keys.div_ceil(BLOCK_KEYS);
-            let mut sums = [[zero; 2]; N];
-            for pair in 0..keys.div_ceil(2) {
-                for n in 0..N {
-                    let weigh =
-                        Weigh { scale, reference: references[n], lane: lane + n * S::WIDTH };
-                    let low = self.weigh::<S, MASKED, RAW>(simd, 2 * pair, weigh);
-                    let high = match 2 * pair + 1 < keys {
-                        true => self.weigh::<S, MASKED, RAW>(simd, 2 * pair + 1, weigh),
-                        false => zero,
-                    };
-                    sums[n] = [simd.add(sums[n][0], low), simd.add(sums[n][1], high)];
-                    simd.store_pairs_bf16(self.pair(vector + n, along, pair), low, high);
-                }
-            }
-            for pair in keys.div_ceil(2)..along * BLOCK_KEYS / 2 {
-                for n in 0..N {
-                    simd.store_pairs_bf16(self.pair(vector + n, along, pair), zero, zero);
-                }
-            }
-            for n in 0..N {
-                let at = softmax.totals.add(lane + n * S::WIDTH);
-                let factor = simd.load(softmax.factors.add(lane + n * S::WIDTH));
-                let sum = simd.add(sums[n][0], sums[n][1]);
-                simd.store(at, simd.fma(simd.load(at), factor, sum));
-            }
+            let old = simd.load(softmax.maxima.add(lane));
+            let grown = simd.less(simd.add(old, simd.splat(LEEWAY)), new);
+            let maxima = simd.select(grown, new, old);
+            // Where nothing has been seen yet the maximum is −∞, and −∞ − −∞ would be NaN.
+            let safe = simd.select(simd.less(nothing, maxima), maxima, zero);
+            let factor = exp_difference(simd, old, safe);
+            simd.store(softmax.maxima.add(lane), maxima);
+            simd.store(softmax.factors.add(lane), factor);
+            let totals = softmax.totals.add(lane);
+            simd.store(totals, simd.mul(simd.load(totals), factor));
         }
-    }
-
-    /// Where a pair of keys of 16 lanes is written.
-    #[inline(always)]
-    fn pair(&self, vector: usize, along: usize, pair: usize) -> *mut u16 {
-        let block = vector * along + pair / WIDEST;
-        self.packed.wrapping_add(block * BLOCK + pair % WIDEST * BLOCK_KEYS)
     }
 
     /// Scores of `K` keys and one vector of lanes: as they are, or changed, masked and written.
@@ -156,9 +126,9 @@ impl<T: Transform> Coarse<T> {
         key: usize,
         lane: usize,
     ) -> [S::F; K] {
-        let softmax = &self.softmax;
+        let softmax = self.softmax;
         let zero = simd.splat(0.0);
-        // SAFETY: as `some`.
+        // SAFETY: as `lanes`.
         unsafe {
             if !RAW {
                 let mut place = Place { lanes: zero, other: zero, slopes: zero };
@@ -175,21 +145,68 @@ impl<T: Transform> Coarse<T> {
             scores
         }
     }
+}
+
+impl<T: Transform> Weigh<'_, T> {
+    #[inline(always)]
+    unsafe fn all<S: Simd, const MASKED: bool, const RAW: bool>(&self, simd: S) {
+        let softmax = self.softmax;
+        let (vectors, chunks) = (softmax.lanes / S::WIDTH, softmax.keys.div_ceil(BLOCK_KEYS));
+        for vector in 0..vectors {
+            for chunk in 0..chunks {
+                let first = chunk * BLOCK_KEYS;
+                let keys = (softmax.keys - first).min(BLOCK_KEYS);
+                let block = self.packed.wrapping_add((vector * chunks + chunk) * BLOCK);
+                let lane = vector * S::WIDTH;
+                // SAFETY: lanes and keys stay within the scores, the lists and blocks that belong to
+                // them.
+                unsafe {
+                    let maxima = simd.load(softmax.maxima.add(lane));
+                    let seen = simd.less(simd.splat(f32::NEG_INFINITY), maxima);
+                    let reference = simd.select(seen, maxima, simd.splat(0.0));
+                    let totals = softmax.totals.add(lane);
+                    let mut total = simd.load(totals);
+                    for quad in 0..BLOCK_KEYS / TOGETHER {
+                        let mut weights = [simd.splat(0.0); TOGETHER];
+                        let keys = keys.saturating_sub(TOGETHER * quad).min(TOGETHER);
+                        let key = first + TOGETHER * quad;
+                        if keys == TOGETHER {
+                            for k in 0..TOGETHER {
+                                weights[k] =
+                                    self.weigh::<S, MASKED, RAW>(simd, key + k, lane, reference);
+                            }
+                        } else {
+                            for k in 0..keys {
+                                weights[k] =
+                                    self.weigh::<S, MASKED, RAW>(simd, key + k, lane, reference);
+                            }
+                        }
+                        let [a, b, c, d] = weights;
+                        total = simd.add(total, simd.add(simd.add(a, b), simd.add(c, d)));
+                        let pairs = block.add(2 * quad * BLOCK_KEYS);
+                        simd.store_pairs_bf16(pairs, a, b);
+                        simd.store_pairs_bf16(pairs.add(BLOCK_KEYS), c, d);
+                    }
+                    simd.store(totals, total);
+                }
+            }
+        }
+    }
 
     #[inline(always)]
     unsafe fn weigh<S: Simd, const MASKED: bool, const RAW: bool>(
         &self,
         simd: S,
         key: usize,
-        weigh: Weigh<S::F>,
+        lane: usize,
+        reference: S::F,
     ) -> S::F {
-        let Weigh { scale, reference, lane } = weigh;
-        // SAFETY: as `some`.
+        // SAFETY: as `lanes`.
         unsafe {
             let at = self.softmax.scores.at(key, lane).first;
             let mut score = simd.load(at);
             if RAW {
-                score = simd.mul(score, scale);
+                score = simd.mul(score, simd.splat(self.softmax.scale));
             }
             let mut weight = exp_difference_coarse(simd, score, reference);
             if let Some((bits, bit)) = self.softmax.mask
@@ -197,19 +214,11 @@ impl<T: Transform> Coarse<T> {
             {
                 let mask = simd.mask(*bits.add(key) >> (bit + lane));
                 weight = simd.select(mask, weight, simd.splat(0.0));
-            }
-            if self.softmax.keep {
-                simd.store(at, weight);
+                if self.softmax.keep {
+                    simd.store(at, weight);
+                }
             }
             weight
         }
     }
-}
-
-/// What all probabilities of a vector of lanes have in common.
-#[derive(Clone, Copy)]
-struct Weigh<F> {
-    scale: F,
-    reference: F,
-    lane: usize,
 }
