@@ -111,7 +111,8 @@ fn run_on<E: Element>(args: &Bench) -> Result<()> {
         layout_ms += start.elapsed().as_secs_f64() * 1e3;
         drop(stage);
         let stage = Stage::new("making tensors");
-        let dout = problem.tensor(random::normals::<E>(3, sizes.out(), threads), sizes.dims_out())?;
+        let dout =
+            problem.tensor(random::normals::<E>(3, sizes.out(), threads), sizes.dims_out())?;
         let poisoned = |len, dims| problem.tensor(random::poison::<E>(len, threads), dims);
         let mut dq = poisoned(sizes.q(), sizes.dims_q())?;
         let mut dk = poisoned(sizes.k(), sizes.dims_k())?;

@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use anyhow::Result;
 use longspan::{
-    Attention, Dims, Element, ElementType, Error, Hook, Inputs, Layout, LayoutSet, Layouts, Order, OutputMut, Pattern,
-    Shape, Tensor,
+    Attention, Dims, Element, ElementType, Error, Hook, Inputs, Layout, LayoutSet, Layouts, Order,
+    OutputMut, Pattern, Shape, Tensor,
 };
 use longspan_pattern::Heads;
 
