@@ -41,7 +41,7 @@ fn what_is_here_and_what_would_be_used() {
         );
         assert!(object["matrix_peak_gflops"].as_f64() > object["peak_gflops"].as_f64());
     } else {
-        assert_eq!(isas, [Isa::best().to_string(); 3]);
+        assert_eq!(isas, [Isa::best().to_string().as_str(); 3]);
         assert_eq!(object["matrix_peak_gflops"], json!(null));
     }
     for problems in ["environment_problems", "kernel_problems"] {
