@@ -62,7 +62,7 @@ fn features(isa: Isa) -> Option<Vec<(&'static str, bool)>> {
             #[cfg(target_arch = "x86_64")]
             { Some(vec![$(($name, is_x86_feature_detected!($name))),*]) }
             #[cfg(not(target_arch = "x86_64"))]
-            { None }
+            { None::<Vec<(&'static str, bool)>> }
         }};
     }
     match isa {
