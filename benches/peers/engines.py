@@ -14,6 +14,8 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 
 import native
 
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -58,10 +60,12 @@ class Problem:
     heads: int
     kv_heads: int
     dim: int
+    # What tensors hold, as Longspan calls it.
+    dtype: str = "f32"
 
     @staticmethod
-    def square(mask: Mask, tokens: int, heads: int, dim: int) -> "Problem":
-        return Problem(mask, tokens, tokens, heads, heads, dim)
+    def square(mask: Mask, tokens: int, heads: int, dim: int, dtype: str = "f32") -> "Problem":
+        return Problem(mask, tokens, tokens, heads, heads, dim, dtype)
 
     def extents(self) -> native.Extents:
         return native.Extents(1, self.queries, self.keys, self.heads, self.kv_heads, self.dim)
@@ -81,7 +85,8 @@ class Tensors:
         seed = torch.Generator().manual_seed(20_26)
 
         def make(heads: int, tokens: int) -> torch.Tensor:
-            return torch.randn(1, heads, tokens, problem.dim, generator=seed)
+            numbers = torch.randn(1, heads, tokens, problem.dim, generator=seed)
+            return numbers.to(DTYPES[problem.dtype])
 
         q, dout = (make(problem.heads, problem.queries) for _ in range(2))
         k, v = (make(problem.kv_heads, problem.keys) for _ in range(2))
@@ -186,6 +191,8 @@ class Longspan:
         self._threads = threads
         self._isa = isa
         self._tensors = tensors
+        for tensor in (tensors.q, tensors.k, tensors.v, tensors.dout):
+            assert tensor.dtype == DTYPES[problem.dtype]
         self._inputs = _pointers(native.InputTensors, tensors.q, tensors.k, tensors.v)
         self._extents = problem.extents()
         self._plan = self.build()
@@ -194,8 +201,8 @@ class Longspan:
     def build(self) -> native.Plan:
         """The pattern's text parsed and compiled."""
         problem = self._problem
-        lengths = (problem.queries, problem.keys)
-        return self._library.plan(problem.mask.text, *lengths, self._threads, self._isa)
+        arguments = (problem.queries, problem.keys, problem.dtype, self._threads, self._isa)
+        return self._library.plan(problem.mask.text, *arguments)
 
     def forward(self) -> torch.Tensor:
         return self._forward()[0]
@@ -220,7 +227,7 @@ class Longspan:
 
     def _forward(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         out = torch.empty_like(self._tensors.q)
-        lse = torch.empty(out.shape[:3])
+        lse = torch.empty(out.shape[:3], dtype=torch.float32)
         lse_rest = torch.empty_like(lse)
         output = _pointers(native.OutputTensors, out, lse, lse_rest)
         self._plan.forward(self._extents, self._inputs, output)
@@ -229,5 +236,5 @@ class Longspan:
 
 def _pointers(kind: type[ctypes.Structure], *tensors: torch.Tensor) -> ctypes.Structure:
     for tensor in tensors:
-        assert tensor.is_contiguous() and tensor.dtype == torch.float32
+        assert tensor.is_contiguous()
     return kind(*(tensor.data_ptr() for tensor in tensors))

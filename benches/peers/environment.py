@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import venv
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -68,15 +69,32 @@ def variables(threads: int) -> dict[str, str]:
     }
 
 
-def library() -> Path:
-    """Longspan as a shared library, built anew where its source has changed."""
+@dataclass(frozen=True)
+class Built:
+    """Longspan as a shared library, and what it was built from."""
+
+    path: Path
+    commit: str
+
+
+def library() -> Built:
+    """The library, built anew where its source has changed."""
     target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target" / "peers-native"))
     say("building Longspan")
     build = ["cargo", "build", "--release", "--quiet", "--target-dir", str(target)]
     manifest = HERE / "native" / "Cargo.toml"
+    # Now: by the end of a run the checkout may have moved on.
+    commit = output("git", "rev-parse", "--short", "HEAD")
+    if output("git", "status", "--porcelain", "--", "crates", "benches/peers/native"):
+        commit += " with changes"
     subprocess.run([*build, "--manifest-path", str(manifest)], check=True)
     suffix = "dylib" if sys.platform == "darwin" else "so"
-    return target / "release" / f"liblongspan_peers.{suffix}"
+    return Built(target / "release" / f"liblongspan_peers.{suffix}", commit)
+
+
+def output(*command: str) -> str:
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return ran.stdout.strip()
 
 
 def say(text: str) -> None:

@@ -59,13 +59,42 @@ def _at_most(bound: float) -> Targets:
     return dict.fromkeys((64, 128), Target(Kind.RATIO, bound))
 
 
+@dataclass(frozen=True)
+class Goals:
+    """What is asked of the kernels for tensors of one type."""
+
+    # Share of the FMA peak, dense.
+    forward_peak: Targets | None
+    backward_peak: Targets | None
+    forward_sdpa: Targets
+    backward_sdpa: Targets
+    flex: Targets
+    flex_and_build: Targets | None
+    # Errors, as a multiple of torch's.
+    errors: Targets | None
+
+
 # What was asked of the kernels before a line of them was written.
-FORWARD_PEAK = _shares(0.75, 0.85)
-BACKWARD_PEAK = _shares(0.70, 0.78)
-FORWARD_SDPA = _times(1.4, 1.3)
-BACKWARD_SDPA = _times(1.2, 1.2)
-FLEX = _times(3.0, 3.0)
-FLEX_AND_BUILD = _times(20.0, 20.0)
+GOALS = {
+    "f32": Goals(
+        forward_peak=_shares(0.75, 0.85),
+        backward_peak=_shares(0.70, 0.78),
+        forward_sdpa=_times(1.4, 1.3),
+        backward_sdpa=_times(1.2, 1.2),
+        flex=_times(3.0, 3.0),
+        flex_and_build=_times(20.0, 20.0),
+        errors=None,
+    ),
+    "bf16": Goals(
+        forward_peak=None,
+        backward_peak=None,
+        forward_sdpa=_times(2.0, 2.0),
+        backward_sdpa=_times(2.5, 2.5),
+        flex=_times(3.0, 3.0),
+        flex_and_build=None,
+        errors=_at_most(1.0),
+    ),
+}
 LINEAR = {65_536: _at_most(1.15), 16_384: _at_most(1.4)}
 THREADS = _times(1.8, 1.8)
 DECODE_ONE = _shares(0.75, 0.75)

@@ -21,6 +21,7 @@ class Request(c.Structure):
     _fields_ = [
         ("pattern", c.c_char_p),
         ("isa", c.c_char_p),
+        ("dtype", c.c_char_p),
         ("queries", c.c_uint64),
         ("keys", c.c_uint64),
         ("threads", c.c_size_t),
@@ -58,6 +59,7 @@ class Library:
         self._declare("peers_backward", text, c.c_void_p, by_ref, by_ref, by_ref, by_ref)
         self._declare("peers_best_isa", text)
         self._declare("peers_fma_peak", text, c.c_char_p, c.c_size_t, by_ref)
+        self._declare("peers_amx_peak", text, c.c_size_t, by_ref)
         self._declare("peers_read_bandwidth", text, c.c_void_p, c.c_size_t, c.c_size_t, by_ref)
         self._declare("peers_free_text", None, c.c_void_p)
 
@@ -65,8 +67,11 @@ class Library:
         function = getattr(self._native, name)
         function.restype, function.argtypes = result, arguments
 
-    def plan(self, pattern: str, queries: int, keys: int, threads: int, isa: str | None) -> "Plan":
-        request = Request(pattern.encode(), isa and isa.encode(), queries, keys, threads)
+    def plan(
+        self, pattern: str, queries: int, keys: int, dtype: str, threads: int, isa: str | None
+    ) -> "Plan":
+        name = isa and isa.encode()
+        request = Request(pattern.encode(), name, dtype.encode(), queries, keys, threads)
         handle = c.c_void_p()
         self._run(self._native.peers_plan, c.byref(request), c.byref(handle))
         return Plan(self, handle)
@@ -78,6 +83,12 @@ class Library:
         """GFLOP/s of all threads together."""
         rate = c.c_double()
         self._run(self._native.peers_fma_peak, isa and isa.encode(), threads, c.byref(rate))
+        return rate.value
+
+    def amx_peak(self, threads: int) -> float:
+        """GFLOP/s of all threads together; 0 where this machine has no AMX."""
+        rate = c.c_double()
+        self._run(self._native.peers_amx_peak, threads, c.byref(rate))
         return rate.value
 
     def read_bandwidth(self, address: int, numbers: int, threads: int) -> float:

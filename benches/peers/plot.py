@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
 from figures import Case
-from sections import COMPILED_MASK, LAYOUT, LONGSPAN, MASK, PEAK, SDPA, SPARSITIES
+from sections import AMX_PEAK, COMPILED_MASK, LAYOUT, LONGSPAN, MASK, PEAK, SDPA, SPARSITIES
 
 FLEX = "FlexAttention"
 BARS = ("forward, dense", "backward, dense", "forward, causal", "backward, causal")
@@ -19,7 +19,7 @@ BARS = ("forward, dense", "backward, dense", "forward, causal", "backward, causa
 OURS, THEIRS, OTHER = "#0b5fa5", "#e08a1e", "#8c8c8c"
 
 
-def draw(cases: list[Case], threads: int, stem: Path) -> Path | None:
+def draw(cases: list[Case], dtype: str, threads: int, stem: Path) -> Path | None:
     """Writes `stem`.png and .svg, if there is anything to show: the largest token count of each
     half. Returns the former."""
     halves = [
@@ -39,7 +39,8 @@ def draw(cases: list[Case], threads: int, stem: Path) -> Path | None:
         tokens = max(case.tokens for case in half)
         for axis, dim in zip(row, dims, strict=True):
             chosen = [case for case in half if case.dim == dim and case.tokens == tokens]
-            axis.set_title(f"{tokens:,} tokens, 8 heads, d {dim}, {threads} threads", fontsize=10)
+            shape = f"{tokens:,} tokens, 8 heads, d {dim}"
+            axis.set_title(f"{dtype}, {shape}, {threads} threads", fontsize=10)
             axis.spines[["top", "right"]].set_visible(False)
             show(axis, chosen)
     figure.tight_layout()
@@ -58,12 +59,13 @@ def rates(axis: Axes, cases: list[Case]) -> None:
         values = [case.rate(name) or 0.0 for case in cases]
         bars = axis.bar([x + shift for x in places], values, 0.38, label=name, color=colour)
         axis.bar_label(bars, fmt="%.0f", fontsize=8)
-    peaks = [case.rate(PEAK) or 0.0 for case in cases]
+    limit = AMX_PEAK if all(AMX_PEAK in case.samples.series for case in cases) else PEAK
+    peaks = [case.rate(limit) or 0.0 for case in cases]
     ends = [x - 0.42 for x in places], [x + 0.42 for x in places]
-    axis.hlines(peaks, *ends, color="black", lw=1.2, label="FMA peak, same rounds")
+    axis.hlines(peaks, *ends, color="black", lw=1.2, label=f"{limit}, same rounds")
     axis.set_xticks(list(places), [case.what.replace(", ", ",\n") for case in cases], fontsize=8)
     axis.set_ylabel("GFLOP/s on active pairs")
-    axis.set_ylim(0, 1.25 * max(peaks))
+    axis.set_ylim(0, 1.25 * max(peaks + [case.rate(LONGSPAN) or 0.0 for case in cases]))
     axis.legend(fontsize=8, ncols=3, loc="upper center", frameon=False)
 
 

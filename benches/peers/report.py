@@ -4,7 +4,6 @@ import json
 import os
 import platform
 import statistics
-import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
@@ -12,14 +11,14 @@ from pathlib import Path
 
 import torch
 
-from environment import ROOT
+from environment import output
 from figures import Case, Figure
 from measure import Unit
 from sections import Bench
 
 HOW = """\
 All engines ran in one process, in the same rounds, in alternating order, {threads} threads each, \
-f32, batch 1, on the same tensors; before each turn is a pause in which the last engine's threads \
+{dtype}, batch 1, on the same tensors; before each turn is a pause in which the last engine's threads \
 fall asleep. Figures compare the best of all rounds; the column beside it compares medians. \
 GFLOP/s count active pairs only: 4 · d a pair forward, 10 · d backward. Every line that has a \
 rival was checked for agreement in its first round. What this doesn't say: \
@@ -39,6 +38,7 @@ class Machine:
     rustc: str
     longspan: str
     isa: str
+    dtype: str
     threads: int
     # The share of the machine that others took: mean and worst of all rounds.
     others: tuple[float, float] | None
@@ -51,15 +51,14 @@ class Machine:
         return [
             f"- CPU: {self.cpu}, {self.cores} cores, {self.system}",
             f"- What others took of it, the host included: {others}",
-            f"- Longspan {self.longspan}, {self.isa}, {self.rustc}",
+            f"- Longspan {self.longspan}, {self.dtype}, {self.isa}, {self.rustc}",
             f"- torch {self.torch}, Python {self.python}",
         ]
 
 
-def machine(bench: Bench) -> Machine:
+def machine(bench: Bench, commit: str) -> Machine:
     isa = bench.settings.isa or bench.library.best_isa()
     others = [x for case in bench.cases for x in case.samples.others if x is not None]
-    changed = " with changes" if output("git", "status", "--porcelain", "crates") else ""
     return Machine(
         date=date.today().isoformat(),
         cpu=cpu_model(),
@@ -68,16 +67,12 @@ def machine(bench: Bench) -> Machine:
         python=platform.python_version(),
         torch=torch.__version__,
         rustc=output("rustc", "--version").split(" (")[0],
-        longspan=output("git", "rev-parse", "--short", "HEAD") + changed,
+        longspan=commit,
         isa=isa,
+        dtype=bench.settings.dtype,
         threads=bench.settings.threads,
         others=(statistics.mean(others), max(others)) if others else None,
     )
-
-
-def output(*command: str) -> str:
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    return ran.stdout.strip()
 
 
 def cpu_model() -> str:
@@ -98,10 +93,10 @@ def markdown(bench: Bench, where: Machine, command: str, picture: Path | None) -
     judged = [figure for figure in bench.figures if figure.target]
     met = sum(figure.verdict == "met" for figure in judged)
     parts = [
-        f"# Longspan and its peers, {where.date}",
+        f"# Longspan and its peers, {where.dtype}, {where.date}",
         f"`{command}`",
         "\n".join(where.lines()),
-        HOW.format(threads=where.threads),
+        HOW.format(threads=where.threads, dtype=where.dtype),
         f"{met} of {len(judged)} targets met.",
         *(
             [f"![GFLOP/s of Longspan and torch, and time by sparsity]({picture.name})"]

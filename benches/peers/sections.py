@@ -4,6 +4,7 @@ A section is a list of steps; a step measures one or two cases and leaves them, 
 they give, in the results.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,20 +13,27 @@ import torch
 
 import agreement
 import native
-from engines import CAUSAL, FULL, Flex, Longspan, Mask, Problem, Sdpa, Tensors, window_of_sparsity
+from engines import (
+    CAUSAL,
+    DTYPES,
+    FULL,
+    Flex,
+    Longspan,
+    Mask,
+    Problem,
+    Sdpa,
+    Tensors,
+    window_of_sparsity,
+)
 from figures import (
-    BACKWARD_PEAK,
-    BACKWARD_SDPA,
     DECODE_MANY,
     DECODE_ONE,
-    FLEX,
-    FLEX_AND_BUILD,
-    FORWARD_PEAK,
-    FORWARD_SDPA,
+    GOALS,
     LINEAR,
     THREADS,
     Case,
     Figure,
+    Goals,
     Kind,
     Targets,
 )
@@ -38,7 +46,11 @@ SPARSITIES = (0.90, 0.95, 0.99)
 DECODE_KEYS, DECODE_KV_HEADS = 1 << 20, 2
 ONE_HEAD = (Mask("causal & (window(1024, 0) | sinks(64))"), Mask("global_tokens(64)"))
 
+# A matrix product that torch does as well as it can: 2048 × 2048 × 2048.
+PRODUCT_SIDE = 2_048
+
 PEAK, BANDWIDTH = "FMA peak", "read bandwidth"
+AMX_PEAK, PRODUCT = "AMX peak", f"torch matmul, {PRODUCT_SIDE}³"
 SDPA, LONGSPAN = Sdpa.name, "Longspan"
 LAYOUT, MASK = "Longspan's layout build", "create_block_mask"
 COMPILED_MASK = "create_block_mask, compiled"
@@ -54,15 +66,13 @@ class Pass:
     # Matrix products a block, each two operations a pair and dim.
     products: int
     rounding: float
-    peak: Targets
-    sdpa: Targets
 
     def flops(self, problem: Problem, pairs: int) -> float:
         return 2.0 * self.products * problem.dim * pairs * problem.heads
 
 
-FORWARD = Pass("forward", 2, agreement.FORWARD, FORWARD_PEAK, FORWARD_SDPA)
-BACKWARD = Pass("backward", 5, agreement.BACKWARD, BACKWARD_PEAK, BACKWARD_SDPA)
+FORWARD = Pass("forward", 2, agreement.FORWARD)
+BACKWARD = Pass("backward", 5, agreement.BACKWARD)
 
 
 @dataclass(frozen=True)
@@ -72,6 +82,7 @@ class Settings:
     dims: tuple[int, ...]
     threads: int
     isa: str | None
+    dtype: str
     flex_blocks: tuple[int, ...]
     budget: Budget
 
@@ -85,6 +96,10 @@ class Bench:
     cases: list[Case] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
 
+    @property
+    def goals(self) -> Goals:
+        return GOALS[self.settings.dtype]
+
     def longspan(self, problem: Problem, tensors: Tensors) -> Longspan:
         settings = self.settings
         return Longspan(self.library, problem, tensors, settings.threads, settings.isa)
@@ -92,6 +107,39 @@ class Bench:
     def peak(self) -> Contestant:
         threads, isa = self.settings.threads, self.settings.isa
         return Contestant(PEAK, lambda: self.library.fma_peak(threads, isa), Unit.GFLOPS)
+
+    def limits(self) -> list[Contestant]:
+        """What the machine can do with numbers of the dtype."""
+        threads = self.settings.threads
+        found = [self.peak()]
+        if self.settings.dtype != "bf16":
+            return found
+        if (self.settings.isa or self.library.best_isa()) == "amx":
+            found.append(Contestant(AMX_PEAK, lambda: self.library.amx_peak(threads), Unit.GFLOPS))
+        return [*found, Contestant(PRODUCT, self._product(), Unit.GFLOPS)]
+
+    def _product(self) -> Callable[[], float]:
+        side = PRODUCT_SIDE
+        a, b = (torch.randn(side, side).to(DTYPES[self.settings.dtype]) for _ in range(2))
+
+        def rate() -> float:
+            start = time.perf_counter()
+            torch.mm(a, b)
+            return 2.0 * side**3 / (time.perf_counter() - start) / 1e9
+
+        return rate
+
+    def shares(self, case: Case, what: str, work: float, targets: Targets | None) -> list[Figure]:
+        """Longspan's rate as a share of each limit that ran; the target is that of the FMA peak."""
+        return [
+            case.share_of(f"{what}: share of {the}", limit, LONGSPAN, work, goal)
+            for limit, the, goal in (
+                (PEAK, "the FMA peak", targets),
+                (AMX_PEAK, "the AMX peak", None),
+                (PRODUCT, PRODUCT, None),
+            )
+            if limit in case.samples.series
+        ]
 
     def bandwidth(self, data: torch.Tensor) -> Contestant:
         arguments = (data.data_ptr(), data.numel(), self.settings.threads)
@@ -128,7 +176,7 @@ def agree(what: str, problem: Problem, pass_: Pass) -> Inspect:
             # Limits and builds don't return tensors.
             if type(got) is type(expected):
                 label = f"{what}, {problem.keys:,} tokens, d {problem.dim}, {name} and Longspan"
-                bound = agreement.tolerance(pass_.rounding, problem.keys)
+                bound = agreement.tolerance(pass_.rounding, problem)
                 agreement.require(label, as_tuple(got), as_tuple(expected), bound)
 
     def as_tuple(result: Any) -> tuple[torch.Tensor, ...]:
@@ -142,7 +190,7 @@ def against_sdpa(mask: Mask, tokens: int, dim: int) -> Step:
     name = "causal" if mask.is_causal else "dense"
 
     def run(bench: Bench) -> None:
-        problem = Problem.square(mask, tokens, HEADS, dim)
+        problem = Problem.square(mask, tokens, HEADS, dim, bench.settings.dtype)
         tensors = Tensors.of(problem)
         ours, theirs = bench.longspan(problem, tensors), Sdpa(problem, tensors)
         duel(bench, FORWARD, problem, ours.pairs, (ours.forward, theirs.forward))
@@ -157,14 +205,18 @@ def against_sdpa(mask: Mask, tokens: int, dim: int) -> Step:
         case = bench.run(
             what,
             problem,
-            [bench.peak(), *contestants],
+            [*bench.limits(), *contestants],
             {SDPA: work, LONGSPAN: work},
             agree(what, problem, pass_),
         )
-        share = pass_.peak if mask == FULL else None
+        goals = bench.goals
+        share, sdpa = {
+            FORWARD: (goals.forward_peak, goals.forward_sdpa),
+            BACKWARD: (goals.backward_peak, goals.backward_sdpa),
+        }[pass_]
         bench.figures += [
-            case.share_of(f"{what}: share of the FMA peak", PEAK, LONGSPAN, work, share),
-            case.figure(f"{what}: against {SDPA}", Kind.TIMES, (SDPA,), (LONGSPAN,), pass_.sdpa),
+            *bench.shares(case, what, work, share if mask == FULL else None),
+            case.figure(f"{what}: against {SDPA}", Kind.TIMES, (SDPA,), (LONGSPAN,), sdpa),
         ]
 
     return Step(f"{name}, {tokens:,} tokens, d {dim}", run)
@@ -175,13 +227,14 @@ def against_flex(sparsity: float, tokens: int, dim: int) -> Step:
     name = f"{100 * sparsity:.0f} % sparse window"
 
     def run(bench: Bench) -> None:
-        problem = Problem.square(window_of_sparsity(tokens, sparsity), tokens, HEADS, dim)
+        mask = window_of_sparsity(tokens, sparsity)
+        problem = Problem.square(mask, tokens, HEADS, dim, bench.settings.dtype)
         tensors = Tensors.of(problem)
         ours = bench.longspan(problem, tensors)
         Flex.forget()
         rivals = [Flex(problem, tensors, block) for block in bench.settings.flex_blocks]
         work = FORWARD.flops(problem, ours.pairs)
-        contestants = [bench.peak(), Contestant(LONGSPAN, ours.forward)]
+        contestants = [*bench.limits(), Contestant(LONGSPAN, ours.forward)]
         contestants += [Contestant(rival.name, rival.forward) for rival in rivals]
         # Evaluating all pairs takes what it takes, whatever the block size: one stands for both.
         builder = rivals[-1]
@@ -199,24 +252,44 @@ def against_flex(sparsity: float, tokens: int, dim: int) -> Step:
             agree(f"forward, {name}", problem, FORWARD),
             density=ours.pairs / tokens**2,
         )
-        bench.figures += compare(case, rivals)
-        what = f"forward, {name}: share of the FMA peak"
-        bench.figures.append(case.share_of(what, PEAK, LONGSPAN, work, None))
+        bench.figures += compare(case, rivals, bench.goals)
+        bench.figures += bench.shares(case, f"forward, {name}", work, None)
 
-    def compare(case: Case, rivals: list[Flex]) -> list[Figure]:
+    def compare(case: Case, rivals: list[Flex], goals: Goals) -> list[Figure]:
         ours = (LONGSPAN, LAYOUT)
         theirs = min((x.name for x in rivals), key=lambda name: case.samples.series[name].best)
         whole = f"forward, {name}: against FlexAttention"
         return [
             case.figure(what, Kind.TIMES, (theirs, *build), own, targets)
             for what, build, own, targets in (
-                (whole, (), (LONGSPAN,), FLEX),
-                (f"{whole}, builds counted", (MASK,), ours, FLEX_AND_BUILD),
+                (whole, (), (LONGSPAN,), goals.flex),
+                (f"{whole}, builds counted", (MASK,), ours, goals.flex_and_build),
                 (f"{whole}, builds counted, its own compiled", (COMPILED_MASK,), ours, None),
             )
         ]
 
     return Step(f"{name}, {tokens:,} tokens, d {dim}", run)
+
+
+def against_torchs_errors(mask: Mask, dim: int) -> Step:
+    """How far Longspan's results and SDPA's are from f64, on a problem that f64 can hold."""
+    name = "causal" if mask.is_causal else "dense"
+
+    def run(bench: Bench) -> None:
+        problem = Problem.square(mask, agreement.SMALL, 2, dim, bench.settings.dtype)
+        tensors = Tensors.of(problem)
+        engines = (bench.longspan(problem, tensors), Sdpa(problem, tensors))
+        ours, theirs = agreement.errors(problem, tensors, engines)
+        targets = bench.goals.errors
+        target = targets.get(dim) if targets else None
+        for tensor, error in ours.items():
+            ratio = error / theirs[tensor]
+            what = f"{tensor}, {name}: error ÷ that of {SDPA} ({error:.1e} ÷ {theirs[tensor]:.1e})"
+            bench.figures.append(
+                Figure(what, problem.keys, dim, Kind.RATIO, ratio, ratio, target)
+            )
+
+    return Step(f"errors, {name}, {agreement.SMALL:,} tokens, d {dim}", run)
 
 
 def linear(tokens: int, dim: int) -> Step:
@@ -312,6 +385,8 @@ def steps(section: str, settings: Settings) -> list[Step]:
             return [against_sdpa(mask, n, d) for n in tokens for d in dims]
         case "windows":
             return [against_flex(s, n, d) for n in tokens for d in dims for s in SPARSITIES]
+        case "errors":
+            return [against_torchs_errors(mask, d) for mask in (FULL, CAUSAL) for d in dims]
         case "linear":
             return [linear(n, d) for n in (*tokens, *settings.long_tokens) for d in dims]
         case "threads" if settings.threads == 1:

@@ -5,7 +5,7 @@
 //!                                               └── call ──┘ × repeat, a pass
 //! ```
 //!
-//! Ceilings (the FMA peak; for decoding the read bandwidth too) are measured between the calls,
+//! Ceilings (the FMA peak; with a matrix unit its peak, for decoding the read bandwidth too) are measured between the calls,
 //! because a share of them means something only if both saw the same machine in the same minutes.
 
 mod measure;
@@ -16,11 +16,12 @@ use std::io::{Write, stdout};
 use std::time::Instant;
 
 use anyhow::Result;
-use longspan::{Arrived, Attention, GradientsMut, Hook, OutputMut, Threads};
+use longspan::{Arrived, Attention, Element, GradientsMut, Hook, OutputMut, Threads};
 use longspan_pattern::{BlockSize, Shape};
 
 use crate::args::{Bench, Pass};
 use crate::compile::{self, BadInput};
+use crate::element::with_element;
 use crate::machine::Growth;
 use crate::number::bytes;
 use crate::progress::Stage;
@@ -44,11 +45,16 @@ struct Finding {
 
 /// `longspan bench`
 pub(crate) fn run(args: &Bench) -> Result<()> {
+    with_element!(args.dtype, E => run_on::<E>(args))
+}
+
+/// The same with tensors of one type.
+fn run_on<E: Element>(args: &Bench) -> Result<()> {
     let growth = Growth::since_now();
     let isa = choice::isa(args.isa)?.value;
     let threads = choice::threads(args.threads)?.value;
     let patterns = compile::patterns(&args.pattern)?;
-    let sizes = Sizes::of(args, &patterns)?;
+    let sizes = Sizes::of::<E>(args, &patterns)?;
     check_memory(&sizes, args.pass)?;
 
     let shape = Shape::new(sizes.queries as u64, sizes.keys as u64);
@@ -62,15 +68,15 @@ pub(crate) fn run(args: &Bench) -> Result<()> {
     let attention = attention.isa(isa).threads(Threads::Count(threads));
 
     let stage = Stage::new(format!("making tensors, {}", bytes(sizes.forward_bytes() as usize)));
-    let tensors = Tensors::new(&problem, threads)?;
+    let tensors = Tensors::<E>::new(&problem, threads)?;
     let inputs = tensors.inputs();
-    let mut out = problem.tensor(random::poison(sizes.out(), threads), sizes.dims_out())?;
-    let mut lse = random::poison(sizes.rows(), threads);
-    let mut lse_rest = random::poison(sizes.rows(), threads);
+    let mut out = problem.tensor(random::poison::<E>(sizes.out(), threads), sizes.dims_out())?;
+    let mut lse = random::poison::<f32>(sizes.rows(), threads);
+    let mut lse_rest = random::poison::<f32>(sizes.rows(), threads);
     drop(stage);
 
     let repeat = args.repeat.map_or(Repeat::Auto, Repeat::Exactly);
-    let ceilings = Ceilings { isa, threads: choice::at_once(threads), reads: None };
+    let ceilings = Ceilings::<E> { isa, threads: choice::at_once(threads), reads: None };
     let mut forward = |hook: Hook<'_>| {
         let lse_rest = Some(&mut lse_rest[..]);
         let output = OutputMut { out: out.view_mut(), lse: &mut lse, lse_rest };
@@ -105,8 +111,9 @@ pub(crate) fn run(args: &Bench) -> Result<()> {
         layout_ms += start.elapsed().as_secs_f64() * 1e3;
         drop(stage);
         let stage = Stage::new("making tensors");
-        let dout = problem.tensor(random::normals(3, sizes.out(), threads), sizes.dims_out())?;
-        let poisoned = |len, dims| problem.tensor(random::poison(len, threads), dims);
+        let dout =
+            problem.tensor(random::normals::<E>(3, sizes.out(), threads), sizes.dims_out())?;
+        let poisoned = |len, dims| problem.tensor(random::poison::<E>(len, threads), dims);
         let mut dq = poisoned(sizes.q(), sizes.dims_q())?;
         let mut dk = poisoned(sizes.k(), sizes.dims_k())?;
         let mut dv = poisoned(sizes.v(), sizes.dims_v())?;
@@ -151,7 +158,7 @@ pub(crate) fn run(args: &Bench) -> Result<()> {
 fn check_memory(sizes: &Sizes, pass: Pass) -> Result<()> {
     let need = match pass {
         Pass::Forward => sizes.forward_bytes(),
-        Pass::Backward | Pass::Both => sizes.backward_bytes(),
+        Pass::Backward | Pass::Both => sizes.backward_bytes() + sizes.sum_bytes(),
     };
     let Some(free) = machine::free_memory().filter(|&free| free < need) else { return Ok(()) };
     let (need, free) = (bytes(need as usize), bytes(free as usize));
@@ -164,8 +171,8 @@ fn check_memory(sizes: &Sizes, pass: Pass) -> Result<()> {
 }
 
 /// Every number was NaN before it was computed.
-fn check_written(name: &str, numbers: &[f32]) -> Result<()> {
-    match numbers.iter().position(|x| x.is_nan()) {
+fn check_written<E: Element>(name: &str, numbers: &[E]) -> Result<()> {
+    match numbers.iter().position(|x| x.to_f32().is_nan()) {
         Some(place) => anyhow::bail!("{name} has a NaN at element {place}: please report this"),
         None => Ok(()),
     }

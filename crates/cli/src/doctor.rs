@@ -21,7 +21,7 @@ use crate::choice::{self, Choice};
 use crate::compile::BadInput;
 use crate::machine::{self, Cache};
 use crate::progress::Stage;
-use sets::Set;
+use sets::{Kernel, MatrixUnit, Set};
 
 /// All that was found. What can't be read here is `null`.
 #[derive(Debug, Serialize)]
@@ -47,14 +47,19 @@ struct Diagnosis {
     memory_limit_bytes: Option<u64>,
     huge_pages: Option<String>,
     instruction_sets: Vec<Set>,
+    matrix_unit: MatrixUnit,
     /// What would be used, unless the environment makes no sense.
     isa: Option<String>,
     isa_why: Option<String>,
+    /// What that means for each type that tensors hold.
+    kernels: Vec<Kernel>,
     threads: Option<usize>,
     threads_why: Option<String>,
     /// FMA peak of what would be used, GFLOP/s, on one thread and on all of them.
     one_thread_gflops: Option<f64>,
     peak_gflops: Option<f64>,
+    /// Peak of the matrix unit on all threads, where it would be used.
+    matrix_peak_gflops: Option<f64>,
     warnings: Vec<String>,
     /// What the environment has wrong.
     environment_problems: Vec<String>,
@@ -93,7 +98,8 @@ impl Diagnosis {
             choice::at_once(threads.map_or(NonZeroUsize::MAX, |choice| choice.value));
         let instruction_sets = sets::all(measured_threads)?;
         let kernel_problems =
-            instruction_sets.iter().filter_map(|set| set.problem.clone()).collect();
+            instruction_sets.iter().flat_map(|set| set.problems.clone()).collect();
+        let kernels = isa.map_or(Vec::new(), |isa| sets::kernels(isa.value, &isa.why.to_string()));
 
         let cpus_and_cores = machine::cpus_and_cores();
         let affinity = machine::affinity();
@@ -119,7 +125,12 @@ impl Diagnosis {
             threads_why: threads.map(|choice| choice.why.to_string()),
             one_thread_gflops: Some(best_peak(measured_isa, NonZeroUsize::MIN)?),
             peak_gflops: Some(best_peak(measured_isa, measured_threads)?),
+            matrix_peak_gflops: (measured_isa == Isa::Amx)
+                .then(|| best_matrix_peak(measured_threads))
+                .flatten(),
             instruction_sets,
+            matrix_unit: MatrixUnit::here(),
+            kernels,
             warnings: Vec::new(),
             environment_problems,
             kernel_problems,
@@ -149,4 +160,9 @@ fn or_problem<T>(
 /// The best of a few measurements, each about ten milliseconds: something else always runs.
 fn best_peak(isa: Isa, threads: NonZeroUsize) -> longspan::Result<f64> {
     (0..5).map(|_| limits::fma_peak(isa, threads)).try_fold(0.0, |best, peak| Ok(peak?.max(best)))
+}
+
+/// The same of the matrix unit.
+fn best_matrix_peak(threads: NonZeroUsize) -> Option<f64> {
+    (0..5).filter_map(|_| limits::amx_peak(threads)).reduce(f64::max)
 }

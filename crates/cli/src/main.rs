@@ -8,6 +8,7 @@
 //! | `bench`, `random` | time, share of what the machine can do, memory; numbers to compute with |
 //! | `verify` | every kernel against the oracle |
 //! | `doctor`, `machine`, `choice` | what there is, what would be used, and why |
+//! | `element` | from the name of an element type to the type |
 //! | `number`, `table` | what people read |
 //! | `progress` | something to look at while work takes long |
 //!
@@ -20,6 +21,7 @@ mod bench;
 mod choice;
 mod compile;
 mod doctor;
+mod element;
 mod inspect;
 mod machine;
 mod number;

@@ -6,16 +6,18 @@
 
 use std::num::NonZeroUsize;
 
+use longspan::Element;
+
 /// Numbers below which more threads don't help.
 const SMALL: usize = 1 << 16;
 
 /// `len` numbers of mean 0 and variance 1.
-pub(crate) fn normals(seed: u64, len: usize, threads: NonZeroUsize) -> Vec<f32> {
-    // Zeros cost nothing until they are written.
-    let mut numbers = vec![0.0; len];
+pub(crate) fn normals<E: Element>(seed: u64, len: usize, threads: NonZeroUsize) -> Vec<E> {
+    // Zeros of f32 cost nothing until they are written.
+    let mut numbers = vec![E::default(); len];
     by_parts(&mut numbers, threads, |first, part| {
         for (number, index) in part.iter_mut().zip(first as u64..) {
-            *number = normal(seed, index);
+            *number = E::from_f32(normal(seed, index));
         }
     });
     numbers
@@ -23,17 +25,17 @@ pub(crate) fn normals(seed: u64, len: usize, threads: NonZeroUsize) -> Vec<f32> 
 
 /// `len` NaNs, each of them written: results in which nothing is missing have none, and time no
 /// page faults.
-pub(crate) fn poison(len: usize, threads: NonZeroUsize) -> Vec<f32> {
-    let mut numbers = vec![0.0; len];
-    by_parts(&mut numbers, threads, |_, part| part.fill(f32::NAN));
+pub(crate) fn poison<E: Element>(len: usize, threads: NonZeroUsize) -> Vec<E> {
+    let mut numbers = vec![E::default(); len];
+    by_parts(&mut numbers, threads, |_, part| part.fill(E::from_f32(f32::NAN)));
     numbers
 }
 
 /// Calls `each(index of the first, numbers)` for as many parts as there are threads.
-fn by_parts(
-    numbers: &mut [f32],
+fn by_parts<E: Element>(
+    numbers: &mut [E],
     threads: NonZeroUsize,
-    each: impl Fn(usize, &mut [f32]) + Send + Sync,
+    each: impl Fn(usize, &mut [E]) + Send + Sync,
 ) {
     let size = numbers.len().div_ceil(threads.get()).max(SMALL);
     if numbers.len() <= size {
@@ -71,7 +73,7 @@ mod tests {
     #[test]
     fn mean_and_variance() {
         for seed in 0..4 {
-            let numbers = normals(seed, 200_000, NonZeroUsize::MIN);
+            let numbers = normals::<f32>(seed, 200_000, NonZeroUsize::MIN);
             let count = numbers.len() as f64;
             let moment = |n| numbers.iter().map(|&x| f64::from(x).powi(n)).sum::<f64>() / count;
             // Six standard deviations of these estimates.
@@ -85,7 +87,7 @@ mod tests {
             let sum: f64 = a.iter().zip(b).map(|(&a, &b)| f64::from(a * b)).sum();
             sum / a.len().min(b.len()) as f64
         };
-        let [a, b] = [3, 4].map(|seed| normals(seed, 200_000, NonZeroUsize::MIN));
+        let [a, b] = [3, 4].map(|seed| normals::<f32>(seed, 200_000, NonZeroUsize::MIN));
         for (what, likeness) in [("next", alike(&a, &a[1..])), ("seed", alike(&a, &b))] {
             assert!(likeness.abs() < 0.014, "{what}: {likeness}");
         }
@@ -94,8 +96,10 @@ mod tests {
     #[test]
     fn threads_change_nothing() {
         let three = NonZeroUsize::new(3).unwrap();
-        let (a, b) = (normals(9, 300_001, NonZeroUsize::MIN), normals(9, 300_001, three));
+        let (a, b) =
+            (normals::<f32>(9, 300_001, NonZeroUsize::MIN), normals::<f32>(9, 300_001, three));
         assert_eq!(a, b);
-        assert!(poison(200_001, three).iter().all(|x| x.is_nan()));
+        assert!(poison::<f32>(200_001, three).iter().all(|x| x.is_nan()));
+        assert!(poison::<half::bf16>(200_001, three).iter().all(|x| x.is_nan()));
     }
 }

@@ -1,7 +1,7 @@
 //! `longspan verify`: every kernel that this CPU can run against the `f64` oracle.
 //!
 //! ```text
-//! for each case of the table:
+//! for each case of the table, and each type that tensors hold:
 //!     truth, naive = the oracle in f64, the formulas in f32        once, two threads
 //!     for each instruction set:
 //!         got = forward and backward                               run.rs
@@ -15,46 +15,78 @@ mod judge;
 mod report;
 mod run;
 
+use std::fmt;
 use std::io::{Write, stdout};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use anyhow::Result;
-use longspan::Isa;
-use longspan_testing::{AttentionCase, Measure, Problem, Values, attention_cases, naive, truth};
+use longspan::{ElementType, Isa};
+use longspan_testing::{
+    AttentionCase, Measure, Precision, Problem, Values, attention_cases, naive, truth,
+};
 
 use crate::args::Verify;
 use crate::progress::Stage;
 use judge::Verdict;
 
-/// One case on one instruction set.
+/// One case of one type on one instruction set.
 struct Check {
     /// The case's name.
     name: String,
     /// All that is to be known of the case.
     case: String,
-    isa: Isa,
+    on: Kernel,
     verdict: Verdict,
+}
+
+/// What computes, and on what.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Kernel {
+    isa: Isa,
+    element: ElementType,
+}
+
+impl fmt::Display for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {}", self.isa, self.element)
+    }
+}
+
+impl Kernel {
+    /// Whether products are those of a matrix unit, which rounds its operands.
+    fn is_matrix_unit(self) -> bool {
+        (self.isa, self.element) == (Isa::Amx, ElementType::Bf16)
+    }
+}
+
+/// What is looked at.
+struct Scope {
+    isas: Vec<Isa>,
+    elements: Vec<ElementType>,
 }
 
 /// `longspan verify`
 pub(crate) fn run(args: &Verify) -> Result<()> {
-    let isas = match args.isa {
-        Some(isa) => vec![Isa::choose(Some(isa))?],
-        None => Isa::available(),
+    let scope = Scope {
+        isas: match args.isa {
+            Some(isa) => vec![Isa::choose(Some(isa))?],
+            None => Isa::available(),
+        },
+        elements: args.dtype.map_or(ElementType::ALL.to_vec(), |element| vec![element]),
     };
     let mut cases = attention_cases();
     if args.quick {
         cases.retain(|case| work(case) <= SMALL);
     }
     let stage = Stage::share("verifying");
-    let checks = verify(&cases, &isas, &run::compute, &|done| {
+    let checks = verify(&cases, &scope, &run::compute, &|done| {
         stage.at(done as u64, cases.len() as u64);
     });
     drop(stage);
 
     let mut out = stdout().lock();
     match args.json {
-        true => report::json(&checks, cases.len(), &isas, &mut out)?,
+        true => report::json(&checks, cases.len(), &scope, &mut out)?,
         false => report::table(&checks, cases.len(), &mut out)?,
     }
     out.flush()?;
@@ -83,35 +115,53 @@ fn work(case: &AttentionCase) -> usize {
 }
 
 /// What a kernel makes of a problem.
-type Compute = dyn Fn(&AttentionCase, &Problem, Isa) -> longspan::Result<Values<f32>>;
+type Compute = dyn Fn(&AttentionCase, &Problem, Kernel) -> longspan::Result<Values<f32>>;
 
-/// Every case on every instruction set; `done` hears how many cases are over.
+/// The oracle's name of an element type.
+fn precision(element: ElementType) -> Precision {
+    match element {
+        ElementType::Bf16 => Precision::Bf16,
+        ElementType::F16 => Precision::F16,
+        _ => Precision::F32,
+    }
+}
+
+/// Every case of every type on every instruction set; `done` hears how many cases are over.
 fn verify(
     cases: &[AttentionCase],
-    isas: &[Isa],
+    scope: &Scope,
     compute: &Compute,
     done: &dyn Fn(usize),
 ) -> Vec<Check> {
-    let mut checks = Vec::with_capacity(cases.len() * isas.len());
+    let mut checks = Vec::with_capacity(cases.len() * scope.elements.len() * scope.isas.len());
     for (number, case) in cases.iter().enumerate() {
         done(number);
-        let problem = case.problem();
-        let (truth, naive) = std::thread::scope(|scope| {
-            let naive = scope.spawn(|| naive(&problem, case.sample));
-            (truth(&problem, case.sample), naive.join().expect("the oracle doesn't panic"))
-        });
-        for &isa in isas {
-            // A kernel that panics is wrong about this case, and about no other.
-            let got = catch_unwind(AssertUnwindSafe(|| compute(case, &problem, isa)));
-            let verdict = match got {
-                Ok(Ok(got)) => {
-                    let sample = case.sample;
-                    Verdict::Measured(Measure::all(&problem, &truth, &naive, &got, sample))
-                }
-                Ok(Err(error)) => Verdict::Refused(error.to_string()),
-                Err(_) => Verdict::Refused("panicked".into()),
-            };
-            checks.push(Check { name: case.name.clone(), case: case.to_string(), isa, verdict });
+        let exact = case.problem();
+        for &element in &scope.elements {
+            let problem = exact.clone().rounded(precision(element));
+            let (truth, naive) = std::thread::scope(|scope| {
+                let naive = scope.spawn(|| naive(&problem, case.sample));
+                (truth(&problem, case.sample), naive.join().expect("the oracle doesn't panic"))
+            });
+            for &isa in &scope.isas {
+                let on = Kernel { isa, element };
+                // A kernel that panics is wrong about this case, and about no other.
+                let got = catch_unwind(AssertUnwindSafe(|| compute(case, &problem, on)));
+                let verdict = match got {
+                    Ok(Ok(got)) => {
+                        let all = Measure::all(&problem, &truth, &naive, &got, case.sample);
+                        let judged = all.into_iter().map(|measure| match on.is_matrix_unit() {
+                            true => measure.on_matrix_unit(),
+                            false => measure,
+                        });
+                        Verdict::Measured(judged.collect())
+                    }
+                    Ok(Err(error)) => Verdict::Refused(error.to_string()),
+                    Err(_) => Verdict::Refused("panicked".into()),
+                };
+                let (name, case) = (case.name.clone(), case.to_string());
+                checks.push(Check { name, case, on, verdict });
+            }
         }
     }
     checks
@@ -128,16 +178,20 @@ mod tests {
         vec![AttentionCase::new("a case", Rule::Causal, 70)]
     }
 
+    fn portable(element: ElementType) -> Scope {
+        Scope { isas: vec![Isa::Portable], elements: vec![element] }
+    }
+
     type Spoil = &'static dyn Fn(&mut Values<f32>);
 
     /// The checks of a computation that spoils right results.
-    fn spoiled(spoil: Spoil) -> Vec<Check> {
-        let compute = move |case: &AttentionCase, problem: &Problem, isa| {
-            let mut got = run::compute(case, problem, isa)?;
+    fn spoiled(element: ElementType, spoil: Spoil) -> Vec<Check> {
+        let compute = move |case: &AttentionCase, problem: &Problem, on| {
+            let mut got = run::compute(case, problem, on)?;
             spoil(&mut got);
             Ok(got)
         };
-        verify(&one_case(), &[Isa::Portable], &compute, &|_| ())
+        verify(&one_case(), &portable(element), &compute, &|_| ())
     }
 
     fn text(checks: &[Check]) -> String {
@@ -148,9 +202,12 @@ mod tests {
 
     #[test]
     fn what_is_right_passes() {
-        let checks = spoiled(&|_| ());
-        assert!(conclude(&checks).is_ok(), "{}", text(&checks));
-        assert!(text(&checks).contains("1 case on portable: all right"), "{}", text(&checks));
+        for element in ElementType::ALL {
+            let checks = spoiled(element, &|_| ());
+            let text = text(&checks);
+            assert!(conclude(&checks).is_ok(), "{text}");
+            assert!(text.contains(&format!("1 case on portable, {element}: all right")), "{text}");
+        }
     }
 
     #[test]
@@ -164,8 +221,17 @@ mod tests {
             ("dv", &|got| got.dv[4_000] = f32::NAN),
             ("out", &|got| got.out.fill(0.0)),
         ];
-        for (tensor, spoil) in spoils {
-            let checks = spoiled(spoil);
+        // One number, off by a few roundings to bf16; and what is always f32.
+        let narrow: [(&str, Spoil); 4] = [
+            ("out", &|got| got.out[77] += 0.1),
+            ("lse", &|got| got.lse[3] += 1e-4),
+            ("dq", &|got| got.dq[900] -= 0.1),
+            ("dv", &|got| got.dv[4_000] = f32::NAN),
+        ];
+        let all = spoils.map(|(tensor, spoil)| (ElementType::F32, tensor, spoil)).into_iter();
+        let narrow = narrow.map(|(tensor, spoil)| (ElementType::Bf16, tensor, spoil));
+        for (element, tensor, spoil) in all.chain(narrow) {
+            let checks = spoiled(element, spoil);
             let message = conclude(&checks).unwrap_err().to_string();
             assert!(message.starts_with("1 of 1 checks failed"), "{message}");
             let text = text(&checks);
@@ -176,12 +242,13 @@ mod tests {
 
     #[test]
     fn refusing_and_panicking_are_wrong_too() {
-        let refuse =
-            |_: &AttentionCase, _: &Problem, isa| Err(Error::Isa { asked: isa, has: vec![] });
+        let refuse = |_: &AttentionCase, _: &Problem, on: Kernel| {
+            Err(Error::Isa { asked: on.isa, has: vec![] })
+        };
         let panic = |_: &AttentionCase, _: &Problem, _| panic!("on purpose");
         let computes: [&Compute; 2] = [&refuse, &panic];
         for (compute, why) in computes.into_iter().zip(["asked for", "panicked"]) {
-            let checks = verify(&one_case(), &[Isa::Portable], compute, &|_| ());
+            let checks = verify(&one_case(), &portable(ElementType::F32), compute, &|_| ());
             assert!(conclude(&checks).is_err());
             assert!(text(&checks).contains(why), "{}", text(&checks));
         }

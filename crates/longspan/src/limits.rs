@@ -9,6 +9,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
+use crate::element::Element;
 use crate::error::Result;
 use crate::isa::Isa;
 use crate::simd::{Operation, Simd, WithSimd, dispatch};
@@ -27,7 +28,36 @@ use crate::threads;
 /// ```
 pub fn fma_peak(isa: Isa, threads: NonZeroUsize) -> Result<f64> {
     let isa = Isa::choose(Some(isa))?;
-    /// Rounds a thread claims: about a tenth of a millisecond of work each.
+    let rounds = rounds_a_second(threads, &|| {
+        black_box(dispatch(isa, Multiply(black_box(1.0))));
+    });
+    Ok(rounds * dispatch(isa, Flops) / 1e9)
+}
+
+/// Billions of operations a second that the matrix unit for bf16 reaches on tile registers alone,
+/// on `threads` threads at once: the ceiling of bf16 attention on [`Isa::Amx`]. `None` where that
+/// isn't available. Takes about two milliseconds; take the best of several.
+///
+/// ```
+/// use std::num::NonZeroUsize;
+/// use longspan::{Isa, limits};
+///
+/// let peak = limits::amx_peak(NonZeroUsize::MIN);
+/// assert_eq!(peak.is_some(), Isa::Amx.is_available());
+/// ```
+pub fn amx_peak(threads: NonZeroUsize) -> Option<f64> {
+    #[cfg(target_arch = "x86_64")]
+    if Isa::Amx.is_available() {
+        return Some(rounds_a_second(threads, &tiles::multiply) * tiles::FLOPS / 1e9);
+    }
+    let _ = threads;
+    None
+}
+
+/// How often a second `round`, about a tenth of a millisecond of work, is done by all threads
+/// together.
+fn rounds_a_second(threads: NonZeroUsize, round: &(dyn Fn() + Sync)) -> f64 {
+    /// A thread's share.
     const ROUNDS: usize = 20;
     let left = AtomicUsize::new(ROUNDS * threads.get());
     let start = Instant::now();
@@ -36,11 +66,10 @@ pub fn fma_peak(isa: Isa, threads: NonZeroUsize) -> Result<f64> {
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1))
             .is_ok()
         {
-            black_box(dispatch(isa, Multiply(black_box(1.0))));
+            round();
         }
     });
-    let flops = (ROUNDS * threads.get()) as f64 * dispatch(isa, Flops);
-    Ok(flops / start.elapsed().as_secs_f64() / 1e9)
+    (ROUNDS * threads.get()) as f64 / start.elapsed().as_secs_f64()
 }
 
 /// Billions of bytes a second at which `threads` threads read `data`: the ceiling of decoding,
@@ -50,12 +79,15 @@ pub fn fma_peak(isa: Isa, threads: NonZeroUsize) -> Result<f64> {
 /// use std::num::NonZeroUsize;
 /// use longspan::limits;
 ///
-/// let data = vec![1.0; 1 << 20];
+/// let data = vec![1.0_f32; 1 << 20];
 /// assert!(limits::read_bandwidth(&data, NonZeroUsize::MIN) > 0.0);
 /// ```
-pub fn read_bandwidth(data: &[f32], threads: NonZeroUsize) -> f64 {
+pub fn read_bandwidth<E: Element>(data: &[E], threads: NonZeroUsize) -> f64 {
     const CHUNK: usize = 1 << 18;
-    let chunks = Mutex::new(data.chunks(CHUNK));
+    // What the bits mean doesn't matter to reading.
+    // SAFETY: elements are numbers without padding, and any bits are an f32.
+    let (_, words, _) = unsafe { data.align_to::<f32>() };
+    let chunks = Mutex::new(words.chunks(CHUNK));
     let start = Instant::now();
     threads::run(threads.get(), &|| {
         loop {
@@ -144,4 +176,53 @@ fn first<S: Simd>(simd: S, sums: [S::F; SUMS]) -> f32 {
     // SAFETY: no vector has more lanes.
     unsafe { simd.store(lanes.as_mut_ptr(), total) };
     lanes[0]
+}
+
+#[cfg(target_arch = "x86_64")]
+mod tiles {
+    use std::arch::asm;
+
+    use crate::tile::{Amx, Tiles};
+
+    /// Sums that hide the time until a product is there: an instruction starts every 16 cycles and
+    /// takes 52.
+    const SUMS: usize = 6;
+    const STEPS: usize = 2_500;
+
+    /// Operations of [`multiply`]: 16 × 16 sums of 32 products an instruction.
+    pub(super) const FLOPS: f64 = (2 * 16 * 16 * 32 * SUMS * STEPS) as f64;
+
+    /// Multiplies tiles of ones.
+    pub(super) fn multiply() {
+        let ones = [half::bf16::ONE; 512];
+        let _session = Amx::new().session();
+        // SAFETY: the session configured the registers; 16 rows of 64 bytes are read.
+        unsafe {
+            asm!(
+                "tileloadd tmm6, [{ones} + {row}]",
+                "tileloadd tmm7, [{ones} + {row}]",
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                "tilezero tmm4",
+                "tilezero tmm5",
+                "2:",
+                "tdpbf16ps tmm0, tmm6, tmm7",
+                "tdpbf16ps tmm1, tmm6, tmm7",
+                "tdpbf16ps tmm2, tmm6, tmm7",
+                "tdpbf16ps tmm3, tmm6, tmm7",
+                "tdpbf16ps tmm4, tmm6, tmm7",
+                "tdpbf16ps tmm5, tmm6, tmm7",
+                "dec {steps}",
+                "jnz 2b",
+                ones = in(reg) ones.as_ptr(),
+                row = in(reg) 64_usize,
+                steps = inout(reg) STEPS => _,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack, readonly),
+            );
+        }
+    }
 }

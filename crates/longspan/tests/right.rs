@@ -13,19 +13,6 @@ mod common;
 
 use common::*;
 
-/// Checks cases and says of all of them what is wrong.
-fn check_all(cases: impl IntoIterator<Item = AttentionCase>) {
-    let mut count = 0;
-    let mut wrong = Vec::new();
-    for case in cases {
-        count += 1;
-        let caught = std::panic::catch_unwind(|| check(&case, None));
-        wrong.extend(caught.unwrap_or_else(|_| vec![format!("panicked\n    {case}")]));
-    }
-    assert!(count > 0, "no case was checked");
-    assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
-}
-
 /// A quarter of the table, so that the quarters run side by side.
 fn quarter(number: usize) -> impl Iterator<Item = AttentionCase> {
     attention_cases().into_iter().skip(number).step_by(4)
@@ -33,22 +20,22 @@ fn quarter(number: usize) -> impl Iterator<Item = AttentionCase> {
 
 #[test]
 fn table_first_quarter() {
-    check_all(quarter(0));
+    check_all::<f32>(quarter(0));
 }
 
 #[test]
 fn table_second_quarter() {
-    check_all(quarter(1));
+    check_all::<f32>(quarter(1));
 }
 
 #[test]
 fn table_third_quarter() {
-    check_all(quarter(2));
+    check_all::<f32>(quarter(2));
 }
 
 #[test]
 fn table_fourth_quarter() {
-    check_all(quarter(3));
+    check_all::<f32>(quarter(3));
 }
 
 fn random(part: u64) -> impl Iterator<Item = AttentionCase> {
@@ -58,12 +45,12 @@ fn random(part: u64) -> impl Iterator<Item = AttentionCase> {
 
 #[test]
 fn random_even_seeds() {
-    check_all(random(0).chain([AttentionCase::from_seed(0)]));
+    check_all::<f32>(random(0).chain([AttentionCase::from_seed(0)]));
 }
 
 #[test]
 fn random_odd_seeds() {
-    check_all(random(1).chain([AttentionCase::from_seed(1)]));
+    check_all::<f32>(random(1).chain([AttentionCase::from_seed(1)]));
 }
 
 /// Strides of every kind: gaps, backwards, spread out, the head dim outermost.
@@ -85,7 +72,7 @@ fn any_strides() {
     let mut wrong = Vec::new();
     for case in [grouped, wide, decode] {
         for placement in Placement::ALL {
-            wrong.extend(check(&case, Some(placement)));
+            wrong.extend(check::<f32>(&case, Some(placement)));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

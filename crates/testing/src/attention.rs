@@ -36,6 +36,7 @@ mod case;
 mod evaluate;
 mod measure;
 mod normal;
+mod precision;
 mod random;
 mod seen;
 mod table;
@@ -43,9 +44,10 @@ mod table;
 mod tests;
 
 pub use case::{AttentionCase, Axes};
-pub use evaluate::{Answer, Sample, Values, naive, truth};
+pub use evaluate::{Answer, Noise, Sample, Values, naive, truth};
 pub use measure::Measure;
 pub use normal::normals;
+pub use precision::Precision;
 pub use seen::Seen;
 pub use table::attention_cases;
 
@@ -139,6 +141,8 @@ pub struct Problem {
     /// Whether numbers are unit-normal and scores no larger than `1/√dim` makes them: what errors
     /// have an absolute bound for.
     pub unit_scale: bool,
+    /// What tensors hold, results too: what errors are compared with. Log-sum-exps are `f32`.
+    pub precision: Precision,
 }
 
 impl Problem {
@@ -160,6 +164,18 @@ impl Problem {
             dout: numbers(3, sizes.out()),
             dlse: None,
             unit_scale: true,
+            precision: Precision::F32,
         }
+    }
+
+    /// The same problem of tensors that hold such numbers: each rounded to the nearest, so that the
+    /// truth is that of the very numbers a kernel reads.
+    pub fn rounded(mut self, precision: Precision) -> Problem {
+        let Problem { q, k, v, dout, .. } = &mut self;
+        for x in [q, k, v, dout].into_iter().flatten() {
+            *x = precision.round(f64::from(*x));
+        }
+        self.precision = precision;
+        self
     }
 }

@@ -43,8 +43,8 @@ mod rule;
 mod splitmix;
 
 pub use attention::{
-    Answer, AttentionCase, Axes, Measure, Problem, Sample, Seen, Sizes, Transform, Values,
-    attention_cases, naive, normals, truth,
+    Answer, AttentionCase, Axes, Measure, Noise, Precision, Problem, Sample, Seen, Sizes,
+    Transform, Values, attention_cases, naive, normals, truth,
 };
 pub use case::{Case, Steps, Truth};
 pub use rule::{Level, Rule};

@@ -3,24 +3,27 @@
 //!
 //! Every function that can fail returns null, or a text that says what was wrong and belongs to
 //! the caller, who gives it back to [`peers_free_text`]; results are written where the caller
-//! says. Panics become such texts too. Tensors are contiguous, `[batch, head, token, dim]`.
+//! says. Panics become such texts too. Tensors are contiguous, `[batch, head, token, dim]`; they
+//! hold f32 or bf16, as the plan says.
 //!
 //! Not a binding for users: it trusts its caller with every pointer.
 
 use std::any::Any;
-use std::ffi::{CStr, CString, c_char};
+use std::ffi::{CStr, CString, c_char, c_void};
 use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 
+use half::bf16;
 use longspan::{
-    Arrived, Attention, Dims, GradientsMut, Hook, Inputs, Isa, Layout, Order, OutputMut, Pattern,
-    Shape, Threads, View, ViewMut, limits,
+    Arrived, Attention, Dims, Element, ElementType, GradientsMut, Hook, Inputs, Isa, Layout, Order,
+    OutputMut, Pattern, Shape, Threads, View, ViewMut, limits,
 };
 
 /// A compiled pattern and how it runs.
 pub struct Plan {
     attention: Attention,
+    element: ElementType,
     /// Pairs of query and key that one head computes.
     pairs: u64,
 }
@@ -32,6 +35,8 @@ pub struct Request {
     pub pattern: *const c_char,
     /// The instruction set's name, or null for the fastest.
     pub isa: *const c_char,
+    /// The name of what tensors hold.
+    pub dtype: *const c_char,
     /// Queries; they are the last of the keys' positions.
     pub queries: u64,
     /// Keys.
@@ -76,18 +81,18 @@ impl Extents {
 #[repr(C)]
 pub struct InputTensors {
     /// Queries.
-    pub q: *const f32,
+    pub q: *const c_void,
     /// Keys.
-    pub k: *const f32,
+    pub k: *const c_void,
     /// Values.
-    pub v: *const f32,
+    pub v: *const c_void,
 }
 
 /// What the forward pass writes.
 #[repr(C)]
 pub struct OutputTensors {
     /// Output.
-    pub out: *mut f32,
+    pub out: *mut c_void,
     /// Log-sum-exp, `[batch, head, token]`.
     pub lse: *mut f32,
     /// What its rounding left out.
@@ -98,24 +103,24 @@ pub struct OutputTensors {
 #[repr(C)]
 pub struct ArrivedTensors {
     /// Output of the forward pass.
-    pub out: *const f32,
+    pub out: *const c_void,
     /// Its log-sum-exp.
     pub lse: *const f32,
     /// What its rounding left out.
     pub lse_rest: *const f32,
     /// Gradient with respect to the output.
-    pub dout: *const f32,
+    pub dout: *const c_void,
 }
 
 /// What the backward pass writes.
 #[repr(C)]
 pub struct GradientTensors {
     /// With respect to the queries.
-    pub dq: *mut f32,
+    pub dq: *mut c_void,
     /// With respect to the keys.
-    pub dk: *mut f32,
+    pub dk: *mut c_void,
     /// With respect to the values.
-    pub dv: *mut f32,
+    pub dv: *mut c_void,
 }
 
 /// Compiles a pattern. The plan belongs to the caller, who gives it back to [`peers_free_plan`].
@@ -130,13 +135,18 @@ pub unsafe extern "C" fn peers_plan(request: &Request, plan: *mut *mut Plan) -> 
         let pattern: Pattern = unsafe { text(request.pattern) }?.parse().map_err(display)?;
         // SAFETY: the caller vouches for the text.
         let isa = unsafe { isa(request.isa) }?;
+        // SAFETY: the caller vouches for the text.
+        let element = unsafe { text(request.dtype) }?.parse().map_err(display)?;
+        if !matches!(element, ElementType::F32 | ElementType::Bf16) {
+            return Err(format!("tensors of {element}, expected f32 or bf16"));
+        }
         let threads = at_least_one(request.threads)?;
         let shape = Shape::new(request.queries, request.keys);
         let layout = Layout::compile(&pattern, &shape).map_err(display)?;
         let pairs = u64::try_from(layout.counts().active_pairs).map_err(display)?;
         let attention = Attention::new(layout).threads(Threads::Count(threads)).isa(isa);
         // SAFETY: the caller vouches for the pointer.
-        unsafe { plan.write(Box::into_raw(Box::new(Plan { attention, pairs }))) };
+        unsafe { plan.write(Box::into_raw(Box::new(Plan { attention, element, pairs }))) };
         Ok(())
     })
 }
@@ -170,21 +180,35 @@ pub unsafe extern "C" fn peers_forward(
     inputs: &InputTensors,
     output: &OutputTensors,
 ) -> *mut c_char {
-    guard(|| {
-        // SAFETY: the caller vouches for the tensors.
-        let inputs = unsafe { inputs_of(extents, inputs) }?;
-        let output = OutputMut {
-            // SAFETY: as above.
-            out: unsafe { written(output.out, extents.query_side()) }?,
-            // SAFETY: as above.
-            lse: unsafe { std::slice::from_raw_parts_mut(output.lse, extents.rows()) },
-            // SAFETY: as above.
-            lse_rest: Some(unsafe {
-                std::slice::from_raw_parts_mut(output.lse_rest, extents.rows())
-            }),
-        };
-        plan.attention.forward_into(inputs, output, Hook::none()).map_err(display)
+    // SAFETY: the caller's.
+    guard(|| unsafe {
+        match plan.element {
+            ElementType::Bf16 => forward::<bf16>(plan, extents, inputs, output),
+            _ => forward::<f32>(plan, extents, inputs, output),
+        }
     })
+}
+
+/// # Safety
+///
+/// As [`peers_forward`]; tensors hold `E`.
+unsafe fn forward<E: Element>(
+    plan: &Plan,
+    extents: &Extents,
+    inputs: &InputTensors,
+    output: &OutputTensors,
+) -> Result<(), String> {
+    // SAFETY: the caller vouches for the tensors.
+    let inputs = unsafe { inputs_of::<E>(extents, inputs) }?;
+    let output = OutputMut {
+        // SAFETY: as above.
+        out: unsafe { written(output.out, extents.query_side()) }?,
+        // SAFETY: as above.
+        lse: unsafe { std::slice::from_raw_parts_mut(output.lse, extents.rows()) },
+        // SAFETY: as above.
+        lse_rest: Some(unsafe { std::slice::from_raw_parts_mut(output.lse_rest, extents.rows()) }),
+    };
+    plan.attention.forward_into(inputs, output, Hook::none()).map_err(display)
 }
 
 /// Gradients with respect to queries, keys and values.
@@ -200,30 +224,47 @@ pub unsafe extern "C" fn peers_backward(
     arrived: &ArrivedTensors,
     gradients: &GradientTensors,
 ) -> *mut c_char {
-    guard(|| {
-        // SAFETY: the caller vouches for the tensors.
-        let inputs = unsafe { inputs_of(extents, inputs) }?;
-        let arrived = Arrived {
-            // SAFETY: as above.
-            out: unsafe { read(arrived.out, extents.query_side()) }?,
-            // SAFETY: as above.
-            lse: unsafe { std::slice::from_raw_parts(arrived.lse, extents.rows()) },
-            // SAFETY: as above.
-            lse_rest: Some(unsafe { std::slice::from_raw_parts(arrived.lse_rest, extents.rows()) }),
-            // SAFETY: as above.
-            dout: unsafe { read(arrived.dout, extents.query_side()) }?,
-            dlse: None,
-        };
-        let gradients = GradientsMut {
-            // SAFETY: as above.
-            dq: unsafe { written(gradients.dq, extents.query_side()) }?,
-            // SAFETY: as above.
-            dk: unsafe { written(gradients.dk, extents.key_side()) }?,
-            // SAFETY: as above.
-            dv: unsafe { written(gradients.dv, extents.key_side()) }?,
-        };
-        plan.attention.backward_into(inputs, arrived, gradients, Hook::none()).map_err(display)
+    // SAFETY: the caller's.
+    guard(|| unsafe {
+        match plan.element {
+            ElementType::Bf16 => backward::<bf16>(plan, extents, inputs, arrived, gradients),
+            _ => backward::<f32>(plan, extents, inputs, arrived, gradients),
+        }
     })
+}
+
+/// # Safety
+///
+/// As [`peers_backward`]; tensors hold `E`.
+unsafe fn backward<E: Element>(
+    plan: &Plan,
+    extents: &Extents,
+    inputs: &InputTensors,
+    arrived: &ArrivedTensors,
+    gradients: &GradientTensors,
+) -> Result<(), String> {
+    // SAFETY: the caller vouches for the tensors.
+    let inputs = unsafe { inputs_of::<E>(extents, inputs) }?;
+    let arrived = Arrived {
+        // SAFETY: as above.
+        out: unsafe { read(arrived.out, extents.query_side()) }?,
+        // SAFETY: as above.
+        lse: unsafe { std::slice::from_raw_parts(arrived.lse, extents.rows()) },
+        // SAFETY: as above.
+        lse_rest: Some(unsafe { std::slice::from_raw_parts(arrived.lse_rest, extents.rows()) }),
+        // SAFETY: as above.
+        dout: unsafe { read(arrived.dout, extents.query_side()) }?,
+        dlse: None,
+    };
+    let gradients = GradientsMut {
+        // SAFETY: as above.
+        dq: unsafe { written(gradients.dq, extents.query_side()) }?,
+        // SAFETY: as above.
+        dk: unsafe { written(gradients.dk, extents.key_side()) }?,
+        // SAFETY: as above.
+        dv: unsafe { written(gradients.dv, extents.key_side()) }?,
+    };
+    plan.attention.backward_into(inputs, arrived, gradients, Hook::none()).map_err(display)
 }
 
 /// The name of the fastest instruction set of this CPU, a text that belongs to the caller.
@@ -247,6 +288,21 @@ pub unsafe extern "C" fn peers_fma_peak(
         // SAFETY: the caller vouches for the text.
         let isa = unsafe { isa(isa_name) }?;
         let found = limits::fma_peak(isa, at_least_one(threads)?).map_err(display)?;
+        // SAFETY: the caller vouches for the pointer.
+        unsafe { rate.write(found) };
+        Ok(())
+    })
+}
+
+/// The rate of the matrix unit for bf16 on registers alone, likewise; 0 where there is none.
+///
+/// # Safety
+///
+/// `rate` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peers_amx_peak(threads: usize, rate: *mut f64) -> *mut c_char {
+    guard(|| {
+        let found = limits::amx_peak(at_least_one(threads)?).unwrap_or(0.0);
         // SAFETY: the caller vouches for the pointer.
         unsafe { rate.write(found) };
         Ok(())
@@ -332,7 +388,10 @@ unsafe fn isa(name: *const c_char) -> Result<Isa, String> {
 /// # Safety
 ///
 /// All tensors have the extents given for a time that the caller chooses.
-unsafe fn inputs_of<'a>(extents: &Extents, inputs: &InputTensors) -> Result<Inputs<'a>, String> {
+unsafe fn inputs_of<'a, E: Element>(
+    extents: &Extents,
+    inputs: &InputTensors,
+) -> Result<Inputs<'a, E>, String> {
     // SAFETY: the caller vouches for all three.
     unsafe {
         Ok(Inputs {
@@ -346,19 +405,22 @@ unsafe fn inputs_of<'a>(extents: &Extents, inputs: &InputTensors) -> Result<Inpu
 /// # Safety
 ///
 /// A tensor of `dims` lies at `first`, for a time that the caller chooses.
-unsafe fn read<'a>(first: *const f32, dims: Dims) -> Result<View<'a, f32>, String> {
+unsafe fn read<'a, E: Element>(first: *const c_void, dims: Dims) -> Result<View<'a, E>, String> {
     let elements = dims.elements().ok_or("a tensor's elements can't be counted")?;
     // SAFETY: the caller vouches for the memory.
-    let data = unsafe { std::slice::from_raw_parts(first, elements) };
+    let data = unsafe { std::slice::from_raw_parts(first.cast(), elements) };
     View::new(data, dims, Order::BatchHeadTokenDim).map_err(display)
 }
 
 /// # Safety
 ///
 /// As [`read`], and nobody else touches it.
-unsafe fn written<'a>(first: *mut f32, dims: Dims) -> Result<ViewMut<'a, f32>, String> {
+unsafe fn written<'a, E: Element>(
+    first: *mut c_void,
+    dims: Dims,
+) -> Result<ViewMut<'a, E>, String> {
     let elements = dims.elements().ok_or("a tensor's elements can't be counted")?;
     // SAFETY: the caller vouches for the memory.
-    let data = unsafe { std::slice::from_raw_parts_mut(first, elements) };
+    let data = unsafe { std::slice::from_raw_parts_mut(first.cast(), elements) };
     ViewMut::new(data, dims, Order::BatchHeadTokenDim).map_err(display)
 }

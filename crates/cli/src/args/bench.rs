@@ -3,14 +3,16 @@
 use std::num::NonZeroUsize;
 
 use clap::{Args, ValueEnum};
-use longspan::{Isa, Order};
+use longspan::{ElementType, Isa, Order};
 
 use super::{at_least_one, heads, tokens};
 
 const EXAMPLES: &str = "\
 FLOPs count the pairs that the pattern lets through: 4 a pair and dim forward, 10 backward. The FMA
 peak is what multiply-add instructions on registers alone reach, with the same threads, measured
-between the calls. Peak memory is by how much this process grew, beside what the tensors take.
+between the calls; where AMX multiplies (bf16 with amx) its peak on registers is too. Peak memory is
+by how much this process grew, beside what the tensors take; gradients of bf16 and f16 are summed in
+f32, which takes twice their memory on top.
 
 Examples:
   Both passes at 16,384 tokens
@@ -21,6 +23,10 @@ Examples:
 
   Decoding: one query against a million keys, four query heads on each key head
     longspan bench causal --tokens 1M --queries 1 --kv-heads 2 --pass forward
+
+  bf16, and the same without the matrix unit
+    longspan bench causal --tokens 16k --dtype bf16
+    longspan bench causal --tokens 16k --dtype bf16 --isa avx512
 
   One instruction set, one thread, for a program
     longspan bench full --tokens 4k --isa avx2 --threads 1 --json
@@ -62,6 +68,10 @@ pub(crate) struct Bench {
     #[arg(long, value_name = "N")]
     pub(crate) value_dim: Option<u32>,
 
+    /// What tensors hold: f32, bf16 or f16
+    #[arg(long, value_name = "TYPE", default_value_t = ElementType::F32)]
+    pub(crate) dtype: ElementType,
+
     /// Sequences
     #[arg(long, value_name = "N", default_value = "1", value_parser = at_least_one)]
     pub(crate) batch: NonZeroUsize,
@@ -74,7 +84,7 @@ pub(crate) struct Bench {
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) threads: Option<NonZeroUsize>,
 
-    /// portable, neon, avx2 or avx512 [default: LONGSPAN_ISA, or the fastest there is]
+    /// portable, neon, avx2, avx512 or amx [default: LONGSPAN_ISA, or the fastest there is]
     #[arg(long, value_name = "ISA")]
     pub(crate) isa: Option<Isa>,
 

@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use longspan::{Hook, Isa, Progress, Result, limits};
+use longspan::{Element, ElementType, Hook, Isa, Progress, Result, limits};
 
 use crate::progress::Stage;
 
@@ -43,11 +43,11 @@ impl Repeat {
 
 /// What attention is compared with.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Ceilings<'a> {
+pub(super) struct Ceilings<'a, E> {
     pub(super) isa: Isa,
     pub(super) threads: NonZeroUsize,
     /// Keys and values, where reading them may be what takes the time.
-    pub(super) reads: Option<[&'a [f32]; 2]>,
+    pub(super) reads: Option<[&'a [E]; 2]>,
 }
 
 /// What was measured, in the order in which it was.
@@ -56,6 +56,8 @@ pub(super) struct Samples {
     pub(super) seconds: Vec<f64>,
     /// FMA peaks, GFLOP/s.
     pub(super) peaks: Vec<f64>,
+    /// Peaks of the matrix unit, likewise, where it is used.
+    pub(super) matrix_peaks: Vec<f64>,
     /// What a call has to read, where that was measured too.
     pub(super) read_bytes: Option<u64>,
     /// Bandwidths, GB/s.
@@ -75,6 +77,10 @@ impl Samples {
         self.peaks.iter().copied().fold(0.0, f64::max)
     }
 
+    pub(super) fn matrix_peak(&self) -> Option<f64> {
+        self.matrix_peaks.iter().copied().reduce(f64::max)
+    }
+
     pub(super) fn median_peak(&self) -> f64 {
         median(&self.peaks)
     }
@@ -84,8 +90,11 @@ impl Samples {
         Some((self.read_bytes?, self.reads.iter().copied().fold(0.0, f64::max)))
     }
 
-    fn measure(&mut self, ceilings: &Ceilings<'_>) -> Result<()> {
+    fn measure<E: Element>(&mut self, ceilings: &Ceilings<'_, E>) -> Result<()> {
         self.peaks.push(limits::fma_peak(ceilings.isa, ceilings.threads)?);
+        if (ceilings.isa, E::TYPE) == (Isa::Amx, ElementType::Bf16) {
+            self.matrix_peaks.extend(limits::amx_peak(ceilings.threads));
+        }
         if let Some(tensors) = ceilings.reads {
             let bytes = tensors.map(|numbers| size_of_val(numbers) as f64);
             let time = |n: usize| bytes[n] / limits::read_bandwidth(tensors[n], ceilings.threads);
@@ -97,10 +106,10 @@ impl Samples {
 }
 
 /// Calls `pass` several times, with the ceilings measured before each call and after the last.
-pub(super) fn several(
+pub(super) fn several<E: Element>(
     name: &str,
     repeat: Repeat,
-    ceilings: &Ceilings<'_>,
+    ceilings: &Ceilings<'_, E>,
     mut pass: impl FnMut(Hook<'_>) -> Result<()>,
 ) -> Result<Samples> {
     let stage = Stage::share(name);
@@ -165,7 +174,7 @@ mod tests {
 
     #[test]
     fn ceilings_surround_calls() -> Result<()> {
-        let data = vec![1.0; 1 << 12];
+        let data = vec![1.0_f32; 1 << 12];
         let ceilings = Ceilings {
             isa: Isa::Portable,
             threads: NonZeroUsize::MIN,
@@ -180,6 +189,21 @@ mod tests {
         assert_eq!((calls, samples.seconds.len(), samples.peaks.len()), (2, 2, 3));
         assert_eq!(samples.bandwidth().map(|(bytes, _)| bytes), Some(5 << 12));
         assert!(samples.peak() >= samples.median_peak() && samples.median_peak() > 0.0);
+        Ok(())
+    }
+
+    #[test]
+    fn the_matrix_unit_is_measured_where_it_is_used() -> Result<()> {
+        fn samples<E: Element>(isa: Isa) -> Result<Samples> {
+            let ceilings = Ceilings::<E> { isa, threads: NonZeroUsize::MIN, reads: None };
+            several("test", Repeat::Exactly(NonZeroUsize::MIN), &ceilings, |_| Ok(()))
+        }
+        assert_eq!(samples::<half::bf16>(Isa::Portable)?.matrix_peak(), None);
+        if Isa::Amx.is_available() {
+            let samples_of_bf16 = samples::<half::bf16>(Isa::Amx)?;
+            assert!(samples_of_bf16.matrix_peak() > Some(samples_of_bf16.peak()));
+            assert_eq!(samples::<half::f16>(Isa::Amx)?.matrix_peak(), None);
+        }
         Ok(())
     }
 

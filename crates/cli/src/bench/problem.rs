@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use anyhow::Result;
 use longspan::{
-    Attention, Dims, Error, Hook, Inputs, Layout, LayoutSet, Layouts, Order, OutputMut, Pattern,
-    Shape, Tensor,
+    Attention, Dims, Element, ElementType, Error, Hook, Inputs, Layout, LayoutSet, Layouts, Order,
+    OutputMut, Pattern, Shape, Tensor,
 };
 use longspan_pattern::Heads;
 
@@ -17,9 +17,10 @@ use crate::random;
 /// Query heads where neither an option nor the pattern says how many.
 const HEADS: usize = 8;
 
-/// Sizes of all axes.
+/// Sizes of all axes, and of what the tensors hold.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sizes {
+    pub(super) element: ElementType,
     pub(super) batch: usize,
     pub(super) queries: usize,
     pub(super) keys: usize,
@@ -31,9 +32,10 @@ pub(super) struct Sizes {
 
 impl Sizes {
     /// What was asked for, if the library can compute it and its bytes can be counted.
-    pub(super) fn of(args: &Bench, patterns: &Heads) -> Result<Self> {
+    pub(super) fn of<E: Element>(args: &Bench, patterns: &Heads) -> Result<Self> {
         let heads = args.heads.or(patterns.count()).unwrap_or(HEADS);
         let sizes = Sizes {
+            element: E::TYPE,
             batch: args.batch.get(),
             queries: usize::try_from(args.queries.unwrap_or(args.tokens))?,
             keys: usize::try_from(args.keys.unwrap_or(args.tokens))?,
@@ -43,20 +45,21 @@ impl Sizes {
             value_dim: args.value_dim.unwrap_or(args.head_dim) as usize,
         };
         for dims in [sizes.dims_q(), sizes.dims_k(), sizes.dims_v(), sizes.dims_out()] {
-            // Eight tensors of this size, in bytes.
+            // Eight tensors of this size, in bytes of the largest type.
             let bytes = dims.elements().and_then(|elements| elements.checked_mul(8 * 4));
             bytes.filter(|&bytes| bytes < isize::MAX as usize).ok_or(Error::Overflow { dims })?;
         }
         patterns.get(0, heads)?;
-        sizes.try_one_token()?;
+        sizes.try_one_token::<E>()?;
         Ok(sizes)
     }
 
     /// A call on one token: the library says what is wrong before gigabytes are made.
-    fn try_one_token(&self) -> longspan::Result<()> {
+    fn try_one_token<E: Element>(&self) -> longspan::Result<()> {
         let layout = Layout::compile(&Pattern::full(), &Shape::new(1, 1))?;
         let one = |dims: Dims| {
-            Tensor::filled(0.0, Dims { batch: 1, tokens: 1, ..dims }, Order::BatchHeadTokenDim)
+            let dims = Dims { batch: 1, tokens: 1, ..dims };
+            Tensor::filled(E::default(), dims, Order::BatchHeadTokenDim)
         };
         let (q, k, v) = (one(self.dims_q())?, one(self.dims_k())?, one(self.dims_v())?);
         let (mut out, mut lse) = (one(self.dims_out())?, vec![0.0; self.heads]);
@@ -104,12 +107,20 @@ impl Sizes {
 
     /// Bytes of queries, keys, values and output.
     pub(super) fn forward_bytes(&self) -> u64 {
-        (self.q() + self.k() + self.v() + self.out()) as u64 * 4
+        (self.q() + self.k() + self.v() + self.out()) as u64 * self.element.size() as u64
     }
 
-    /// Bytes of the same, their gradients, and three numbers a row.
+    /// Bytes of the same, their gradients, and three f32 a row.
     pub(super) fn backward_bytes(&self) -> u64 {
         2 * self.forward_bytes() + 3 * self.rows() as u64 * 4
+    }
+
+    /// Bytes that gradients take while they are summed, where they aren't f32 themselves.
+    pub(super) fn sum_bytes(&self) -> u64 {
+        match self.element {
+            ElementType::F32 => 0,
+            _ => (self.q() + self.k() + self.v()) as u64 * 4,
+        }
     }
 }
 
@@ -145,13 +156,17 @@ impl Problem {
         Ok(Problem { sizes, order, layouts, density, forward_flops, backward_flops })
     }
 
-    pub(super) fn tensor(&self, data: Vec<f32>, dims: Dims) -> longspan::Result<Tensor<f32>> {
+    pub(super) fn tensor<E: Element>(
+        &self,
+        data: Vec<E>,
+        dims: Dims,
+    ) -> longspan::Result<Tensor<E>> {
         Tensor::new(data, dims, self.order)
     }
 
     /// What a forward pass has to read where queries are so few that reading decides: parts of
     /// keys and values that are as large as all that any query sees.
-    pub(super) fn reads<'a>(&self, tensors: &'a Tensors) -> Option<[&'a [f32]; 2]> {
+    pub(super) fn reads<'a, E: Element>(&self, tensors: &'a Tensors<E>) -> Option<[&'a [E]; 2]> {
         let Sizes { batch, queries, keys, heads, kv_heads, .. } = self.sizes;
         let group = heads / kv_heads;
         if queries == 0 || queries >= keys || queries * group > FEW {
@@ -163,7 +178,7 @@ impl Problem {
                 seen_keys(layouts.map(|head| self.layouts.get(0, head)))
             })
             .sum();
-        let part = |tensor: &'a Tensor<f32>| {
+        let part = |tensor: &'a Tensor<E>| {
             let len = batch * seen as usize * tensor.dims().dim;
             &tensor.as_slice()[..len]
         };
@@ -172,7 +187,7 @@ impl Problem {
 }
 
 /// Queries on one key head up to which reading the keys may take longer than computing with them:
-/// a key is 4 bytes a dim, and 4 operations a dim and query; CPUs do 10 to 100 operations in the
+/// a key is 2 or 4 bytes a dim, and 4 operations a dim and query; CPUs do 10 to 100 operations in the
 /// time that they read a byte.
 const FEW: usize = 64;
 
@@ -200,16 +215,16 @@ fn seen_keys<'a>(layouts: impl Iterator<Item = &'a Layout>) -> u64 {
 }
 
 /// What attention reads.
-pub(super) struct Tensors {
-    q: Tensor<f32>,
-    k: Tensor<f32>,
-    v: Tensor<f32>,
+pub(super) struct Tensors<E> {
+    q: Tensor<E>,
+    k: Tensor<E>,
+    v: Tensor<E>,
 }
 
-impl Tensors {
+impl<E: Element> Tensors<E> {
     pub(super) fn new(problem: &Problem, threads: NonZeroUsize) -> longspan::Result<Self> {
         let sizes = &problem.sizes;
-        let make = |seed, len, dims| problem.tensor(random::normals(seed, len, threads), dims);
+        let make = |seed, len, dims| problem.tensor(random::normals::<E>(seed, len, threads), dims);
         Ok(Tensors {
             q: make(0, sizes.q(), sizes.dims_q())?,
             k: make(1, sizes.k(), sizes.dims_k())?,
@@ -217,7 +232,7 @@ impl Tensors {
         })
     }
 
-    pub(super) fn inputs(&self) -> Inputs<'_> {
+    pub(super) fn inputs(&self) -> Inputs<'_, E> {
         Inputs { q: self.q.view(), k: self.k.view(), v: self.v.view() }
     }
 }

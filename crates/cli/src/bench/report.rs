@@ -42,6 +42,9 @@ struct Numbers {
     peak_share: f64,
     /// The same of medians, which neighbours on a busy machine disturb less.
     median_peak_share: f64,
+    /// The best peak of the matrix unit, where it is used.
+    matrix_peak_gflops: Option<f64>,
+    matrix_peak_share: Option<f64>,
     /// Bytes of keys and values that were read a second, where queries are few.
     read_gbps: Option<f64>,
     /// The best bandwidth between the calls.
@@ -75,6 +78,8 @@ impl Numbers {
             median_peak_gflops: samples.median_peak(),
             peak_share: gflops / samples.peak(),
             median_peak_share: gflops * seconds / samples.median_seconds() / samples.median_peak(),
+            matrix_peak_gflops: samples.matrix_peak(),
+            matrix_peak_share: samples.matrix_peak().map(|peak| gflops / peak),
             read_gbps,
             read_peak_gbps,
             read_share: read_gbps.zip(read_peak_gbps).map(share),
@@ -97,6 +102,7 @@ struct Object<'a> {
     kv_heads: usize,
     head_dim: usize,
     value_dim: usize,
+    dtype: String,
     block: u64,
     order: &'static str,
     density: f64,
@@ -122,6 +128,7 @@ pub(super) fn json(about: &About<'_>, findings: &[Finding], out: &mut impl Write
             kv_heads: sizes.kv_heads,
             head_dim: sizes.dim,
             value_dim: sizes.value_dim,
+            dtype: sizes.element.to_string(),
             block: about.block,
             order: match about.problem.order {
                 Order::BatchTokenHeadDim => "bthd",
@@ -140,7 +147,7 @@ pub(super) fn json(about: &About<'_>, findings: &[Finding], out: &mut impl Write
 /// A summary and a table with a line for each pass.
 pub(super) fn table(about: &About<'_>, findings: &[Finding], out: &mut impl Write) -> Result<()> {
     let Problem { sizes, order, density, .. } = about.problem;
-    let Sizes { batch, queries, keys, heads, kv_heads, dim, value_dim } = *sizes;
+    let Sizes { element, batch, queries, keys, heads, kv_heads, dim, value_dim } = *sizes;
     let mut line = |name: &str, text: String| writeln!(out, "{name:<15}{text}");
     line("pattern", shortened(about.pattern, TEXT))?;
     let tokens = format!("{} × {}", count(queries as u64, "query"), count(keys as u64, "key"));
@@ -159,7 +166,7 @@ pub(super) fn table(about: &About<'_>, findings: &[Finding], out: &mut impl Writ
         true => format!("head dim {dim}"),
         false => format!("head dim {dim}, values {value_dim}"),
     };
-    line("tensors", format!("batch {batch}, {heads}, {dims}, {axes}"))?;
+    line("tensors", format!("{element}, batch {batch}, {heads}, {dims}, {axes}"))?;
     line("blocks", format!("{} tokens a side", about.block))?;
     line(
         "computed with",
@@ -203,6 +210,11 @@ pub(super) fn table(about: &About<'_>, findings: &[Finding], out: &mut impl Writ
     writeln!(out)?;
     table::print(&rows, 1, out)?;
     for numbers in &all {
+        if let (Some(peak), Some(share)) = (numbers.matrix_peak_gflops, numbers.matrix_peak_share) {
+            let (pass, got, peak) = (numbers.pass, significant(numbers.gflops), significant(peak));
+            let share = percent(share);
+            writeln!(out, "{pass} reaches {got} of the AMX peak's {peak} GFLOP/s, {share}")?;
+        }
         let reads = (numbers.read_gbps, numbers.read_peak_gbps, numbers.read_share);
         if let (Some(got), Some(peak), Some(share)) = reads {
             let (pass, got, peak) = (numbers.pass, significant(got), significant(peak));

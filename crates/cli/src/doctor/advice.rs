@@ -3,6 +3,7 @@
 use longspan::Isa;
 
 use super::Diagnosis;
+use super::sets::MatrixUnit;
 use crate::number::{bytes, count, significant};
 
 /// Below this, a million tokens don't fit.
@@ -23,6 +24,13 @@ pub(super) fn warnings(found: &Diagnosis) -> Vec<String> {
         warnings.push(format!(
             "LONGSPAN_ISA asks for {isa}, this CPU has {best}: unset it to be faster"
         ));
+    }
+    if found.matrix_unit == MatrixUnit::Forbidden {
+        warnings.push(
+            "this CPU has AMX, and the system doesn't let this process use it: bf16 is computed \
+             without; Linux gives permission from 5.16 on, unless a sandbox forbids to ask"
+                .to_string(),
+        );
     }
     threads(found, &mut warnings);
     if let Some(quota) = found.cpu_quota.filter(|quota| quota.fract() > 0.05) {
@@ -106,12 +114,15 @@ mod tests {
             memory_limit_bytes: None,
             huge_pages: None,
             instruction_sets: vec![],
+            matrix_unit: MatrixUnit::None,
             isa: Some(Isa::best().to_string()),
             isa_why: None,
+            kernels: vec![],
             threads: Some(4),
             threads_why: None,
             one_thread_gflops: Some(100.0),
             peak_gflops: Some(390.0),
+            matrix_peak_gflops: None,
             warnings: vec![],
             environment_problems: vec![],
             kernel_problems: vec![],
@@ -135,6 +146,8 @@ mod tests {
         one(few, "1 thread on 4 CPUs: unset LONGSPAN_THREADS");
         one(Diagnosis { cores: Some(2), ..healthy() }, "LONGSPAN_THREADS=2 may be as fast");
         one(Diagnosis { peak_gflops: Some(200.0), ..healthy() }, "reach 2 times the FMA peak");
+        let forbidden = Diagnosis { matrix_unit: MatrixUnit::Forbidden, ..healthy() };
+        one(forbidden, "this CPU has AMX");
         one(Diagnosis { cpu_quota: Some(1.5), ..healthy() }, "quota is 1.5 CPUs");
         one(Diagnosis { load: Some(3.6), ..healthy() }, "4 threads on 4 CPUs");
         one(Diagnosis { free_memory_bytes: Some(1 << 29), ..healthy() }, "only 512 MiB");

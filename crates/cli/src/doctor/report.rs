@@ -3,6 +3,7 @@
 use std::io::{Result, Write};
 
 use super::Diagnosis;
+use super::sets::{MatrixUnit, Set};
 use crate::number::{bytes, count, significant};
 use crate::table;
 
@@ -48,34 +49,41 @@ pub(super) fn text(found: &Diagnosis, out: &mut impl Write) -> Result<()> {
     if let Some(mode) = &found.huge_pages {
         line("huge pages", mode.clone())?;
     }
+    let unit = match found.matrix_unit {
+        MatrixUnit::None => "this CPU has none for bf16",
+        MatrixUnit::Forbidden => "AMX, and the system doesn't let this process use it",
+        MatrixUnit::Amx => "AMX for bf16, and the system lets this process use it",
+    };
+    line("matrix unit", unit.into())?;
     let chosen = |value: Option<String>, why: &Option<String>| match (value, why) {
         (Some(value), Some(why)) => format!("{value}: {why}"),
         _ => "none, see below".to_string(),
     };
     line("would use", chosen(found.isa.clone(), &found.isa_why))?;
+    for kernel in &found.kernels {
+        line("", format!("  {} for {}: {}", kernel.isa, kernel.dtype, kernel.why))?;
+    }
     let threads = found.threads.map(|threads| count(threads as u64, "thread"));
     line("", chosen(threads, &found.threads_why))?;
     if let (Some(one), Some(all)) = (found.one_thread_gflops, found.peak_gflops) {
         let (one, all) = (significant(one), significant(all));
         line("FMA peak", format!("{all} GFLOP/s, one thread {one}"))?;
     }
+    if let Some(peak) = found.matrix_peak_gflops {
+        line("AMX peak", format!("{} GFLOP/s", significant(peak)))?;
+    }
 
     writeln!(out)?;
-    let header = ["instruction set", "self-check", "FMA peak", ""];
+    let header = ["self-check", "f32", "bf16", "f16", "FMA peak", ""];
     let mut rows = vec![header.map(String::from)];
     for set in &found.instruction_sets {
-        let check = match (set.available, set.difference) {
-            (false, _) => "not here".to_string(),
-            (true, Some(0.0)) => "is the measure".to_string(),
-            (true, Some(difference)) => format!("agrees to {difference:.0e}"),
-            (true, None) => "WRONG".to_string(),
-        };
+        let [f32, bf16, f16] = ["f32", "bf16", "f16"].map(|element| check(set, element));
         let peak = set.peak_gflops.map_or_else(String::new, significant);
         let used = if found.isa.as_ref() == Some(&set.name) { "used" } else { "" };
         let note = set.missing.clone().unwrap_or_else(|| used.to_string());
-        rows.push([set.name.clone(), check, peak, note]);
+        rows.push([set.name.clone(), f32, bf16, f16, peak, note]);
     }
-    table::print(&rows, 2, out)?;
+    table::print(&rows, 4, out)?;
 
     let problems = found.environment_problems.iter().chain(&found.kernel_problems);
     let remarks: Vec<String> = problems
@@ -86,5 +94,16 @@ pub(super) fn text(found: &Diagnosis, out: &mut impl Write) -> Result<()> {
     match remarks.is_empty() {
         true => writeln!(out, "nothing to complain about"),
         false => writeln!(out, "{}", remarks.join("\n")),
+    }
+}
+
+/// How results of an instruction set compare with those of the portable kernels.
+fn check(set: &Set, element: &str) -> String {
+    match set.differences.get(element).copied() {
+        _ if !set.available => "not here".to_string(),
+        _ if set.name == "portable" => "the measure".to_string(),
+        Some(Some(0.0)) => "the same".to_string(),
+        Some(Some(difference)) => format!("agrees to {difference:.0e}"),
+        _ => "WRONG".to_string(),
     }
 }

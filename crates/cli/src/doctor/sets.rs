@@ -1,8 +1,9 @@
 //! The instruction sets that Longspan has kernels for, and how each fares here.
 
+use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 
-use longspan::{Isa, Result};
+use longspan::{ElementType, Isa, Result};
 use serde::Serialize;
 
 use super::{best_peak, self_check};
@@ -14,32 +15,39 @@ pub(super) struct Set {
     pub(super) available: bool,
     /// Why it isn't.
     pub(super) missing: Option<String>,
-    /// Where results differ most from those of the portable kernels, as a share of their size.
-    pub(super) difference: Option<f64>,
+    /// Where results differ most from those of the portable kernels, as a share of their size, by
+    /// what tensors hold; nothing where they differ too much.
+    pub(super) differences: BTreeMap<String, Option<f64>>,
     /// FMA peak with all threads, GFLOP/s.
     pub(super) peak_gflops: Option<f64>,
     /// What the self-check found.
-    pub(super) problem: Option<String>,
+    pub(super) problems: Vec<String>,
 }
+
+const ALL: [Isa; 5] = [Isa::Portable, Isa::Neon, Isa::Avx2, Isa::Avx512, Isa::Amx];
 
 /// All of them, slowest first.
 pub(super) fn all(threads: NonZeroUsize) -> Result<Vec<Set>> {
-    let expected = self_check::compute(Isa::Portable);
-    [Isa::Portable, Isa::Neon, Isa::Avx2, Isa::Avx512]
-        .into_iter()
+    let expected =
+        ElementType::ALL.map(|element| (element, self_check::compute(Isa::Portable, element)));
+    ALL.into_iter()
         .map(|isa| {
             let mut set = Set {
                 name: isa.to_string(),
                 available: isa.is_available(),
                 missing: missing(isa),
-                difference: None,
+                differences: BTreeMap::new(),
                 peak_gflops: None,
-                problem: None,
+                problems: Vec::new(),
             };
             if set.available {
-                let difference = self_check::compare(&expected, &self_check::compute(isa));
-                set.problem = difference.as_ref().err().map(|why| format!("{isa} kernels: {why}"));
-                set.difference = difference.ok();
+                for (element, expected) in &expected {
+                    let got = self_check::compute(isa, *element);
+                    let difference = self_check::compare(*element, expected, &got);
+                    let problem = difference.as_ref().err();
+                    set.problems.extend(problem.map(|why| format!("{isa} kernels, {why}")));
+                    set.differences.insert(element.to_string(), difference.ok());
+                }
                 set.peak_gflops = Some(best_peak(isa, threads)?);
             }
             Ok(set)
@@ -54,16 +62,84 @@ fn features(isa: Isa) -> Option<Vec<(&'static str, bool)>> {
             #[cfg(target_arch = "x86_64")]
             { Some(vec![$(($name, is_x86_feature_detected!($name))),*]) }
             #[cfg(not(target_arch = "x86_64"))]
-            { None }
+            { None::<Vec<(&'static str, bool)>> }
         }};
     }
     match isa {
         Isa::Portable => Some(vec![]),
-        Isa::Avx2 => x86!("avx2", "fma"),
-        Isa::Avx512 => x86!("avx512f", "avx512dq", "avx512vl", "avx512bw", "avx2", "fma"),
+        Isa::Avx2 => x86!("avx2", "fma", "f16c"),
+        Isa::Avx512 => {
+            x86!("avx512f", "avx512dq", "avx512vl", "avx512bw", "avx2", "fma", "f16c")
+        }
+        Isa::Amx => {
+            let mut all = features(Isa::Avx512)?;
+            all.extend(x86!("avx512bf16")?);
+            all.extend(amx_features());
+            Some(all)
+        }
         Isa::Neon if cfg!(target_arch = "aarch64") => Some(vec![]),
         _ => None,
     }
+}
+
+/// What the CPU says of its matrix unit.
+fn amx_features() -> [(&'static str, bool); 2] {
+    #[cfg(target_arch = "x86_64")]
+    let bits = {
+        use std::arch::x86_64::{__cpuid, __cpuid_count};
+        if __cpuid(0).eax >= 7 { __cpuid_count(7, 0).edx } else { 0 }
+    };
+    #[cfg(not(target_arch = "x86_64"))]
+    let bits = 0_u32;
+    [("amx-tile", bits >> 24 & 1 == 1), ("amx-bf16", bits >> 22 & 1 == 1)]
+}
+
+/// The matrix unit of this machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum MatrixUnit {
+    /// The CPU has none that Longspan knows.
+    None,
+    /// The CPU has AMX for bf16, and the system doesn't let this process use it.
+    Forbidden,
+    /// It does.
+    Amx,
+}
+
+impl MatrixUnit {
+    pub(super) fn here() -> Self {
+        match (has_all(Isa::Amx), Isa::Amx.is_available()) {
+            (_, true) => MatrixUnit::Amx,
+            (true, false) => MatrixUnit::Forbidden,
+            (false, false) => MatrixUnit::None,
+        }
+    }
+}
+
+fn has_all(isa: Isa) -> bool {
+    features(isa).is_some_and(|all| all.iter().all(|(_, has)| *has))
+}
+
+/// What computes with tensors of a type.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Kernel {
+    pub(super) dtype: String,
+    /// Whose instructions do the products.
+    pub(super) isa: String,
+    pub(super) why: String,
+}
+
+/// What an instruction set is for each type.
+pub(super) fn kernels(isa: Isa, why: &str) -> Vec<Kernel> {
+    let one = |element: ElementType| {
+        let (isa, why) = match (isa, element) {
+            (Isa::Amx, ElementType::Bf16) => (isa, "products of bf16 are what AMX is for"),
+            (Isa::Amx, _) => (Isa::Avx512, "AMX multiplies bf16 only"),
+            _ => (isa, why),
+        };
+        Kernel { dtype: element.to_string(), isa: isa.to_string(), why: why.to_string() }
+    };
+    ElementType::ALL.map(one).into()
 }
 
 /// Why an instruction set isn't available; nothing where it is.
@@ -76,6 +152,7 @@ fn missing(isa: Isa) -> Option<String> {
     };
     let lacks: Vec<&str> = features.iter().filter(|(_, has)| !has).map(|(name, _)| *name).collect();
     Some(match lacks.len() {
+        0 if isa == Isa::Amx => "the system doesn't let this process use it".to_string(),
         0 => "this version of longspan doesn't say why".to_string(),
         _ => format!("this CPU, or what virtualises it, lacks {}", lacks.join(", ")),
     })
@@ -87,12 +164,20 @@ mod tests {
 
     #[test]
     fn features_are_those_that_the_library_asks_for() {
-        for isa in [Isa::Portable, Isa::Neon, Isa::Avx2, Isa::Avx512] {
-            let has_all = features(isa).is_some_and(|all| all.iter().all(|(_, has)| *has));
-            assert_eq!(has_all, isa.is_available(), "{isa}");
+        for isa in ALL {
+            let expected = isa.is_available()
+                || (isa == Isa::Amx && MatrixUnit::here() == MatrixUnit::Forbidden);
+            assert_eq!(has_all(isa), expected, "{isa}");
             assert_eq!(missing(isa).is_none(), isa.is_available(), "{isa}");
         }
         let foreign = if cfg!(target_arch = "x86_64") { Isa::Neon } else { Isa::Avx2 };
         assert!(missing(foreign).unwrap().starts_with("not an instruction set of"));
+    }
+
+    #[test]
+    fn amx_is_for_bf16() {
+        let isas = |isa| kernels(isa, "").into_iter().map(|kernel| kernel.isa).collect::<Vec<_>>();
+        assert_eq!(isas(Isa::Amx), ["avx512", "amx", "avx512"]);
+        assert_eq!(isas(Isa::Avx2), ["avx2"; 3]);
     }
 }

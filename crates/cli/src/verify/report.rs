@@ -3,10 +3,9 @@
 use std::collections::BTreeMap;
 use std::io::{Result, Write};
 
-use longspan::Isa;
 use serde::Serialize;
 
-use super::Check;
+use super::{Check, Kernel, Scope};
 use crate::number::{count, shortened};
 use crate::table;
 
@@ -17,7 +16,7 @@ const NAME: usize = 40;
 
 /// A line for each check, what is wrong about it below, and a line for all.
 pub(super) fn table(checks: &[Check], cases: usize, out: &mut impl Write) -> Result<()> {
-    let header = ["case", "isa", "out", "lse", "dq", "dk", "dv", "of limit", ""];
+    let header = ["case", "isa", "dtype", "out", "lse", "dq", "dk", "dv", "of limit", ""];
     let mut rows = vec![header.map(String::from)];
     for check in checks {
         let ratio = |tensor| match check.verdict.ratio(tensor) {
@@ -26,38 +25,42 @@ pub(super) fn table(checks: &[Check], cases: usize, out: &mut impl Write) -> Res
         };
         let [a, b, c, d, e] = TENSORS.map(ratio);
         let verdict = if check.verdict.is_right() { "right" } else { "WRONG" };
-        let (name, isa) = (shortened(&check.name, NAME), check.isa.to_string());
+        let name = shortened(&check.name, NAME);
+        let (isa, element) = (check.on.isa.to_string(), check.on.element.to_string());
         let of_limit = match check.verdict.of_limit() {
             Some(share) => format!("{:.0} %", 100.0 * share),
             None => "-".to_string(),
         };
-        rows.push([name, isa, a, b, c, d, e, of_limit, verdict.to_string()]);
+        rows.push([name, isa, element, a, b, c, d, e, of_limit, verdict.to_string()]);
     }
-    writeln!(out, "errors, as multiples of the best possible in f32:")?;
-    table::print(&rows, 2, out)?;
+    writeln!(out, "errors, as multiples of the best possible in tensors of that type:")?;
+    table::print(&rows, 3, out)?;
 
     writeln!(out)?;
     for check in checks.iter().filter(|check| !check.verdict.is_right()) {
-        writeln!(out, "WRONG on {}: {}", check.isa, check.case)?;
+        writeln!(out, "WRONG on {}: {}", check.on, check.case)?;
         for complaint in check.verdict.complaints() {
             writeln!(out, "  {complaint}")?;
         }
     }
-    let mut isas: Vec<Isa> = checks.iter().map(|check| check.isa).collect();
-    isas.sort_unstable();
-    isas.dedup();
-    for isa in isas {
-        let of_isa: Vec<&Check> = checks.iter().filter(|check| check.isa == isa).collect();
-        let wrong = of_isa.iter().filter(|check| !check.verdict.is_right()).count();
+    let mut kernels: Vec<Kernel> = Vec::new();
+    for check in checks {
+        if !kernels.contains(&check.on) {
+            kernels.push(check.on);
+        }
+    }
+    for kernel in kernels {
+        let of_kernel: Vec<&Check> = checks.iter().filter(|check| check.on == kernel).collect();
+        let wrong = of_kernel.iter().filter(|check| !check.verdict.is_right()).count();
         let verdict = match wrong {
             0 => "all right".to_string(),
             wrong => format!("{wrong} WRONG"),
         };
-        let worst = match worst(&of_isa) {
+        let worst = match worst(&of_kernel) {
             Some((ratio, tensor, name)) => format!("; worst {ratio:.2} ({tensor}, {name})"),
             None => String::new(),
         };
-        writeln!(out, "{} on {isa}: {verdict}{worst}", count(cases as u64, "case"))?;
+        writeln!(out, "{} on {kernel}: {verdict}{worst}", count(cases as u64, "case"))?;
     }
     Ok(())
 }
@@ -76,6 +79,7 @@ struct Object<'a> {
     version: &'static str,
     cases: usize,
     isas: Vec<String>,
+    dtypes: Vec<String>,
     checks: Vec<CheckObject<'a>>,
     wrong: usize,
 }
@@ -85,6 +89,7 @@ struct CheckObject<'a> {
     case: &'a str,
     about: &'a str,
     isa: String,
+    dtype: String,
     right: bool,
     /// Multiples of the best possible; nothing where a result is no number at all.
     errors: BTreeMap<&'static str, Option<f64>>,
@@ -98,11 +103,11 @@ struct CheckObject<'a> {
 pub(super) fn json<'a>(
     checks: &'a [Check],
     cases: usize,
-    isas: &[Isa],
+    scope: &Scope,
     out: &mut impl Write,
 ) -> Result<()> {
     let object = |check: &'a Check| {
-        let Check { name, case, isa, verdict } = check;
+        let Check { name, case, on, verdict } = check;
         let finite = |number: Option<f64>| number.filter(|number| number.is_finite());
         let each = |of: &dyn Fn(&str) -> Option<f64>| {
             TENSORS.into_iter().map(|tensor| (tensor, finite(of(tensor)))).collect()
@@ -110,7 +115,8 @@ pub(super) fn json<'a>(
         CheckObject {
             case: name,
             about: case,
-            isa: isa.to_string(),
+            isa: on.isa.to_string(),
+            dtype: on.element.to_string(),
             right: verdict.is_right(),
             errors: each(&|tensor| verdict.ratio(tensor)),
             limits: each(&|tensor| verdict.limit(tensor)),
@@ -120,7 +126,8 @@ pub(super) fn json<'a>(
     let object = Object {
         version: env!("CARGO_PKG_VERSION"),
         cases,
-        isas: isas.iter().map(Isa::to_string).collect(),
+        isas: scope.isas.iter().map(ToString::to_string).collect(),
+        dtypes: scope.elements.iter().map(ToString::to_string).collect(),
         checks: checks.iter().map(object).collect(),
         wrong: checks.iter().filter(|check| !check.verdict.is_right()).count(),
     };

@@ -1,14 +1,26 @@
 //! A case of the table, run on the kernels.
 
 use longspan::{
-    Arrived, Attention, BlockSize, Dims, GradientsMut, Heads, Hook, Inputs, Isa, Layout, LayoutSet,
-    Layouts, Order, OutputMut, Padding, Pattern, Positions, Progression, Result, Score, Shape,
-    Tensor,
+    Arrived, Attention, BlockSize, Dims, Element, GradientsMut, Heads, Hook, Inputs, Isa, Layout,
+    LayoutSet, Layouts, Order, OutputMut, Padding, Pattern, Positions, Progression, Result, Score,
+    Shape, Tensor,
 };
 use longspan_testing::{AttentionCase, Axes, Case, Problem, Sizes, Steps, Transform, Values};
 
+use super::Kernel;
+use crate::element::with_element;
+
 /// Forward and backward, written over NaNs so that nothing can be forgotten.
-pub(super) fn compute(case: &AttentionCase, problem: &Problem, isa: Isa) -> Result<Values<f32>> {
+pub(super) fn compute(case: &AttentionCase, problem: &Problem, on: Kernel) -> Result<Values<f32>> {
+    with_element!(on.element, E => compute_with::<E>(case, problem, on.isa))
+}
+
+/// The same with tensors of one type; the problem's numbers are exact in it.
+fn compute_with<E: Element>(
+    case: &AttentionCase,
+    problem: &Problem,
+    isa: Isa,
+) -> Result<Values<f32>> {
     let Sizes { batch, tokens_q, tokens_k, heads_q, heads_kv, dim_k, dim_v } = problem.sizes;
     let queries = Dims { batch, tokens: tokens_q, heads: heads_q, dim: dim_k };
     let keys = Dims { batch, tokens: tokens_k, heads: heads_kv, dim: dim_k };
@@ -18,18 +30,18 @@ pub(super) fn compute(case: &AttentionCase, problem: &Problem, isa: Isa) -> Resu
         Axes::HeadToken => Order::BatchHeadTokenDim,
     };
     let attention = attention(case, isa)?;
-    let poisoned = |dims| Tensor::filled(f32::NAN, dims, order);
+    let poisoned = |dims| Tensor::filled(E::from_f32(f32::NAN), dims, order);
 
-    let q = arrange(&problem.q, queries, order)?;
-    let k = arrange(&problem.k, keys, order)?;
-    let v = arrange(&problem.v, values, order)?;
+    let q = arrange::<E>(&problem.q, queries, order)?;
+    let k = arrange::<E>(&problem.k, keys, order)?;
+    let v = arrange::<E>(&problem.v, values, order)?;
     let inputs = Inputs { q: q.view(), k: k.view(), v: v.view() };
     let (mut out, mut lse) = (poisoned(output)?, vec![f32::NAN; problem.sizes.rows()]);
     let mut lse_rest = lse.clone();
     let into = OutputMut { out: out.view_mut(), lse: &mut lse, lse_rest: Some(&mut lse_rest) };
     attention.forward_into(inputs, into, Hook::none())?;
 
-    let dout = arrange(&problem.dout, output, order)?;
+    let dout = arrange::<E>(&problem.dout, output, order)?;
     let (mut dq, mut dk, mut dv) = (poisoned(queries)?, poisoned(keys)?, poisoned(values)?);
     let into = GradientsMut { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() };
     let arrived = Arrived {
@@ -111,17 +123,17 @@ fn places(dims: Dims, order: Order) -> impl Iterator<Item = usize> {
 }
 
 /// The oracle's numbers in another order.
-fn arrange(numbers: &[f32], dims: Dims, order: Order) -> Result<Tensor<f32>> {
-    let mut data = vec![0.0; numbers.len()];
+fn arrange<E: Element>(numbers: &[f32], dims: Dims, order: Order) -> Result<Tensor<E>> {
+    let mut data = vec![E::default(); numbers.len()];
     for (number, place) in numbers.iter().zip(places(dims, order)) {
-        data[place] = *number;
+        data[place] = E::from_f32(*number);
     }
     Tensor::new(data, dims, order)
 }
 
 /// A tensor in the oracle's order.
-fn dense(tensor: &Tensor<f32>) -> Vec<f32> {
-    places(tensor.dims(), tensor.order()).map(|place| tensor.as_slice()[place]).collect()
+fn dense<E: Element>(tensor: &Tensor<E>) -> Vec<f32> {
+    places(tensor.dims(), tensor.order()).map(|place| tensor.as_slice()[place].to_f32()).collect()
 }
 
 #[cfg(test)]
@@ -133,7 +145,7 @@ mod tests {
         let dims = Dims { batch: 2, tokens: 3, heads: 4, dim: 5 };
         let numbers: Vec<f32> = (0..120).map(|x| x as f32).collect();
         for order in [Order::BatchTokenHeadDim, Order::BatchHeadTokenDim] {
-            let tensor = arrange(&numbers, dims, order)?;
+            let tensor = arrange::<f32>(&numbers, dims, order)?;
             // Batch 1, head 3, token 2, dim 4 is the last; head 1 comes 15 numbers after head 0.
             assert_eq!(tensor.view().get(1, 2, 3, 4), Some(119.0));
             assert_eq!(tensor.view().get(0, 0, 1, 0), Some(15.0));

@@ -31,12 +31,15 @@ fn both_passes_in_numbers() {
         "kv_heads": 2,
         "head_dim": 24,
         "value_dim": 16,
+        "dtype": "f32",
         "block": 32,
         "order": "bthd",
         "density": pairs / 90_000.0,
         "isa": "portable",
         "threads": 1,
         "calls": 2,
+        "matrix_peak_gflops": null,
+        "matrix_peak_share": null,
         "read_share": null,
     });
     assert_eq!(objects.iter().map(|o| &o["pass"]).collect::<Vec<_>>(), ["forward", "backward"]);
@@ -58,6 +61,39 @@ fn both_passes_in_numbers() {
         assert_eq!(object["tensor_bytes"], bytes);
     }
     assert!(number(&objects[1], "layout_ms") > number(&objects[0], "layout_ms"));
+}
+
+#[test]
+fn half_types_take_half_the_bytes() {
+    let sizes = ["--heads", "4", "--kv-heads", "2", "--head-dim", "24", "--value-dim", "16"];
+    let args = [&["causal", "--tokens", "300", "--repeat", "1", "--json"], &sizes[..]].concat();
+    for dtype in ["bf16", "F16"] {
+        let objects = bench(&[&args[..], &["--dtype", dtype, "--isa", "portable"]].concat());
+        let tensors = 300 * (4 * 24 + 2 * 24 + 2 * 16 + 4 * 16);
+        // Log-sum-exp, its rest and one number more a row are f32.
+        let bytes = [2 * tensors, 2 * 2 * tensors + 4 * 3 * 4 * 300];
+        for (object, bytes) in objects.json_lines().iter().zip(bytes) {
+            assert_eq!(object["dtype"], dtype.to_lowercase());
+            assert_eq!(object["tensor_bytes"], bytes);
+            assert_eq!(object["matrix_peak_gflops"], json!(null));
+        }
+    }
+}
+
+#[test]
+fn the_matrix_unit_has_a_ceiling_of_its_own() {
+    if !Isa::Amx.is_available() {
+        return;
+    }
+    let args = ["full", "--tokens", "256", "--repeat", "1", "--isa", "amx", "--pass", "forward"];
+    let object = |dtype| bench(&[&args[..], &["--json", "--dtype", dtype]].concat()).json();
+    let bf16 = object("bf16");
+    let (peak, share) = (number(&bf16, "matrix_peak_gflops"), number(&bf16, "matrix_peak_share"));
+    assert!(peak > number(&bf16, "peak_gflops"), "{bf16}");
+    assert!((number(&bf16, "gflops") / peak - share).abs() < 1e-9);
+    assert_eq!(object("f16")["matrix_peak_share"], json!(null));
+    let text = bench(&[&args[..], &["--dtype", "bf16"]].concat()).printed();
+    assert!(text.lines().any(|line| line.starts_with("forward reaches ")), "{text}");
 }
 
 #[cfg(target_os = "linux")]
@@ -89,6 +125,11 @@ fn few_queries_are_compared_with_reading() {
         assert!((rate * number(&object, "ms") * 1e6 / bytes - 1.0).abs() < 1e-9);
         assert!((rate / peak - number(&object, "read_share")).abs() < 1e-9);
     }
+    // Of bf16, half as much.
+    let args = ["causal", "--tokens", "5000", "--queries", "3", "--pass", "forward"];
+    let object = of(&[&args[..], &["--dtype", "bf16"]].concat());
+    let bytes = number(&object, "read_gbps") * number(&object, "ms") * 1e6;
+    assert!((bytes / f64::from(2 * 2 * 5_000 * 64 * 2) - 1.0).abs() < 1e-9, "{bytes}");
     // A window reads its own blocks only: keys 4,900 to 5,000 lie in those from 4,864 on.
     let window = ["window(99, 0)", "--tokens", "5000", "--queries", "1", "--pass", "forward"];
     let object = of(&window);
@@ -128,7 +169,7 @@ fn the_environment_decides_where_no_option_does() {
     run(&[&args[..], &["--threads", "5000"]].concat())
         .refused(&["5000 threads asked for, expected 1 to 4096"]);
     run_with(&[("LONGSPAN_ISA", "sse9")], &args)
-        .refused(&["LONGSPAN_ISA is \"sse9\", expected portable, neon, avx2 or avx512"]);
+        .refused(&["LONGSPAN_ISA is \"sse9\", expected portable, neon, avx2, avx512 or amx"]);
 }
 
 #[test]
@@ -141,7 +182,7 @@ fn a_table_for_people() {
         line.unwrap_or_else(|| panic!("no {name}: {text}")).trim()
     };
     assert_eq!(line("tokens "), "2 queries × 1,024 keys, 100 % of all pairs");
-    let tensors = "batch 1, 2 heads on 1 key head, head dim 16, [batch, head, token, dim]";
+    let tensors = "f32, batch 1, 2 heads on 1 key head, head dim 16, [batch, head, token, dim]";
     assert_eq!(line("tensors "), tensors);
     assert_eq!(line("computed with "), "portable, 1 thread");
     let titles: Vec<&str> = line("pass ").split_whitespace().collect();
@@ -168,7 +209,11 @@ fn wrong_arguments_name_value_and_rule() {
         (&["full", "-n", "64", "--batch=-1"], &["'-1'", "expected a whole number, at least 1"]),
         (&["full", "-n", "64", "--pass", "sideways"], &["'sideways'", "forward, backward, both"]),
         (&["full", "-n", "64", "--order", "dhtb"], &["'dhtb'", "bhtd, bthd"]),
-        (&["full", "-n", "64", "--isa", "sse9"], &["\"sse9\"", "portable, neon, avx2 or avx512"]),
+        (
+            &["full", "-n", "64", "--isa", "sse9"],
+            &["\"sse9\"", "portable, neon, avx2, avx512 or amx"],
+        ),
+        (&["full", "-n", "64", "--dtype", "f64"], &["\"f64\"", "f32, bf16 or f16"]),
         (&["full", "-n", "64", "--queries", "1", "--keys", "2"], &["cannot be used with"]),
         (&["heads([full, causal])", "-n", "64", "--heads", "8"], &["2 patterns for 8 query heads"]),
         (&["documents([5])", "-n", "64"], &["lengths add up to 5, expected 64"]),

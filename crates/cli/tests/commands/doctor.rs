@@ -18,13 +18,31 @@ fn what_is_here_and_what_would_be_used() {
     assert_eq!(object["isa_why"], "the fastest that this CPU has");
     let sets = object["instruction_sets"].as_array().unwrap();
     let names: Vec<&str> = sets.iter().map(|set| set["name"].as_str().unwrap()).collect();
-    assert_eq!(names, ["portable", "neon", "avx2", "avx512"]);
+    assert_eq!(names, ["portable", "neon", "avx2", "avx512", "amx"]);
     for (set, name) in sets.iter().zip(names) {
         let available = name.parse::<Isa>().unwrap().is_available();
         assert_eq!(set["available"], available, "{name}");
         assert_eq!(set["missing"].is_null(), available, "{name}");
-        assert_eq!(set["difference"].as_f64().is_some_and(|x| x < 1e-5), available, "{set}");
+        for (dtype, most) in [("f32", 1e-5), ("bf16", 2e-2), ("f16", 2e-3)] {
+            let difference = set["differences"][dtype].as_f64();
+            assert_eq!(difference.is_some_and(|x| x < most), available, "{set}");
+        }
         assert_eq!(set["peak_gflops"].as_f64().is_some_and(|x| x > 0.0), available, "{set}");
+    }
+    let kernels = object["kernels"].as_array().unwrap();
+    let isas: Vec<&str> = kernels.iter().map(|kernel| kernel["isa"].as_str().unwrap()).collect();
+    let dtypes: Vec<&str> =
+        kernels.iter().map(|kernel| kernel["dtype"].as_str().unwrap()).collect();
+    assert_eq!(dtypes, ["f32", "bf16", "f16"]);
+    if Isa::Amx.is_available() {
+        assert_eq!(
+            (isas, &object["matrix_unit"]),
+            (vec!["avx512", "amx", "avx512"], &json!("amx"))
+        );
+        assert!(object["matrix_peak_gflops"].as_f64() > object["peak_gflops"].as_f64());
+    } else {
+        assert_eq!(isas, [Isa::best().to_string().as_str(); 3]);
+        assert_eq!(object["matrix_peak_gflops"], json!(null));
     }
     for problems in ["environment_problems", "kernel_problems"] {
         assert_eq!(object[problems], json!([]), "{problems}");
@@ -72,7 +90,7 @@ fn the_environment_is_believed_and_named() {
 fn an_environment_without_sense_is_an_error() {
     let foreign = if cfg!(target_arch = "x86_64") { "neon" } else { "avx2" };
     let cases = [
-        ("LONGSPAN_ISA", "sse9", "\"sse9\", expected portable, neon, avx2 or avx512"),
+        ("LONGSPAN_ISA", "sse9", "\"sse9\", expected portable, neon, avx2, avx512 or amx"),
         ("LONGSPAN_ISA", foreign, "this CPU has portable"),
         ("LONGSPAN_THREADS", "0", "\"0\", expected a number of threads, 1 to 4096"),
         ("LONGSPAN_THREADS", "two", "\"two\", expected a number of threads, 1 to 4096"),
@@ -99,10 +117,19 @@ fn an_environment_without_sense_is_an_error() {
 #[test]
 fn a_page_for_people() {
     let text = run(&["doctor"]).printed();
-    for name in ["longspan ", "CPU ", "affinity ", "quota ", "memory ", "would use ", "FMA peak "] {
+    for name in [
+        "longspan ",
+        "CPU ",
+        "affinity ",
+        "quota ",
+        "memory ",
+        "matrix unit ",
+        "would use ",
+        "FMA peak ",
+    ] {
         assert!(text.lines().any(|line| line.starts_with(name)), "no {name}: {text}");
     }
-    let table = text.lines().skip_while(|line| !line.starts_with("instruction set"));
+    let table = text.lines().skip_while(|line| !line.starts_with("self-check"));
     let line = table.skip(1).find(|line| line.starts_with(&format!("{} ", Isa::best())));
     assert!(line.is_some_and(|line| line.ends_with("used")), "{text}");
 }

@@ -12,8 +12,11 @@ use common::run;
 fn help_explains() {
     let cases: [(&str, &[&str]); 4] = [
         ("--help", &["inspect", "bench", "verify", "doctor"]),
-        ("bench", &["--tokens", "--kv-heads", "--pass", "LONGSPAN_THREADS", "bthd", "FMA peak"]),
-        ("verify", &["--quick", "--isa", "at most 12,", "the exit code is 1"]),
+        (
+            "bench",
+            &["--tokens", "--kv-heads", "--pass", "LONGSPAN_THREADS", "bthd", "FMA peak", "bf16"],
+        ),
+        ("verify", &["--quick", "--isa", "--dtype", "at most 12,", "the exit code is 1"]),
         ("doctor", &["--json"]),
     ];
     for (command, words) in cases {

@@ -6,18 +6,20 @@ use serde_json::json;
 
 use crate::common::run;
 
+const DTYPES: [&str; 3] = ["f32", "bf16", "f16"];
 const TENSORS: [&str; 5] = ["out", "lse", "dq", "dk", "dv"];
 
-/// Every instruction set of this CPU on the small cases: the kernels are right.
+/// Every type on every instruction set of this CPU on the small cases: the kernels are right.
 #[test]
 fn kernels_are_right() {
     let object = run(&["verify", "--quick", "--json"]).json();
     let isas: Vec<String> = Isa::available().iter().map(Isa::to_string).collect();
     assert_eq!(object["isas"], json!(isas));
+    assert_eq!(object["dtypes"], json!(DTYPES));
     assert_eq!(object["wrong"], 0);
     let checks = object["checks"].as_array().unwrap();
     let cases = object["cases"].as_u64().unwrap() as usize;
-    assert_eq!(checks.len(), cases * isas.len());
+    assert_eq!(checks.len(), cases * isas.len() * DTYPES.len());
     for check in checks {
         assert_eq!(check["right"], true, "{check}");
         assert_eq!(check.get("complaints"), None);
@@ -30,14 +32,17 @@ fn kernels_are_right() {
         assert!(TENSORS.iter().all(within), "{check}");
     }
     // Errors of zero everywhere would mean that nothing is compared.
-    let of = |tensor: &str| {
-        let errors = checks.iter().filter_map(|check| check["errors"][tensor].as_f64());
+    let of = |dtype: &str, tensor: &str| {
+        let checks = checks.iter().filter(|check| check["dtype"] == dtype);
+        let errors = checks.filter_map(|check| check["errors"][tensor].as_f64());
         errors.fold(0.0, f64::max)
     };
-    assert!(TENSORS.iter().all(|tensor| of(tensor) > 0.1), "{checks:?}");
+    for dtype in DTYPES {
+        assert!(TENSORS.iter().all(|tensor| of(dtype, tensor) > 0.1), "{checks:?}");
+    }
     let named = |name: &str| checks.iter().filter(|check| check["case"] == name).count();
     for name in ["causal", "packed", "dims 65 and 1", "0 tokens", "padding", "softcap"] {
-        assert_eq!(named(name), isas.len(), "{name}");
+        assert_eq!(named(name), isas.len() * DTYPES.len(), "{name}");
     }
     let window = checks.iter().find(|check| check["case"] == "window").unwrap();
     let about = window["about"].as_str().unwrap();
@@ -45,17 +50,19 @@ fn kernels_are_right() {
 }
 
 #[test]
-fn one_instruction_set_as_a_table() {
-    let text = run(&["verify", "--quick", "--isa", "portable"]).printed();
+fn one_instruction_set_and_type_as_a_table() {
+    let args = ["verify", "--quick", "--isa", "portable", "--dtype", "bf16"];
+    let text = run(&args).printed();
     let lines: Vec<&str> = text.lines().collect();
     let words = |line: &str| line.split_whitespace().map(str::to_string).collect::<Vec<_>>();
-    assert_eq!(words(lines[1]), ["case", "isa", "out", "lse", "dq", "dk", "dv", "of", "limit"]);
+    let header = ["case", "isa", "dtype", "out", "lse", "dq", "dk", "dv", "of", "limit"];
+    assert_eq!(words(lines[1]), header);
     let causal = lines.iter().find(|line| line.starts_with("causal ")).unwrap();
     let cells = words(causal);
-    assert_eq!((cells[1].as_str(), cells[9].as_str()), ("portable", "right"));
-    assert!(cells[2..7].iter().all(|cell| cell.parse::<f64>().is_ok()), "{causal}");
+    assert_eq!([&cells[1], &cells[2], &cells[10]], ["portable", "bf16", "right"]);
+    assert!(cells[3..8].iter().all(|cell| cell.parse::<f64>().is_ok()), "{causal}");
     let last = lines.last().unwrap();
-    assert!(last.contains("cases on portable: all right; worst"), "{last}");
+    assert!(last.contains("cases on portable, bf16: all right; worst"), "{last}");
     assert!(!text.contains("WRONG"), "{text}");
 }
 
@@ -64,6 +71,7 @@ fn only_what_this_cpu_has() {
     let foreign = if cfg!(target_arch = "x86_64") { "neon" } else { "avx2" };
     let message = format!("instruction set {foreign} asked for, this CPU has portable");
     run(&["verify", "--isa", foreign]).refused(&[&message]);
-    run(&["verify", "--isa", "mmx"]).refused(&["\"mmx\"", "portable, neon, avx2 or avx512"]);
+    run(&["verify", "--isa", "mmx"]).refused(&["\"mmx\"", "portable, neon, avx2, avx512 or amx"]);
+    run(&["verify", "--dtype", "f8"]).refused(&["\"f8\"", "f32, bf16 or f16"]);
     run(&["verify", "causal"]).refused(&["unexpected argument 'causal'"]);
 }

@@ -4,7 +4,9 @@
 //! such a tensor into memory as a [`Placement`] says and fills what lies between its elements with
 //! a NaN of its own bits: a kernel that reads it shows NaN, one that writes it is caught.
 
-use longspan::{Dims, Order, Strides, View, ViewMut};
+use half::{bf16, f16};
+use longspan::{Dims, Element, Order, Strides, View, ViewMut};
+use longspan_testing::Precision;
 
 /// The order that the oracle's tensors have.
 pub(crate) fn dense_order() -> Order {
@@ -92,55 +94,88 @@ impl Placement {
     }
 }
 
-/// What lies between the elements: a NaN that no arithmetic makes.
-const GAP: u32 = 0x7FAB_CDEF;
+/// What a tensor holds, to tests.
+pub(crate) trait Number: Element {
+    /// What the oracle calls it.
+    const PRECISION: Precision;
 
-/// What an output holds before it is written: another one.
-const POISON: u32 = 0x7FEE_DEAD;
+    /// What lies between the elements: a NaN that no arithmetic makes.
+    const GAP: Self;
+
+    /// What an output holds before it is written: another one.
+    const POISON: Self;
+
+    /// The greatest finite one.
+    const MOST: Self;
+
+    /// Whether both have the same bits.
+    fn is(self, other: Self) -> bool;
+}
+
+macro_rules! number {
+    ($type:ident, $precision:ident, $gap:literal, $poison:literal) => {
+        impl Number for $type {
+            const PRECISION: Precision = Precision::$precision;
+            const GAP: Self = $type::from_bits($gap);
+            const POISON: Self = $type::from_bits($poison);
+            const MOST: Self = $type::MAX;
+
+            fn is(self, other: Self) -> bool {
+                self.to_bits() == other.to_bits()
+            }
+        }
+    };
+}
+
+number!(f32, F32, 0x7FAB_CDEF, 0x7FEE_DEAD);
+number!(bf16, Bf16, 0x7FAB, 0x7FEE);
+number!(f16, F16, 0x7DAB, 0x7FEE);
 
 /// A tensor in strided memory of its own.
 #[derive(Clone)]
-pub(crate) struct Buffer {
-    data: Vec<f32>,
+pub(crate) struct BufferOf<E> {
+    data: Vec<E>,
     first: usize,
     dims: Dims,
     strides: Strides,
 }
 
-impl Buffer {
+pub(crate) type Buffer = BufferOf<f32>;
+
+impl<E: Number> BufferOf<E> {
     /// A tensor to be written, poisoned.
-    pub(crate) fn poisoned(dims: Dims, placement: Placement) -> Buffer {
+    pub(crate) fn poisoned(dims: Dims, placement: Placement) -> Self {
         let (strides, first, elements) = placement.strides(dims);
-        let mut data = vec![f32::from_bits(GAP); elements];
-        Buffer::each(first, dims, strides, |_, at| data[at] = f32::from_bits(POISON));
-        Buffer { data, first, dims, strides }
+        let mut data = vec![E::GAP; elements];
+        Self::each(first, dims, strides, |_, at| data[at] = E::POISON);
+        BufferOf { data, first, dims, strides }
     }
 
-    /// A tensor with these numbers, `[batch][head][token][dim]`.
-    pub(crate) fn of(dense: &[f32], dims: Dims, placement: Placement) -> Buffer {
+    /// A tensor with these numbers, `[batch][head][token][dim]`, rounded if need be.
+    pub(crate) fn of(dense: &[f32], dims: Dims, placement: Placement) -> Self {
         assert_eq!(Some(dense.len()), dims.elements());
         let (strides, first, elements) = placement.strides(dims);
-        let mut data = vec![f32::from_bits(GAP); elements];
-        Buffer::each(first, dims, strides, |n, at| data[at] = dense[n]);
-        Buffer { data, first, dims, strides }
+        let mut data = vec![E::GAP; elements];
+        Self::each(first, dims, strides, |n, at| data[at] = E::from_f32(dense[n]));
+        BufferOf { data, first, dims, strides }
     }
 
-    pub(crate) fn view(&self) -> View<'_, f32> {
+    pub(crate) fn view(&self) -> View<'_, E> {
         View::strided(&self.data, self.first, self.dims, self.strides).unwrap()
     }
 
-    pub(crate) fn view_mut(&mut self) -> ViewMut<'_, f32> {
+    pub(crate) fn view_mut(&mut self) -> ViewMut<'_, E> {
         ViewMut::strided(&mut self.data, self.first, self.dims, self.strides).unwrap()
     }
 
     /// The numbers, `[batch][head][token][dim]`. Panics if memory between them was written.
     pub(crate) fn dense(&self) -> Vec<f32> {
-        let mut dense = vec![0.0; self.dims.elements().unwrap()];
-        Buffer::each(self.first, self.dims, self.strides, |n, at| dense[n] = self.data[at]);
-        let gaps = |data: &[f32]| data.iter().filter(|x| x.to_bits() == GAP).count();
+        let mut dense = vec![E::default(); self.dims.elements().unwrap()];
+        Self::each(self.first, self.dims, self.strides, |n, at| dense[n] = self.data[at]);
+        let gaps = |data: &[E]| data.iter().filter(|x| x.is(E::GAP)).count();
         let expected = self.data.len() - dense.len() + gaps(&dense);
         assert_eq!(gaps(&self.data), expected, "memory between elements was written");
-        dense
+        dense.into_iter().map(E::to_f32).collect()
     }
 
     /// The dense number of each element, and where it lies.

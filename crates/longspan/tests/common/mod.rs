@@ -11,8 +11,8 @@
 mod buffer;
 mod run;
 
-pub(crate) use buffer::{Buffer, Placement, dense_order};
+pub(crate) use buffer::{Buffer, BufferOf, Number, Placement, dense_order};
 pub(crate) use run::{
-    Rest, Run, Tensors, attention, bits, check, compile, compile_set, dims_k, dims_out, dims_q,
-    dims_v, layouts, number, score,
+    Rest, Run, Tensors, TensorsOf, attention, bits, check, check_all, compile, compile_set, dims_k,
+    dims_out, dims_q, dims_v, layouts, measures, number, score,
 };

@@ -2,15 +2,18 @@
 
 use std::num::NonZeroUsize;
 
+use half::bf16;
 use longspan::{
-    Arrived, Attention, BlockSize, Dims, GradientsMut, Heads, Hook, Inputs, Isa, Layout, LayoutSet,
-    Layouts, Order, OutputMut, Padding, Pattern, Positions, Progression, Score, Shape, Threads,
+    Arrived, Attention, BlockSize, Dims, Element, GradientsMut, Heads, Hook, Inputs, Isa, Layout,
+    LayoutSet, Layouts, Order, OutputMut, Padding, Pattern, Positions, Progression, Score, Shape,
+    Threads,
 };
 use longspan_testing::{
-    AttentionCase, Axes, Case, Measure, Problem, Sizes, Steps, Transform, Values, naive, truth,
+    Answer, AttentionCase, Axes, Case, Measure, Problem, Sample, Sizes, Steps, Transform, Values,
+    naive, truth,
 };
 
-use super::buffer::{Buffer, Placement};
+use super::buffer::{BufferOf, Number, Placement};
 
 /// A number from the environment.
 pub(crate) fn number(name: &str, default: u64) -> u64 {
@@ -107,36 +110,38 @@ pub(crate) fn attention(case: &AttentionCase, isa: Isa, threads: usize) -> Atten
 }
 
 /// The tensors of a problem, laid out.
-pub(crate) struct Tensors {
+pub(crate) struct TensorsOf<E> {
     pub(crate) sizes: Sizes,
-    pub(crate) q: Buffer,
-    pub(crate) k: Buffer,
-    pub(crate) v: Buffer,
-    pub(crate) dout: Buffer,
+    pub(crate) q: BufferOf<E>,
+    pub(crate) k: BufferOf<E>,
+    pub(crate) v: BufferOf<E>,
+    pub(crate) dout: BufferOf<E>,
     pub(crate) dlse: Option<Vec<f32>>,
 }
 
-impl Tensors {
+pub(crate) type Tensors = TensorsOf<f32>;
+
+impl<E: Number> TensorsOf<E> {
     /// Every tensor as the placement says.
-    pub(crate) fn of(problem: &Problem, placement: Placement) -> Tensors {
-        Tensors::mixed(problem, [placement; 4])
+    pub(crate) fn of(problem: &Problem, placement: Placement) -> Self {
+        Self::mixed(problem, [placement; 4])
     }
 
     /// Queries, keys, values and the output's gradient each as their placement says.
-    pub(crate) fn mixed(problem: &Problem, placements: [Placement; 4]) -> Tensors {
+    pub(crate) fn mixed(problem: &Problem, placements: [Placement; 4]) -> Self {
         let sizes = problem.sizes;
         let [q, k, v, dout] = placements;
-        Tensors {
+        TensorsOf {
             sizes,
-            q: Buffer::of(&problem.q, dims_q(&sizes), q),
-            k: Buffer::of(&problem.k, dims_k(&sizes), k),
-            v: Buffer::of(&problem.v, dims_v(&sizes), v),
-            dout: Buffer::of(&problem.dout, dims_out(&sizes), dout),
+            q: BufferOf::of(&problem.q, dims_q(&sizes), q),
+            k: BufferOf::of(&problem.k, dims_k(&sizes), k),
+            v: BufferOf::of(&problem.v, dims_v(&sizes), v),
+            dout: BufferOf::of(&problem.dout, dims_out(&sizes), dout),
             dlse: problem.dlse.clone(),
         }
     }
 
-    pub(crate) fn inputs(&self) -> Inputs<'_> {
+    pub(crate) fn inputs(&self) -> Inputs<'_, E> {
         Inputs { q: self.q.view(), k: self.k.view(), v: self.v.view() }
     }
 }
@@ -149,14 +154,14 @@ pub(crate) enum Rest {
 }
 
 /// Both passes over some tensors, into poisoned results.
-pub(crate) struct Run<'a> {
+pub(crate) struct Run<'a, E> {
     pub(crate) attention: &'a Attention,
-    pub(crate) tensors: &'a Tensors,
+    pub(crate) tensors: &'a TensorsOf<E>,
     /// Where outputs and gradients are laid.
     pub(crate) results: Placement,
 }
 
-impl Run<'_> {
+impl<E: Number> Run<'_, E> {
     /// Results of both passes, dense; panics if a call fails or writes between elements.
     pub(crate) fn both(&self) -> Values<f32> {
         self.both_with(Rest::Given)
@@ -164,12 +169,12 @@ impl Run<'_> {
 
     /// The same, with or without the rest of the log-sum-exp for the backward pass.
     pub(crate) fn both_with(&self, rest: Rest) -> Values<f32> {
-        let Tensors { sizes, dout, dlse, .. } = self.tensors;
+        let TensorsOf { sizes, dout, dlse, .. } = self.tensors;
         let inputs = self.tensors.inputs();
         let (out, lse, lse_rest) = self.forward();
-        let mut dq = Buffer::poisoned(dims_q(sizes), self.results);
-        let mut dk = Buffer::poisoned(dims_k(sizes), self.results);
-        let mut dv = Buffer::poisoned(dims_v(sizes), self.results);
+        let mut dq = BufferOf::poisoned(dims_q(sizes), self.results);
+        let mut dk = BufferOf::poisoned(dims_k(sizes), self.results);
+        let mut dv = BufferOf::poisoned(dims_v(sizes), self.results);
         let gradients = GradientsMut { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() };
         let arrived = Arrived {
             out: out.view(),
@@ -184,9 +189,9 @@ impl Run<'_> {
     }
 
     /// Output, log-sum-exp and its rest.
-    fn forward(&self) -> (Buffer, Vec<f32>, Vec<f32>) {
+    fn forward(&self) -> (BufferOf<E>, Vec<f32>, Vec<f32>) {
         let sizes = &self.tensors.sizes;
-        let mut out = Buffer::poisoned(dims_out(sizes), self.results);
+        let mut out = BufferOf::poisoned(dims_out(sizes), self.results);
         let mut lse = vec![f32::NAN; sizes.rows()];
         let mut lse_rest = lse.clone();
         let rest = Some(&mut lse_rest[..]);
@@ -196,27 +201,55 @@ impl Run<'_> {
     }
 }
 
+/// Errors of a result on an instruction set, by the rule that this one has for such numbers.
+pub(crate) fn measures<E: Number>(
+    isa: Isa,
+    problem: &Problem,
+    (truth, naive): (&Answer<f64>, &Values<f32>),
+    got: &Values<f32>,
+    sample: Sample,
+) -> Vec<Measure> {
+    let measures = Measure::all(problem, truth, naive, got, sample);
+    if isa == Isa::Amx && E::TYPE == bf16::TYPE {
+        return measures.into_iter().map(Measure::on_matrix_unit).collect();
+    }
+    measures
+}
+
 /// Every instruction set that this CPU has against the oracle; what is wrong, a line each.
-pub(crate) fn check(case: &AttentionCase, placement: Option<Placement>) -> Vec<String> {
-    let problem = case.problem();
+pub(crate) fn check<E: Number>(case: &AttentionCase, placement: Option<Placement>) -> Vec<String> {
+    let problem = case.problem().rounded(E::PRECISION);
     let (truth, naive) = (truth(&problem, case.sample), naive(&problem, case.sample));
     let order = match case.axes {
         Axes::TokenHead => Order::BatchTokenHeadDim,
         Axes::HeadToken => Order::BatchHeadTokenDim,
     };
     let placement = placement.unwrap_or(Placement::Contiguous(order));
-    let tensors = Tensors::of(&problem, placement);
+    let tensors = TensorsOf::<E>::of(&problem, placement);
     let mut wrong = Vec::new();
     for (n, isa) in Isa::available().into_iter().enumerate() {
         let attention = attention(case, isa, 1 + n % 2);
         let got = Run { attention: &attention, tensors: &tensors, results: placement }.both();
-        for measure in Measure::all(&problem, &truth, &naive, &got, case.sample) {
+        for measure in measures::<E>(isa, &problem, (&truth, &naive), &got, case.sample) {
             if !measure.holds() {
-                wrong.push(format!("{isa} {measure}\n    {case}, {placement:?}"));
+                wrong.push(format!("{isa} {} {measure}\n    {case}, {placement:?}", E::TYPE));
             }
         }
     }
     wrong
+}
+
+/// Checks cases and says of all of them what is wrong.
+pub(crate) fn check_all<E: Number>(cases: impl IntoIterator<Item = AttentionCase>) {
+    let mut count = 0;
+    let mut wrong = Vec::new();
+    for case in cases {
+        count += 1;
+        let caught = std::panic::catch_unwind(|| check::<E>(&case, None));
+        wrong.extend(caught.unwrap_or_else(|_| vec![format!("panicked\n    {case}")]));
+    }
+    assert!(count > 0, "no case was checked");
+    assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
 }
 
 /// The bits of numbers: NaN equals itself, and 0 is not −0.

@@ -21,10 +21,31 @@
 //! dZ      h_ij = P_ij (f_ij + |dout_i · out_i| + |dlse_i|) · (1, or 1 + tanh² for 1 − tanh²)
 //! dq      scale · √ Σ_j h_ij² k_j² (1 + g_ij²),    dk, dv likewise over i
 //! ```
+//!
+//! Where tensors hold [less](super::Precision) than `f32`, two more numbers stand there: what
+//! comes in by roundings on the way, as the root of the expected square ([`Noise`]). One is that of
+//! the output. It is rounded when it is written, to `r_i`, and the backward pass takes
+//! `Σ_j P_ij dP_ij` from it:
+//!
+//! ```text
+//! c_ij = scale · t'(z_ij) P_ij           a_i² = Σ_d dout_id² (r_id − out_id)²
+//! dq      a_i |Σ_j c_ij k_j|             dk   √ Σ_i a_i² c_ij² q_i²
+//! ```
+//!
+//! The other is that of operands: probabilities and `dS` that are multiplied as such numbers, each
+//! with a relative error of its own that has the root mean square 1 (times
+//! [what it really is](super::Precision::noise)):
+//!
+//! ```text
+//! out     √ Σ_j P_ij² v_j²               b_i² = Σ_d dout_id² Σ_j P_ij² v_jd²
+//! dq      √ (b_i² (Σ_j c_ij k_j)² + Σ_j (scale · dZ_ij)² k_j²)
+//! dk      √ Σ_i (b_i² c_ij² + (scale · dZ_ij)²) q_i²
+//! dv      √ Σ_i P_ij² dout_i²
+//! ```
 
 use std::ops::{Add, Div, Mul, Sub};
 
-use super::{Problem, Sizes, Transform};
+use super::{Precision, Problem, Sizes, Transform};
 use crate::splitmix::splitmix64;
 
 /// One number for each element of the results, `[batch][head][token][dim]` each.
@@ -49,6 +70,17 @@ pub struct Answer<T> {
     pub values: Values<T>,
     /// The root of the sum of the squares of each result's terms.
     pub gross: Values<T>,
+    /// What roundings on the way add, where tensors hold less than `f32`.
+    pub noise: Option<Noise<T>>,
+}
+
+/// Roots of the expected squares of errors that come in on the way to each result.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Noise<T> {
+    /// By an output that reaches the backward pass rounded.
+    pub output: Values<T>,
+    /// By operands whose relative error is 1.
+    pub operands: Values<T>,
 }
 
 /// Which queries and keys are evaluated; the rest of the results stays 0.
@@ -88,6 +120,7 @@ pub fn naive(problem: &Problem, sample: Sample) -> Values<f32> {
 pub(super) trait Real:
     Copy
     + From<f32>
+    + Into<f64>
     + PartialOrd
     + Default
     + Add<Output = Self>
@@ -177,6 +210,13 @@ impl<R: Copy + Default> Values<R> {
     }
 }
 
+fn take_roots<R: Real>(squares: &mut Values<R>) {
+    let Values { out, lse, dq, dk, dv } = squares;
+    for square in [out, lse, dq, dk, dv].into_iter().flatten() {
+        *square = square.sqrt();
+    }
+}
+
 /// Token `n` of all tokens of a tensor.
 fn token<R>(tensor: &[R], n: usize, dim: usize) -> &[R] {
     &tensor[n * dim..][..dim]
@@ -211,6 +251,11 @@ pub(super) fn evaluate<R: Real>(problem: &Problem, x: &Numbers<R>, sample: Sampl
     let (norms_dout, norms_v) = (norms(&x.dout, dim_v), norms(&x.v, dim_v));
     let mut values = Values::zero(&problem.sizes);
     let mut gross = Values::zero(&problem.sizes);
+    let narrow = problem.precision != Precision::F32;
+    let mut noise = narrow.then(|| Noise {
+        output: Values::zero(&problem.sizes),
+        operands: Values::zero(&problem.sizes),
+    });
     for (entry, head) in (0..batch).flat_map(|b| (0..heads_q).map(move |h| (b, h))) {
         let first_key = (entry * heads_kv + problem.sizes.key_head(head)) * tokens_k;
         let place = |key: &u32| first_key + *key as usize;
@@ -284,13 +329,50 @@ pub(super) fn evaluate<R: Real>(problem: &Problem, x: &Numbers<R>, sample: Sampl
                     add_squares(&mut gross.dv, place, pp, dout);
                 }
             }
+
+            // What roundings add to it.
+            let Some(Noise { output, operands }) = &mut noise else { continue };
+            let (mut means, mut squares) = (vec![R::default(); dim_k], vec![R::default(); dim_v]);
+            for (n, key) in keys.iter().enumerate() {
+                add(
+                    &mut means,
+                    0,
+                    scale * scores[n].0.slope * p[n],
+                    token(&x.k, place(key), dim_k),
+                );
+                add_squares(&mut squares, 0, p[n] * p[n], token(&x.v, place(key), dim_v));
+            }
+            let (mut a, mut b) = (R::default(), R::default());
+            for ((&dout, &out), &square) in dout.iter().zip(&out).zip(&squares) {
+                let error = R::from(problem.precision.round(out.into())) - out;
+                a = a + dout * dout * (error * error);
+                b = b + dout * dout * square;
+            }
+            if wanted {
+                add(&mut operands.out, row, R::from(1.0), &squares);
+                add_squares(&mut output.dq, row, a, &means);
+                add_squares(&mut operands.dq, row, b, &means);
+            }
+            for (n, key) in keys.iter().enumerate() {
+                let c = scale * scores[n].0.slope * p[n];
+                let dz = c * (dp[n] - delta + dlse);
+                if wanted {
+                    add_squares(&mut operands.dq, row, dz * dz, token(&x.k, place(key), dim_k));
+                }
+                if sample.has(*key as usize, tokens_k) {
+                    add_squares(&mut output.dk, place(key), a * c * c, q);
+                    add_squares(&mut operands.dk, place(key), b * c * c + dz * dz, q);
+                    add_squares(&mut operands.dv, place(key), p[n] * p[n], dout);
+                }
+            }
         }
     }
-    let Values { out, lse, dq, dk, dv } = &mut gross;
-    for square in [out, lse, dq, dk, dv].into_iter().flatten() {
-        *square = square.sqrt();
+    take_roots(&mut gross);
+    if let Some(Noise { output, operands }) = &mut noise {
+        take_roots(output);
+        take_roots(operands);
     }
-    Answer { values, gross }
+    Answer { values, gross, noise }
 }
 
 /// A transformed score.

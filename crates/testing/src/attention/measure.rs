@@ -35,11 +35,40 @@
 //!   `6 · best` is never called worse than naive. Nor is what is below `12 · best` where there are
 //!   fewer than eight rows, or where terms cancel: the naive formulas then often return exactly 0,
 //!   by adding up the same numbers twice.
+//!
+//! # Tensors of bf16 and f16
+//!
+//! For a [format](super::Precision) `E`, `best = rms(E(t) − t)`. Log-sum-exps are `f32` whatever
+//! tensors hold, and have the rule above. For the rest, let `x` be a result before it is rounded,
+//! which the rule above is about too. `E(x)` is the nearest number to `x`, so it is no farther from
+//! it than `E(t)` is, and
+//!
+//! ```text
+//! |E(x) − t| ≤ |E(x) − x| + |x − t| ≤ |E(t) − x| + |x − t| ≤ |E(t) − t| + 2 |x − t|
+//! ```
+//!
+//! and so are their root mean squares. The rule for those who widen, compute in `f32` and round
+//! once is `error ≤ best + 2 · (what f32 may)`: 1.001 × `best` for bf16 and 1.005 × for f16 at unit
+//! scale, without room for luck.
+//!
+//! Where [noise](super::Noise) comes in on the way, `x` is off by that besides. `dq` and `dk` of
+//! everybody have that of an output that arrives rounded. All results of a
+//! [matrix unit](Measure::on_matrix_unit) have that of probabilities and `dS` which are multiplied
+//! as bf16: each has a rounding error of its own, so errors add up as squares do, and
+//! `error ≤ 1.1 · hypot(best, noise) + 2 · (what f32 may)`. Over few rows `noise`, an expectation,
+//! is luck: the first part is then `1 + 3/√n` times as wide. A `best` that happens to be below
+//! [what is expected](super::Precision::noise) is taken as that, since `E(x)` is another number
+//! than `E(t)`. Where many terms of about the same size add up, noise of operands is as large as
+//! `best`, and a matrix unit's output is off by up to `√2 · best`; by less where one probability is
+//! the most of a row, which is 1 before rows are divided by their totals and isn't rounded.
 
-use super::{Answer, Problem, Sample, Values};
+use super::{Answer, Noise, Precision, Problem, Sample, Values};
 
 /// How many times the best possible error a result may be off.
 const MOST: f64 = 12.0;
+
+/// How many times the expected error a result may be off that noise comes into.
+const NOISE: f64 = 1.1;
 
 /// The errors of one tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -48,8 +77,16 @@ pub struct Measure {
     pub tensor: &'static str,
     /// RMS error of what was measured; infinite if a number is NaN or is where the truth is −∞.
     pub error: f64,
-    /// RMS error of the truth rounded to `f32`, or the floor of it.
+    /// RMS error of the truth rounded to what the tensor holds, or the floor of it.
     pub best: f64,
+    /// The same for `f32`; differs where the tensor holds less.
+    pub best_f32: f64,
+    /// RMS error that is expected of a rounded truth and of noise; 0 without noise.
+    pub expected: f64,
+    /// The same on a matrix unit.
+    pub expected_on_matrix_unit: f64,
+    /// Whether the tensor holds less than `f32`.
+    pub is_narrow: bool,
     /// RMS error of the naive result.
     pub naive: f64,
     /// Whether it is the floor: terms cancel, or are few.
@@ -82,12 +119,31 @@ impl Measure {
             let elements = || rows.iter().flat_map(|row| row * dim..(row + 1) * dim);
             let live =
                 rows.iter().filter(|&row| gross[row * dim..][..dim].iter().any(|&g| g > 0.0));
-            let rounded = rms(elements().map(|n| difference(t[n] as f32, t[n])));
-            let floor = UNIT / 6.0 * rms(elements().map(|n| gross[n]));
+            let best = |precision: Precision| {
+                rms(elements().map(|n| difference(precision.round(t[n]), t[n])))
+            };
+            let rounded = best(Precision::F32);
+            let floor = Precision::F32.unit() / 6.0 * rms(elements().map(|n| gross[n]));
+            let precision = if tensor == "lse" { Precision::F32 } else { problem.precision };
+            let best = best(precision);
+            // What noise of this size and a rounded truth add up to.
+            let expected = |noise: &dyn Fn(&Noise<f64>, usize) -> f64| {
+                let all = truth.noise.as_ref().filter(|_| precision != Precision::F32);
+                let noise = all.map_or(0.0, |all| rms(elements().map(|n| noise(all, n))));
+                let usual = precision.noise() * rms(elements().map(|n| t[n]));
+                if noise == 0.0 { 0.0 } else { noise.hypot(best.max(usual)) }
+            };
+            let unit = precision.noise();
             Measure {
                 tensor,
                 error: rms(elements().map(|n| difference(got[n], t[n]))),
-                best: rounded.max(floor),
+                best: best.max(floor),
+                best_f32: rounded.max(floor),
+                expected: expected(&|noise, n| pick(&noise.output)[n]),
+                expected_on_matrix_unit: expected(&|noise, n| {
+                    pick(&noise.output)[n].hypot(unit * pick(&noise.operands)[n])
+                }),
+                is_narrow: precision != Precision::F32,
                 cancels: floor > rounded,
                 naive: rms(elements().map(|n| difference(naive[n], t[n]))),
                 rows: live.count().min(seeing).min(rows.len().min(seeing) * dim / 8),
@@ -108,14 +164,24 @@ impl Measure {
         if self.error == 0.0 { 0.0 } else { self.error / self.best }
     }
 
+    /// The same errors of a result whose probabilities and `dS` were multiplied as bf16, judged as
+    /// such.
+    pub fn on_matrix_unit(self) -> Measure {
+        Measure { expected: self.expected_on_matrix_unit, ..self }
+    }
+
     /// What the error may be at most.
     pub fn limit(&self) -> f64 {
         let rows = self.rows.max(1) as f64;
         let (few, fewer) = (1.0 + 3.0 / rows, 1.0 + 3.0 / rows.sqrt());
         let least = if self.cancels || self.rows < 8 { MOST * few } else { MOST / 2.0 };
-        let relative = (self.naive * fewer).max(least * self.best);
-        let absolute = MOST * self.best * few;
-        if self.unit_scale { absolute.min(relative) } else { relative }
+        let relative = (self.naive * fewer).max(least * self.best_f32);
+        let absolute = MOST * self.best_f32 * few;
+        let sums = if self.unit_scale { absolute.min(relative) } else { relative };
+        if !self.is_narrow {
+            return sums;
+        }
+        self.best.max(NOISE * self.expected * fewer) + 2.0 * sums
     }
 
     /// Whether the error is as small as the rule says.
@@ -127,13 +193,15 @@ impl Measure {
 impl std::fmt::Display for Measure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Measure { tensor, error, best, naive, .. } = self;
+        if self.is_narrow {
+            // Two figures more: everybody is near the best.
+            write!(f, "{tensor}: error {error:.3e} = {:.3} × best", self.ratio())?;
+            return write!(f, " (at most {:.3})", self.limit() / best);
+        }
         write!(f, "{tensor}: error {error:.3e} = {:.1} × best", self.ratio())?;
         write!(f, " (naive {:.1}, at most {:.1})", naive / best, self.limit() / best)
     }
 }
-
-/// Unit roundoff of `f32`: half the distance from 1 to the next number.
-const UNIT: f64 = 1.0 / (1 << 24) as f64;
 
 /// 0 for equal numbers, infinities included; infinite where one of them is no number.
 fn difference(got: f32, truth: f64) -> f64 {

@@ -197,6 +197,70 @@ fn naive_is_near_the_truth_and_best_is_nearer() {
     }
 }
 
+/// Every result of the truth rounded.
+fn rounded(values: &Values<f64>, precision: Precision) -> Values<f32> {
+    let round = |numbers: &[f64]| numbers.iter().map(|&x| precision.round(x)).collect();
+    Values {
+        out: round(&values.out),
+        lse: values.lse.iter().map(|&x| x as f32).collect(),
+        dq: round(&values.dq),
+        dk: round(&values.dk),
+        dv: round(&values.dv),
+    }
+}
+
+#[test]
+fn narrow_results_may_be_rounded_and_no_more() {
+    for precision in Precision::HALF {
+        let problem = AttentionCase::new("", Rule::Causal, 300).problem().rounded(precision);
+        let (truth, naive) = (truth(&problem, Sample::ALL), naive(&problem, Sample::ALL));
+        let best = rounded(&truth.values, precision);
+        let all = |got: &Values<f32>| Measure::all(&problem, &truth, &naive, got, Sample::ALL);
+        for measure in all(&best) {
+            assert!(measure.holds() && measure.ratio() <= 1.0, "{precision} {measure}");
+        }
+        // One more error of half a unit in the last place is too much for anybody.
+        let mut wrong = truth.values.clone();
+        let Values { out, dq, dk, dv, .. } = &mut wrong;
+        for (n, x) in [out, dq, dk, dv].into_iter().flatten().enumerate() {
+            *x += *x * precision.unit() * if n.is_multiple_of(3) { 1.0 } else { -1.0 };
+        }
+        for measure in all(&rounded(&wrong, precision)) {
+            let holds = measure.on_matrix_unit().holds();
+            assert_eq!(holds, measure.tensor == "lse", "{precision} {measure}");
+        }
+    }
+}
+
+/// What operands rounded to bf16 cost is what the noise says: tried on sums in f64.
+#[test]
+fn noise_is_what_rounded_operands_cost() {
+    let case = AttentionCase { dim_k: 8, dim_v: 16, ..AttentionCase::new("", Rule::Causal, 200) };
+    let problem = case.problem().rounded(Precision::Bf16);
+    let truth = truth(&problem, Sample::ALL);
+    let noise = truth.noise.as_ref().unwrap();
+    let (tokens, dim) = (200, 16);
+    let (mut errors, mut expected) = (0.0, 0.0);
+    for row in 0..2 * tokens {
+        let (head, query) = (row / tokens, row % tokens);
+        for d in 0..dim {
+            let out: f64 = (0..=query)
+                .map(|key| {
+                    let at = head * tokens + key;
+                    let pairs = problem.q[row * 8..][..8].iter().zip(&problem.k[at * 8..][..8]);
+                    let z: f64 = pairs.map(|(&q, &k)| f64::from(q) * f64::from(k)).sum();
+                    let p = (z * problem.scale - truth.values.lse[row]).exp();
+                    f64::from(Precision::Bf16.round(p)) * f64::from(problem.v[at * dim + d])
+                })
+                .sum();
+            errors += (out - truth.values.out[row * dim + d]).powi(2);
+            expected += (noise.operands.out[row * dim + d] * Precision::Bf16.noise()).powi(2);
+        }
+    }
+    let ratio = (errors / expected).sqrt();
+    assert!((ratio - 1.0).abs() < 0.1, "{ratio}");
+}
+
 #[test]
 fn what_is_wrong_does_not_hold() {
     let problem = AttentionCase::new("", Rule::Causal, 65).problem();
