@@ -109,7 +109,7 @@ fn narrowing<E: Half>() {
     numbers.extend(nans.map(f32::from_bits));
     numbers.resize(numbers.len().next_multiple_of(WIDEST), 0.0);
     for isa in Isa::available() {
-        let narrow = std::cell::RefCell::new(Vec::new());
+        let narrow = std::cell::RefCell::new(Vec::<E>::new());
         dispatch(isa, Convert::Narrow(&numbers, &narrow));
         for (&x, got) in numbers.iter().zip(narrow.into_inner()) {
             let expected = E::from_f32(x);
