@@ -10,7 +10,8 @@ use longspan::{
     RowStatistics, Shape, State, Strides, Tensor, View, row_deltas,
 };
 use longspan_testing::{
-    AttentionCase, Precision, Problem, Rule, Sample, Sizes, Values, attention_cases, naive, truth,
+    AttentionCase, Measure, Precision, Problem, Rule, Sample, Sizes, Values, attention_cases,
+    naive, truth,
 };
 
 mod common;
@@ -308,4 +309,21 @@ fn pieces<E: Number>() {
 fn keys_in_pieces() {
     pieces::<bf16>();
     pieces::<f16>();
+}
+
+/// One query is too few for a matrix unit: decoding is as exact there as anywhere.
+#[test]
+fn decoding_multiplies_nothing_as_bf16() {
+    let mut case = AttentionCase::new("decode", Rule::Causal, 700);
+    (case.layout.tokens_q, case.heads_q, case.heads_kv) = (1, 8, 2);
+    let problem = case.problem().rounded(Precision::Bf16);
+    let (truth, naive) = (truth(&problem, Sample::ALL), naive(&problem, Sample::ALL));
+    let placement = Placement::Contiguous(Order::BatchTokenHeadDim);
+    let tensors = TensorsOf::<bf16>::of(&problem, placement);
+    for isa in Isa::available() {
+        let attention = attention(&case, isa, 1);
+        let got = Run { attention: &attention, tensors: &tensors, results: placement }.both();
+        let out = Measure::all(&problem, &truth, &naive, &got, Sample::ALL)[0];
+        assert!(out.holds(), "{isa}, {out}");
+    }
 }
