@@ -23,6 +23,8 @@ mod avx512;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod portable;
+#[cfg(test)]
+mod tests;
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx2::Avx2;

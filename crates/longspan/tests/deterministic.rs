@@ -1,5 +1,6 @@
 //! The same bits, whatever the number of threads and however often.
 
+use half::{bf16, f16};
 use longspan::{Isa, Order};
 use longspan_testing::{AttentionCase, Rule, Transform, Values};
 
@@ -66,54 +67,87 @@ fn same(a: &Values<f32>, b: &Values<f32>, what: &str) {
     }
 }
 
-#[test]
-fn any_number_of_threads() {
+fn check_threads<E: Number>(isas: &[Isa]) {
     for case in cases() {
-        let tensors = Tensors::of(&case.unmasked(), PLACEMENT);
-        for isa in Isa::available() {
+        let tensors = TensorsOf::<E>::of(&case.unmasked(), PLACEMENT);
+        for &isa in isas {
             let run = |threads| {
                 let attention = attention(&case, isa, threads);
                 Run { attention: &attention, tensors: &tensors, results: PLACEMENT }.both()
             };
             let one = run(1);
             for threads in THREADS {
-                same(&one, &run(threads), &format!("{threads} threads, {isa} {case}"));
+                let what = format!("{threads} threads, {isa} {} {case}", E::TYPE);
+                same(&one, &run(threads), &what);
             }
         }
     }
 }
 
 #[test]
-fn a_hundred_times() {
+fn any_number_of_threads() {
+    check_threads::<f32>(&Isa::available());
+}
+
+/// Vectors and the matrix unit, where there is one. Work is shared out by the layout alone, and
+/// plain Rust takes longest: f32 has it.
+#[test]
+fn any_number_of_threads_for_bf16() {
+    let isas = Isa::available();
+    check_threads::<bf16>(&isas[isas.len().saturating_sub(2)..]);
+}
+
+#[test]
+fn any_number_of_threads_for_f16() {
+    check_threads::<f16>(&[Isa::best()]);
+}
+
+fn check_repeats<E: Number>(times: usize) {
     for case in cases().into_iter().take(4) {
-        let tensors = Tensors::of(&case.unmasked(), PLACEMENT);
+        let tensors = TensorsOf::<E>::of(&case.unmasked(), PLACEMENT);
         let runs: Vec<_> = THREADS.map(|threads| attention(&case, Isa::best(), threads)).into();
         let run = |n: usize| {
             let attention = &runs[n % runs.len()];
             Run { attention, tensors: &tensors, results: PLACEMENT }.both()
         };
         let first = run(0);
-        for n in 1..=100 {
-            same(&first, &run(n), &format!("repeat {n}, {case}"));
+        for n in 1..=times {
+            same(&first, &run(n), &format!("repeat {n}, {} {case}", E::TYPE));
         }
     }
 }
 
-/// The order of the axes in memory changes nothing, nor do gaps.
 #[test]
-fn any_order_of_axes() {
+fn a_hundred_times() {
+    check_repeats::<f32>(100);
+}
+
+#[test]
+fn again_and_again_in_bf16() {
+    check_repeats::<bf16>(25);
+}
+
+/// The order of the axes in memory changes nothing, nor do gaps.
+fn check_orders<E: Number>() {
     for case in cases().into_iter().take(5) {
         let problem = case.unmasked();
         let attention = attention(&case, Isa::best(), 2);
         let run = |placement| {
-            let tensors = Tensors::of(&problem, placement);
+            let tensors = TensorsOf::<E>::of(&problem, placement);
             Run { attention: &attention, tensors: &tensors, results: placement }.both()
         };
         let first = run(PLACEMENT);
         for order in [Order::BatchTokenHeadDim, Order::BatchHeadTokenDim] {
             for placement in [Placement::Contiguous(order), Placement::Gaps(order)] {
-                same(&first, &run(placement), &format!("{placement:?}, {case}"));
+                same(&first, &run(placement), &format!("{placement:?}, {} {case}", E::TYPE));
             }
         }
     }
+}
+
+#[test]
+fn any_order_of_axes() {
+    check_orders::<f32>();
+    check_orders::<bf16>();
+    check_orders::<f16>();
 }

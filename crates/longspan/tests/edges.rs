@@ -1,9 +1,9 @@
 //! Where numbers stop being ordinary: rows that see nothing, NaN and infinity, logits of 1e30,
-//! scratch and memory between elements, tensors of more than 2³¹ elements.
+//! scratch and memory between elements, tensors of more than 2³¹ elements. In f32, bf16 and f16.
 
 use longspan::{Isa, Order};
 use longspan_testing::{
-    AttentionCase, Level, Measure, Problem, Rule, Sample, Transform, Values, naive, truth,
+    AttentionCase, Level, Problem, Rule, Sample, Transform, Values, naive, truth,
 };
 
 mod common;
@@ -12,14 +12,14 @@ use common::*;
 
 const PLACEMENT: Placement = Placement::Contiguous(Order::BatchTokenHeadDim);
 
-fn both(case: &AttentionCase, problem: &Problem, isa: Isa) -> Values<f32> {
-    let tensors = Tensors::of(problem, PLACEMENT);
+fn both<E: Number>(case: &AttentionCase, problem: &Problem, isa: Isa) -> Values<f32> {
+    let tensors = TensorsOf::<E>::of(problem, PLACEMENT);
     Run { attention: &attention(case, isa, 2), tensors: &tensors, results: PLACEMENT }.both()
 }
 
 /// The same where the backward pass gets no more than the log-sum-exp in f32.
-fn without_rest(case: &AttentionCase, problem: &Problem, isa: Isa) -> Values<f32> {
-    let (attention, tensors) = (attention(case, isa, 2), Tensors::of(problem, PLACEMENT));
+fn without_rest<E: Number>(case: &AttentionCase, problem: &Problem, isa: Isa) -> Values<f32> {
+    let (attention, tensors) = (attention(case, isa, 2), TensorsOf::<E>::of(problem, PLACEMENT));
     let run = Run { attention: &attention, tensors: &tensors, results: PLACEMENT };
     run.both_with(Rest::Left)
 }
@@ -66,8 +66,7 @@ fn masked_cases() -> Vec<AttentionCase> {
     ]
 }
 
-#[test]
-fn rows_without_keys_are_nothing() {
+fn rows_without_keys_are_nothing<E: Number>() {
     let mut cases = masked_cases();
     cases.push(AttentionCase::new("nothing", Rule::Not(Box::new(Rule::Full)), 100));
     let mut early = AttentionCase::new("queries before the keys", Rule::Causal, 70);
@@ -95,7 +94,7 @@ fn rows_without_keys_are_nothing() {
             }
         }
         for isa in Isa::available() {
-            let got = both(case, &problem, isa);
+            let got = both::<E>(case, &problem, isa);
             let zeros = |numbers: &[f32], row: usize, dim: usize| {
                 numbers[row * dim..][..dim].iter().all(|&x| x == 0.0)
             };
@@ -199,7 +198,7 @@ impl Reach {
 }
 
 /// A bad number reaches those who see it and nobody else, to the bit.
-fn check_spread(tensor: Where) {
+fn check_spread<E: Number>(tensor: Where) {
     for case in masked_cases() {
         let problem = case.problem();
         let sizes = problem.sizes;
@@ -210,10 +209,11 @@ fn check_spread(tensor: Where) {
             Where::Dout => (sizes.rows(), sizes.dim_v),
         };
         for isa in Isa::available() {
-            let clean = both(&case, &problem, isa);
+            let clean = both::<E>(&case, &problem, isa);
             for (turn, share) in [0, 7, 31, 50, 64, 77, 99].into_iter().enumerate() {
                 let n = (tokens - 1) * share / 99;
-                let bad = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX][turn % 4];
+                let most = E::MOST.to_f32();
+                let bad = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, most][turn % 4];
                 let place = n * dim + turn * 5 % dim;
                 let mut dirty = problem.clone();
                 match tensor {
@@ -223,7 +223,7 @@ fn check_spread(tensor: Where) {
                     Where::Dout => dirty.dout[place] = bad,
                 }
                 let reach = Reach::of(&problem, tensor, n);
-                let got = both(&case, &dirty, isa);
+                let got = both::<E>(&case, &dirty, isa);
                 let what = format!("{bad} in token {n} of {tensor:?}, {isa} {case}");
                 reach.check(&clean, &got, &what);
                 if !bad.is_nan() {
@@ -247,29 +247,24 @@ fn check_spread(tensor: Where) {
     }
 }
 
-#[test]
-fn a_bad_key_reaches_only_those_who_see_it() {
-    check_spread(Where::K);
+fn a_bad_key_reaches_only_those_who_see_it<E: Number>() {
+    check_spread::<E>(Where::K);
 }
 
-#[test]
-fn a_bad_value_reaches_only_those_who_see_it() {
-    check_spread(Where::V);
+fn a_bad_value_reaches_only_those_who_see_it<E: Number>() {
+    check_spread::<E>(Where::V);
 }
 
-#[test]
-fn a_bad_query_reaches_only_what_it_sees() {
-    check_spread(Where::Q);
+fn a_bad_query_reaches_only_what_it_sees<E: Number>() {
+    check_spread::<E>(Where::Q);
 }
 
-#[test]
-fn a_bad_gradient_reaches_only_what_its_row_sees() {
-    check_spread(Where::Dout);
+fn a_bad_gradient_reaches_only_what_its_row_sees<E: Number>() {
+    check_spread::<E>(Where::Dout);
 }
 
 /// All keys and values that nobody sees are bad at once.
-#[test]
-fn what_nobody_sees_may_be_anything() {
+fn what_nobody_sees_may_be_anything<E: Number>() {
     for case in masked_cases() {
         let problem = case.problem();
         let sizes = problem.sizes;
@@ -284,25 +279,24 @@ fn what_nobody_sees_may_be_anything() {
             dirty.v[n * sizes.dim_v..][..sizes.dim_v].fill(f32::NEG_INFINITY);
         }
         for isa in Isa::available() {
-            let (clean, got) = (both(&case, &problem, isa), both(&case, &dirty, isa));
+            let (clean, got) = (both::<E>(&case, &problem, isa), both::<E>(&case, &dirty, isa));
             assert_eq!(clean, got, "{unseen} unseen keys, {isa} {case}");
         }
     }
 }
 
 /// What a call leaves in scratch doesn't show in the next.
-#[test]
-fn scratch_never_leaks() {
+fn scratch_never_leaks<E: Number>() {
     for case in masked_cases() {
         let problem = case.problem();
         let mut bad = problem.clone();
         for numbers in [&mut bad.q, &mut bad.k, &mut bad.v, &mut bad.dout] {
             numbers.fill(f32::NAN);
         }
-        let tensors = Tensors::of(&problem, PLACEMENT);
-        let bad = Tensors::of(&bad, PLACEMENT);
+        let tensors = TensorsOf::<E>::of(&problem, PLACEMENT);
+        let bad = TensorsOf::<E>::of(&bad, PLACEMENT);
         for isa in Isa::available() {
-            let fresh = both(&case, &problem, isa);
+            let fresh = both::<E>(&case, &problem, isa);
             let used = attention(&case, isa, 2);
             Run { attention: &used, tensors: &bad, results: PLACEMENT }.both();
             let again = Run { attention: &used, tensors: &tensors, results: PLACEMENT }.both();
@@ -311,39 +305,40 @@ fn scratch_never_leaks() {
     }
 }
 
-/// Scores of ±1e30: the softmax is all on one key, or even over equal ones. Gradients are right
-/// too, and where the rest of the log-sum-exp is missing at least finite.
-#[test]
-fn logits_of_1e30() {
+/// Scores of ±`E::MOST²` and of 1e30 at most: the softmax is all on one key, or even over equal
+/// ones. Gradients are right too, and where the rest of the log-sum-exp is missing at least finite.
+fn large_logits<E: Number>() {
+    // Numbers of f16 end at 65,504, its logits at 6e4: gradients of larger ones can't be written.
+    let (size, logits) = if E::MOST.to_f32() > 1e30 { (5e14, 9e29) } else { (1.1e2, 6e4) };
     let case = AttentionCase {
         heads_q: 4,
         scale: Some(1.0),
         dim_k: 16,
-        ..AttentionCase::new("1e30", local(70, 3), 150)
+        ..AttentionCase::new("large logits", local(70, 3), 150)
     };
     let apart = {
         let mut problem = case.problem();
-        problem.q.iter_mut().chain(&mut problem.k).for_each(|x| *x *= 5e14);
+        problem.q.iter_mut().chain(&mut problem.k).for_each(|x| *x *= size);
         problem.unit_scale = false;
-        problem
+        problem.rounded(E::PRECISION)
     };
     let equal = |sign: f32| {
         let mut problem = apart.clone();
-        problem.q.fill(2.5e14);
-        problem.k.fill(sign * 2.5e14);
-        problem
+        problem.q.fill(size / 2.0);
+        problem.k.fill(sign * size / 2.0);
+        problem.rounded(E::PRECISION)
     };
     for (name, problem) in [("apart", &apart), ("+", &equal(1.0)), ("-", &equal(-1.0))] {
         let (truth, naive) = (truth(problem, Sample::ALL), naive(problem, Sample::ALL));
-        let size = truth.values.lse.iter().fold(0.0_f64, |most, lse| most.max(lse.abs()));
-        assert!(size > 9e29, "{size}");
+        let most = truth.values.lse.iter().fold(0.0_f64, |most, lse| most.max(lse.abs()));
+        assert!(most > logits * 0.8, "{most}");
         let sizes = problem.sizes;
         for isa in Isa::available() {
-            let got = both(&case, problem, isa);
-            for measure in Measure::all(problem, &truth, &naive, &got, Sample::ALL) {
-                assert!(measure.holds(), "{name}, {isa}, {measure}");
+            let got = both::<E>(&case, problem, isa);
+            for measure in measures::<E>(isa, problem, (&truth, &naive), &got, Sample::ALL) {
+                assert!(measure.holds(), "{name}, {isa} {}, {measure}", E::TYPE);
             }
-            let got = without_rest(&case, problem, isa);
+            let got = without_rest::<E>(&case, problem, isa);
             for (name, gradient) in [("dq", &got.dq), ("dk", &got.dk), ("dv", &got.dv)] {
                 assert!(gradient.iter().all(|x| x.is_finite()), "{isa}, {name} isn't finite");
             }
@@ -361,11 +356,43 @@ fn logits_of_1e30() {
                 }
             }
             for (n, (dv, most)) in got.dv.iter().zip(&most).enumerate() {
-                assert!(f64::from(dv.abs()) <= most * 1.0001, "{name}, {isa}, dv[{n}] = {dv}");
+                assert!(
+                    f64::from(dv.abs()) <= most * (1.0001 + E::PRECISION.unit()),
+                    "{name}, {isa}, dv[{n}] = {dv}"
+                );
             }
         }
     }
 }
+
+/// A module of all these tests for each type.
+macro_rules! edges {
+    ($module:ident, $type:ty) => {
+        mod $module {
+            edges!(
+                $type:
+                rows_without_keys_are_nothing
+                a_bad_key_reaches_only_those_who_see_it
+                a_bad_value_reaches_only_those_who_see_it
+                a_bad_query_reaches_only_what_it_sees
+                a_bad_gradient_reaches_only_what_its_row_sees
+                what_nobody_sees_may_be_anything
+                scratch_never_leaks
+                large_logits
+            );
+        }
+    };
+    ($type:ty: $($test:ident)*) => {
+        $(#[test]
+        fn $test() {
+            super::$test::<$type>();
+        })*
+    };
+}
+
+edges!(of_f32, f32);
+edges!(of_bf16, half::bf16);
+edges!(of_f16, half::f16);
 
 /// Where the log-sum-exp is large and its rest isn't at hand, its last bit is what gradients are
 /// off by, and no more.
@@ -386,7 +413,7 @@ fn gradients_of_large_logits_keep_the_documented_bound() {
             (squares.iter().sum::<f64>() / squares.len() as f64).sqrt()
         };
         for isa in Isa::available() {
-            let got = without_rest(&case, &problem, isa);
+            let got = without_rest::<f32>(&case, &problem, isa);
             let gradients = [
                 ("dq", &got.dq, &truth.values.dq, &truth.gross.dq),
                 ("dk", &got.dk, &truth.values.dk, &truth.gross.dk),

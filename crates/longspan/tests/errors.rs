@@ -2,6 +2,7 @@
 
 use std::num::NonZeroUsize;
 
+use half::{bf16, f16};
 use longspan::{
     Arrived, Attention, BlockSize, Dims, Error, GradientsMut, Hook, Inputs, Isa, Layout, LayoutSet,
     Order, OutputMut, Padding, Pattern, RowStatistics, Score, Shape, State, Strides, Tensor,
@@ -329,6 +330,88 @@ fn row_statistics_that_overlap_something() {
             let rows = RowStatistics { lse, lse_rest, delta: &other };
             let result = attention.accumulate(inputs, x.view(), rows, gradients, Hook::none());
             overlap(result, "dq", name);
+        }
+    }
+}
+
+/// Elements of two bytes and lists of four: they overlap where they share a byte, whichever way the
+/// tensor runs.
+#[test]
+fn half_tensors_that_overlap_lists() {
+    let attention = Attention::new(compile("full", 4, 4));
+    let d = dims(1, 4, 1, 4);
+    let x = Tensor::filled(bf16::ONE, d, ORDER).unwrap();
+    let inputs = Inputs { q: x.view(), k: x.view(), v: x.view() };
+    let forwards = x.view().strides();
+    let backwards = Strides { tokens: -forwards.tokens, dim: -1, ..forwards };
+    // 32 bytes of a tensor against the 16 bytes of a list that begins at byte 48.
+    let mut data = [0.25_f32; 24];
+    let first = data.as_mut_ptr().cast::<u8>();
+    for at in (0..=64).step_by(2) {
+        for (strides, start) in [(forwards, at), (backwards, at + 30)] {
+            // SAFETY: both lie within `data`; overlap is what the calls have to refuse.
+            let (write, rows) = unsafe {
+                let tensor = || ViewMut::from_raw(first.add(start).cast(), d, strides).unwrap();
+                let rows = || std::slice::from_raw_parts_mut(first.add(48).cast::<f32>(), 4);
+                (tensor, rows)
+            };
+            let check = |result, first, second| {
+                if 16 < at && at < 64 {
+                    let error = refused(result, &[first, second, "overlap"]);
+                    assert_eq!(error, Error::Overlap { first, second }, "{at}");
+                } else {
+                    result.unwrap_or_else(|error| panic!("byte {at}: {error}"));
+                }
+            };
+            let mut other = [0.0; 4];
+            let output = OutputMut { out: write(), lse: rows(), lse_rest: None };
+            check(attention.forward_into(inputs, output, Hook::none()), "out", "lse");
+            let output = OutputMut { out: write(), lse: &mut other, lse_rest: Some(rows()) };
+            check(attention.forward_into(inputs, output, Hook::none()), "out", "lse_rest");
+            // A list that is written, a tensor that is read.
+            let mut out = x.clone();
+            let output = OutputMut { out: out.view_mut(), lse: rows(), lse_rest: None };
+            let tensor = write();
+            let on_rows = Inputs { q: tensor.as_view(), ..inputs };
+            check(attention.forward_into(on_rows, output, Hook::none()), "lse", "q");
+            let (mut a, mut b) = (x.clone(), x.clone());
+            for (lse, dlse, name) in [(&*rows(), None, "lse"), (&[0.0; 4], Some(&*rows()), "dlse")]
+            {
+                let arrived = Arrived { out: x.view(), lse, lse_rest: None, dout: x.view(), dlse };
+                let gradients = GradientsMut { dq: a.view_mut(), dk: write(), dv: b.view_mut() };
+                let result = attention.backward_into(inputs, arrived, gradients, Hook::none());
+                check(result, "dk", name);
+            }
+        }
+    }
+}
+
+/// Gradients that are added to are f32, and mustn't lie on inputs of half their size.
+#[test]
+fn wide_gradients_that_overlap_narrow_inputs() {
+    let attention = Attention::new(compile("full", 4, 4));
+    let d = dims(1, 4, 1, 4);
+    let x = Tensor::filled(f16::ONE, d, ORDER).unwrap();
+    let strides = x.view().strides();
+    // 64 bytes of a gradient against the 32 bytes of an input that begins at byte 64.
+    let mut data = [0_u32; 48];
+    let first = data.as_mut_ptr().cast::<u8>();
+    for at in (0..=128).step_by(4) {
+        // SAFETY: both lie within `data`; overlap is what the call has to refuse.
+        let (dq, v) = unsafe {
+            let dq = ViewMut::<f32>::from_raw(first.add(at).cast(), d, strides).unwrap();
+            (dq, View::<f16>::from_raw(first.add(64).cast(), d, strides).unwrap())
+        };
+        let inputs = Inputs { q: x.view(), k: x.view(), v };
+        let (mut dk, mut dv) = (tensor(d), tensor(d));
+        let gradients = GradientsMut { dq, dk: dk.view_mut(), dv: dv.view_mut() };
+        let rows = RowStatistics { lse: &[0.0; 4], lse_rest: None, delta: &[0.0; 4] };
+        let result = attention.accumulate(inputs, x.view(), rows, gradients, Hook::none());
+        if 0 < at && at < 96 {
+            let error = refused(result, &["dq", "v", "overlap"]);
+            assert_eq!(error, Error::Overlap { first: "dq", second: "v" }, "{at}");
+        } else {
+            result.unwrap_or_else(|error| panic!("byte {at}: {error}"));
         }
     }
 }

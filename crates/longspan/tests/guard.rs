@@ -1,6 +1,7 @@
 //! Not one element before or behind a buffer is read or written: pages that can't be touched lie
 //! directly there.
 
+use half::{bf16, f16};
 use longspan::{Arrived, Dims, GradientsMut, Hook, Inputs, Isa, Order, OutputMut, View, ViewMut};
 use longspan_testing::{AttentionCase, Rule, Transform, Values};
 
@@ -16,10 +17,10 @@ enum Side {
 }
 
 /// Numbers between two pages that can't be touched, next to one of them.
-struct Guarded {
+struct Guarded<T> {
     map: *mut u8,
     bytes: usize,
-    first: *mut f32,
+    first: *mut T,
     len: usize,
 }
 
@@ -28,10 +29,10 @@ fn page() -> usize {
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
 }
 
-impl Guarded {
-    fn new(numbers: &[f32], side: Side) -> Guarded {
+impl<T: Copy> Guarded<T> {
+    fn new(numbers: &[T], side: Side) -> Self {
         let page = page();
-        let inner = (numbers.len() * 4).next_multiple_of(page);
+        let inner = size_of_val(numbers).next_multiple_of(page);
         let bytes = inner + 2 * page;
         // SAFETY: a new mapping, of which the middle is opened.
         let map = unsafe {
@@ -45,36 +46,38 @@ impl Guarded {
         };
         let offset = match side {
             Side::Before => page,
-            Side::Behind => page + inner - numbers.len() * 4,
+            Side::Behind => page + inner - size_of_val(numbers),
         };
-        let first = map.wrapping_add(offset).cast::<f32>();
+        let first = map.wrapping_add(offset).cast::<T>();
         let mut guarded = Guarded { map, bytes, first, len: numbers.len() };
         guarded.slice().copy_from_slice(numbers);
         guarded
     }
 
-    fn poisoned(len: usize, side: Side) -> Guarded {
-        Guarded::new(&vec![f32::NAN; len], side)
-    }
-
-    fn slice(&mut self) -> &mut [f32] {
+    fn slice(&mut self) -> &mut [T] {
         // SAFETY: the opened part holds so many, and they are borrowed with the mapping.
         unsafe { std::slice::from_raw_parts_mut(self.first, self.len) }
     }
 }
 
-impl Drop for Guarded {
+impl<T: Number> Guarded<T> {
+    fn poisoned(len: usize, side: Side) -> Self {
+        Guarded::new(&vec![T::POISON; len], side)
+    }
+}
+
+impl<T> Drop for Guarded<T> {
     fn drop(&mut self) {
         // SAFETY: mapped in `new`, and no slice of it is left.
         unsafe { libc::munmap(self.map.cast(), self.bytes) };
     }
 }
 
-fn run(case: &AttentionCase, isa: Isa, order: Order, side: Side) -> Values<f32> {
+fn run<E: Number>(case: &AttentionCase, isa: Isa, order: Order, side: Side) -> Values<f32> {
     let problem = case.unmasked();
     let sizes = problem.sizes;
     let dense = |numbers: &[f32], dims| {
-        let buffer = Buffer::of(numbers, dims, Placement::Contiguous(order));
+        let buffer = BufferOf::<E>::of(numbers, dims, Placement::Contiguous(order));
         let view = buffer.view();
         // SAFETY: a contiguous tensor is all of its elements one after the other.
         let numbers = unsafe { std::slice::from_raw_parts(view.as_ptr(), numbers.len()) };
@@ -87,12 +90,12 @@ fn run(case: &AttentionCase, isa: Isa, order: Order, side: Side) -> Values<f32> 
     let mut v = dense(&problem.v, dv_dims);
     let mut dout = dense(&problem.dout, out_dims);
     let mut dlse = problem.dlse.as_ref().map(|dlse| Guarded::new(dlse, side));
-    let mut out = Guarded::poisoned(sizes.out(), side);
-    let mut lse = Guarded::poisoned(sizes.rows(), side);
-    let mut lse_rest = Guarded::poisoned(sizes.rows(), side);
-    let mut dq = Guarded::poisoned(sizes.q(), side);
-    let mut dk = Guarded::poisoned(sizes.k(), side);
-    let mut dv = Guarded::poisoned(sizes.v(), side);
+    let mut out = Guarded::<E>::poisoned(sizes.out(), side);
+    let mut lse = Guarded::<f32>::poisoned(sizes.rows(), side);
+    let mut lse_rest = Guarded::<f32>::poisoned(sizes.rows(), side);
+    let mut dq = Guarded::<E>::poisoned(sizes.q(), side);
+    let mut dk = Guarded::<E>::poisoned(sizes.k(), side);
+    let mut dv = Guarded::<E>::poisoned(sizes.v(), side);
 
     let inputs = Inputs {
         q: View::new(q.slice(), dq_dims, order).unwrap(),
@@ -100,7 +103,7 @@ fn run(case: &AttentionCase, isa: Isa, order: Order, side: Side) -> Values<f32> 
         v: View::new(v.slice(), dv_dims, order).unwrap(),
     };
     let attention = attention(case, isa, 2);
-    let write = |guarded: &mut Guarded, dims: Dims| {
+    let write = |guarded: &mut Guarded<E>, dims: Dims| {
         // SAFETY: each result is written through one view at a time.
         let slice = unsafe { std::slice::from_raw_parts_mut(guarded.first, guarded.len) };
         ViewMut::new(slice, dims, order).unwrap()
@@ -124,10 +127,10 @@ fn run(case: &AttentionCase, isa: Isa, order: Order, side: Side) -> Values<f32> 
         dlse: dlse.as_mut().map(|dlse| &*dlse.slice()),
     };
     attention.backward_into(inputs, arrived, gradients, Hook::none()).unwrap();
-    let read = |guarded: &mut Guarded| guarded.slice().to_vec();
+    let read = |guarded: &mut Guarded<E>| guarded.slice().iter().map(|x| x.to_f32()).collect();
     Values {
         out: read(&mut out),
-        lse: read(&mut lse),
+        lse: lse.slice().to_vec(),
         dq: read(&mut dq),
         dk: read(&mut dk),
         dv: read(&mut dv),
@@ -170,25 +173,41 @@ fn cases() -> Vec<AttentionCase> {
     cases
 }
 
-#[test]
-fn nothing_outside_a_buffer_is_touched() {
+fn check_buffers<E: Number>(isas: &[Isa]) {
     for case in cases() {
-        for isa in Isa::available() {
+        for &isa in isas {
             for order in [Order::BatchTokenHeadDim, Order::BatchHeadTokenDim] {
-                let behind = run(&case, isa, order, Side::Behind);
-                let before = run(&case, isa, order, Side::Before);
-                assert_eq!(behind, before, "{isa}, {order:?}, {case}");
-                assert!(behind.out.iter().all(|x| x.is_finite()), "{isa}, {order:?}, {case}");
+                let behind = run::<E>(&case, isa, order, Side::Behind);
+                let before = run::<E>(&case, isa, order, Side::Before);
+                let what = format!("{isa}, {}, {order:?}, {case}", E::TYPE);
+                assert_eq!(behind, before, "{what}");
+                assert!(behind.out.iter().all(|x| x.is_finite()), "{what}");
             }
         }
     }
+}
+
+#[test]
+fn nothing_outside_a_buffer_is_touched() {
+    check_buffers::<f32>(&Isa::available());
+}
+
+/// Half types are read and written by other instructions on each set.
+#[test]
+fn nothing_outside_a_buffer_of_bf16_is_touched() {
+    check_buffers::<bf16>(&Isa::available());
+}
+
+#[test]
+fn nothing_outside_a_buffer_of_f16_is_touched() {
+    check_buffers::<f16>(&Isa::available());
 }
 
 /// The guard does what the test relies on: a child that steps over it dies of it.
 #[test]
 fn the_guard_guards() {
     for side in [Side::Before, Side::Behind] {
-        let guarded = Guarded::new(&[1.0; 100], side);
+        let guarded = Guarded::new(&[1.0_f32; 100], side);
         let outside = match side {
             Side::Before => guarded.first.wrapping_sub(1),
             Side::Behind => guarded.first.wrapping_add(100),

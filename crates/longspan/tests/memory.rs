@@ -5,8 +5,10 @@
 use std::alloc::{GlobalAlloc, Layout as Size, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use half::{bf16, f16};
 use longspan::{
-    Arrived, Dims, GradientsMut, Hook, Inputs, Isa, Order, OutputMut, RowStatistics, State, Tensor,
+    Arrived, Dims, Element, GradientsMut, Hook, Inputs, Isa, Order, OutputMut, RowStatistics,
+    State, Tensor,
 };
 use longspan_testing::{AttentionCase, Rule, Transform};
 
@@ -96,15 +98,27 @@ fn the_second_call_allocates_nothing() {
         },
     ];
     let mut wrong = Vec::new();
+    check::<f32>(&cases, &mut wrong);
+    check::<bf16>(&cases, &mut wrong);
+    check::<f16>(&cases, &mut wrong);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// All passes over each case, with tensors of `E`.
+fn check<E: Number>(cases: &[AttentionCase], wrong: &mut Vec<String>) {
     for case in cases {
         let tensors =
-            Tensors::of(&case.unmasked(), Placement::Contiguous(Order::BatchTokenHeadDim));
+            TensorsOf::<E>::of(&case.unmasked(), Placement::Contiguous(Order::BatchTokenHeadDim));
         let sizes = tensors.sizes;
-        let make = |dims: Dims| Tensor::filled(0.0_f32, dims, Order::BatchTokenHeadDim).unwrap();
-        let (mut out, mut lse) = (make(dims_out(&sizes)), vec![0.0; sizes.rows()]);
+        fn make<T: Element>(dims: Dims) -> Tensor<T> {
+            Tensor::filled(T::default(), dims, Order::BatchTokenHeadDim).unwrap()
+        }
+        let (mut out, mut lse) = (make::<E>(dims_out(&sizes)), vec![0.0; sizes.rows()]);
         let (mut lse_rest, delta) = (lse.clone(), lse.clone());
-        let (mut dq, mut dk) = (make(dims_q(&sizes)), make(dims_k(&sizes)));
-        let mut dv = make(dims_v(&sizes));
+        let (mut dq, mut dk) = (make::<E>(dims_q(&sizes)), make::<E>(dims_k(&sizes)));
+        let mut dv = make::<E>(dims_v(&sizes));
+        // What is added to is f32, whatever the inputs are.
+        let mut sums = [make::<f32>(dims_q(&sizes)), make(dims_k(&sizes)), make(dims_v(&sizes))];
         let mut state = State::empty(dims_out(&sizes)).unwrap();
         let Inputs { q, k, v } = tensors.inputs();
         let (inputs, dout) = (Inputs { q, k, v }, tensors.dout.view());
@@ -112,7 +126,7 @@ fn the_second_call_allocates_nothing() {
         let all = if case.name == "alibi" { Isa::available() } else { vec![Isa::best()] };
         for isa in all {
             for threads in [1, 2] {
-                let attention = attention(&case, isa, threads);
+                let attention = attention(case, isa, threads);
                 let mut forward = || {
                     let lse_rest = Some(&mut lse_rest[..]);
                     let output = OutputMut { out: out.view_mut(), lse: &mut lse, lse_rest };
@@ -138,6 +152,7 @@ fn the_second_call_allocates_nothing() {
                 let mut accumulate = || {
                     let (lse, lse_rest) = (&lse[..], Some(&lse_rest[..]));
                     let rows = RowStatistics { lse, lse_rest, delta: &delta };
+                    let [dq, dk, dv] = &mut sums;
                     let gradients =
                         GradientsMut { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() };
                     attention.accumulate(inputs, dout, rows, gradients, Hook::none()).unwrap();
@@ -153,6 +168,7 @@ fn the_second_call_allocates_nothing() {
                         attention.forward_into(inputs, output, Hook::none()).unwrap();
                         let (lse, lse_rest) = (&lse[..], Some(&lse_rest[..]));
                         let rows = RowStatistics { lse, lse_rest, delta: &delta };
+                        let [dq, dk, dv] = &mut sums;
                         let gradients = GradientsMut {
                             dq: dq.view_mut(),
                             dk: dk.view_mut(),
@@ -170,12 +186,12 @@ fn the_second_call_allocates_nothing() {
                 ] {
                     if calls > 0 {
                         wrong.push(format!(
-                            "{pass}: {calls} allocations of {bytes} bytes, {isa}, {threads} threads, {case}"
+                            "{pass}: {calls} allocations of {bytes} bytes, {isa}, {}, {threads} threads, {case}",
+                            E::TYPE
                         ));
                     }
                 }
             }
         }
     }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

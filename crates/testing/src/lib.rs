@@ -32,7 +32,7 @@
 //! | `splitmix.rs` | the one random generator: draws of `random`, bytes of a seed |
 //! | `case.rs` | a case and its truth |
 //! | `generate.rs`, `generate/` | random cases: lengths and offsets, rules, maps |
-//! | `attention.rs`, `attention/` | the definition of attention in `f64` and in naive `f32`, errors and their bounds, cases |
+//! | `attention.rs`, `attention/` | the definition of attention in `f64` and in naive `f32`, formats of 16 bits, errors and their bounds, cases |
 
 #![forbid(unsafe_code)]
 

@@ -1,0 +1,144 @@
+//! Conversions of half types against the `half` crate, on every instruction set of this CPU.
+
+use half::{bf16, f16};
+
+use super::*;
+use crate::element::{Element, load, store};
+use crate::isa::Isa;
+
+/// A half type's bits.
+trait Half: Element {
+    fn of(bits: u16) -> Self;
+    fn bits(self) -> u16;
+}
+
+impl Half for bf16 {
+    fn of(bits: u16) -> Self {
+        bf16::from_bits(bits)
+    }
+    fn bits(self) -> u16 {
+        self.to_bits()
+    }
+}
+
+impl Half for f16 {
+    fn of(bits: u16) -> Self {
+        f16::from_bits(bits)
+    }
+    fn bits(self) -> u16 {
+        self.to_bits()
+    }
+}
+
+/// Numbers of one type as another, a vector at a time.
+#[derive(Clone, Copy)]
+enum Convert<'a, E> {
+    Widen(&'a [E], &'a std::cell::RefCell<Vec<f32>>),
+    Narrow(&'a [f32], &'a std::cell::RefCell<Vec<E>>),
+}
+
+impl<E: Element> Operation for Convert<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn eval<S: Simd>(self, simd: S) {
+        // SAFETY: both lists have whole vectors, which the widest divides.
+        unsafe {
+            match self {
+                Convert::Widen(from, to) => {
+                    assert!(from.len().is_multiple_of(WIDEST));
+                    let mut to = to.borrow_mut();
+                    to.resize(from.len(), 0.0);
+                    for at in (0..from.len()).step_by(S::WIDTH) {
+                        simd.store(to.as_mut_ptr().add(at), load(simd, from.as_ptr().add(at)));
+                    }
+                }
+                Convert::Narrow(from, to) => {
+                    assert!(from.len().is_multiple_of(WIDEST));
+                    let mut to = to.borrow_mut();
+                    to.resize(from.len(), E::default());
+                    for at in (0..from.len()).step_by(S::WIDTH) {
+                        let x = simd.load(from.as_ptr().add(at));
+                        store(simd, to.as_mut_ptr().add(at), x);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl<E: Element> WithSimd for Convert<'_, E> {
+    type Output = ();
+
+    fn with<S: Simd>(self, simd: S) {
+        simd.call(self);
+    }
+}
+
+/// All 65,536 numbers. NaN stays NaN, of the same sign.
+fn widening<E: Half>() {
+    let all: Vec<E> = (0..=u16::MAX).map(E::of).collect();
+    for isa in Isa::available() {
+        let wide = std::cell::RefCell::new(Vec::new());
+        dispatch(isa, Convert::Widen(&all, &wide));
+        for (&x, wide) in all.iter().zip(wide.into_inner()) {
+            let expected = x.to_f32();
+            let same = wide.to_bits() == expected.to_bits();
+            let both_nan = wide.is_nan() && expected.is_nan();
+            let same_sign = wide.is_sign_negative() == expected.is_sign_negative();
+            assert!(same || both_nan && same_sign, "{isa}: {:#06x} as {wide}", x.bits());
+        }
+    }
+}
+
+/// Every number of the half type, what lies halfway to the next and right beside that, and as many
+/// bits drawn at random as there are numbers.
+fn narrowing<E: Half>() {
+    let mut numbers = Vec::new();
+    for bits in 0..=u16::MAX {
+        let (x, next) = (E::of(bits).to_f32(), E::of(bits.wrapping_add(1)).to_f32());
+        let tie = ((f64::from(x) + f64::from(next)) / 2.0) as f32;
+        numbers.extend([x, tie, tie.next_up(), tie.next_down()]);
+        let random = u32::from(bits).wrapping_mul(0x9E37_79B9).rotate_left(13) ^ 0x5A5A_1234;
+        numbers.extend([random, random.wrapping_mul(0x85EB_CA6B)].map(f32::from_bits));
+    }
+    // Ties with infinity, the least subnormal numbers, NaN of either kind and sign.
+    let edges = [65_520.0, 65_519.996, f32::MAX, f32::MIN_POSITIVE, f32::from_bits(1), 2.98e-8];
+    numbers.extend(edges.into_iter().flat_map(|x| [x, -x]));
+    let nans = [0x7FC0_0000, 0xFFC0_0000, 0x7F80_0001, 0xFF80_0001, 0x7FFF_FFFF, 0x7F7F_FFFF];
+    numbers.extend(nans.map(f32::from_bits));
+    numbers.resize(numbers.len().next_multiple_of(WIDEST), 0.0);
+    for isa in Isa::available() {
+        let narrow = std::cell::RefCell::new(Vec::<E>::new());
+        dispatch(isa, Convert::Narrow(&numbers, &narrow));
+        for (&x, got) in numbers.iter().zip(narrow.into_inner()) {
+            let expected = E::from_f32(x);
+            if x.is_nan() {
+                let kept = got.to_f32().is_sign_negative() == x.is_sign_negative();
+                assert!(got.to_f32().is_nan() && kept, "{isa}: {:#010x}", x.to_bits());
+            } else {
+                assert_eq!(got.bits(), expected.bits(), "{isa}: {x} ({:#010x})", x.to_bits());
+            }
+        }
+    }
+}
+
+#[test]
+fn widening_bf16() {
+    widening::<bf16>();
+}
+
+#[test]
+fn widening_f16() {
+    widening::<f16>();
+}
+
+#[test]
+fn narrowing_bf16() {
+    narrowing::<bf16>();
+}
+
+#[test]
+fn narrowing_f16() {
+    narrowing::<f16>();
+}
