@@ -152,14 +152,13 @@ pub(crate) struct Tolerance {
 }
 
 /// With `u` the unit roundoff of f32, 2⁻²⁴: scores of normal numbers are below 8 and summed in
-/// pieces of 16, so they and their exponentials are off by about 8 u · √16, probabilities by twice
-/// that, whatever the number of keys; gradients are products of two such. 64 u and 256 u.
+/// pieces of 16, so they are off by up to 8 u, as are the logarithm of their sum and with it a
+/// probability: 16 u. In gradients two of them are subtracted and multiplied with a third: 48 u.
 ///
-/// bf16 and f16 compute in f32 and round a result once: their unit roundoff `h`, 2⁻⁸ and 2⁻¹¹. On
-/// a matrix unit probabilities are rounded to `h` too before they meet the values: 2 h. The
-/// backward pass reads the rounded output (one h in every row's delta), rounds probabilities and
-/// their gradients (one h each) and its result: 4 h, and twice that where deltas are larger than
-/// what is left after they are subtracted.
+/// bf16 and f16 compute in f32 and round a result once: `h`, 2⁻⁸ and 2⁻¹¹. On a matrix unit
+/// probabilities are rounded to `h` too before they meet the values: 2 h. The backward pass reads
+/// the rounded output (one h in every row's delta), rounds probabilities and their gradients (one
+/// h each) and its result: 4 h.
 pub(crate) fn tolerance(dtype: DType) -> Tolerance {
     let f32 = 2_f64.powi(-24);
     let half = match dtype {
@@ -168,7 +167,7 @@ pub(crate) fn tolerance(dtype: DType) -> Tolerance {
         DType::F16 => 2_f64.powi(-11),
         other => panic!("no tolerance for {other:?}"),
     };
-    Tolerance { out: 64.0 * f32 + 2.0 * half, gradient: 256.0 * f32 + 8.0 * half }
+    Tolerance { out: 16.0 * f32 + 2.0 * half, gradient: 48.0 * f32 + 4.0 * half }
 }
 
 /// All numbers of a tensor, in f64.
