@@ -294,3 +294,37 @@ fn dtype(storage: &CpuStorage) -> DType {
     use candle_core::backend::BackendStorage;
     storage.dtype()
 }
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+    use longspan::{Pattern, Shape as Tokens};
+
+    use super::*;
+
+    /// An op whose call has seen no forward pass runs it, and finds the same.
+    #[test]
+    fn without_a_forward_pass() -> Result<()> {
+        let layout = longspan::Layout::compile(&Pattern::causal(), &Tokens::new(70, 70));
+        let attention = Arc::new(Attention::new(layout.map_err(foreign)?));
+        let [q, k, v] = [(); 3].map(|()| Tensor::randn(0f32, 1.0, (1, 2, 70, 8), &Device::Cpu));
+        let (q, k, v) = (q?, k?, v?);
+        let (before, after) = (Call::new(&attention), Call::new(&attention));
+        let out = before.attend(&q, &k, &v)?;
+        let dout = out.cos()?;
+
+        let numbers = |(dq, dk, dv): Gradients| -> Result<Vec<Vec<f32>>> {
+            let gradients = [dq, dk, dv].into_iter().flatten();
+            gradients.map(|gradient| gradient.flatten_all()?.to_vec1()).collect()
+        };
+        let expected = numbers(Attend(before.clone()).bwd(&q, &k, &v, &out, &dout)?)?;
+        let found = numbers(Attend(after).bwd(&q, &k, &v, &out, &dout)?)?;
+        assert_eq!((found.len(), &found), (3, &expected));
+
+        let dlse = Tensor::ones((1, 2, 70), DType::F32, &Device::Cpu)?;
+        let expected = numbers(Normaliser(before).bwd(&q, &k, &v, &dlse, &dlse)?)?;
+        let after = Call::new(&attention);
+        assert_eq!(numbers(Normaliser(after).bwd(&q, &k, &v, &dlse, &dlse)?)?, expected);
+        Ok(())
+    }
+}

@@ -80,7 +80,7 @@ fn one_projection() -> Result<()> {
     let Case { batch, heads, queries, dim, .. } = case;
     let all = Var::from_tensor(&random(5, (batch, queries, 3 * heads, dim))?)?;
     let part = |index: usize| all.narrow(2, index * heads, heads)?.transpose(1, 2);
-    case.check_views(&[all.clone()], &part(0)?, &part(1)?, &part(2)?)
+    case.check_views(std::slice::from_ref(&all), &part(0)?, &part(1)?, &part(2)?)
 }
 
 /// One key head for all, one batch entry for all, one token for all: strides of 0.
