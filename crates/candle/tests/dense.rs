@@ -3,10 +3,15 @@
 
 mod common;
 
-use candle_core::{DType, Result, Tensor};
+use std::sync::Arc;
+
+use candle_core::{DType, Result, Tensor, Var};
 use common::{Case, Sees, compare, dense, numbers};
-use longspan_candle::longspan::{Padding, Score, Shape};
-use longspan_candle::{SparseAttention, attention_with_lse};
+use longspan_candle::longspan::{
+    Arrived, Attention, Dims, Inputs, Layout, Order, Padding, Pattern, Score, Shape,
+    Tensor as Plain,
+};
+use longspan_candle::{SparseAttention, attention, attention_with_lse};
 
 const CAUSAL: Sees = |_, _, q, k| k <= q;
 const TYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
@@ -152,6 +157,43 @@ fn gradients_through_the_log_sum_exp() -> Result<()> {
                 compare(name, found, expected, case.tolerance().gradient);
             }
         }
+    }
+    Ok(())
+}
+
+/// The bits that Longspan has without candle, where all of the log-sum-exp is needed: its last bit
+/// as f32 is worth more than 1.
+#[test]
+fn the_same_bits() -> Result<()> {
+    let case = Case::new("causal", CAUSAL);
+    let dims = Dims { batch: 1, tokens: case.keys, heads: case.heads, dim: case.dim };
+    let tokens = case.keys as u64;
+    let layout = Layout::compile(&Pattern::causal(), &Shape::new(tokens, tokens)).unwrap();
+    let huge = Arc::new(Attention::new(layout).scale(1e8));
+    // Equal keys share the weight, which the logarithm of their number says.
+    let [q, k, v] = case.inputs()?;
+    let k = Var::from_tensor(&k.narrow(2, 0, 1)?.broadcast_as(k.shape())?.contiguous()?)?;
+    let inputs = [q, k, v];
+    let plain = |x: &Tensor| {
+        let data = x.flatten_all()?.to_vec1::<f32>()?;
+        Ok::<_, candle_core::Error>(Plain::new(data, dims, Order::BatchHeadTokenDim).unwrap())
+    };
+
+    let [q, k, v] = &inputs;
+    let out = attention(&huge, q, k, v)?;
+    // The gradient of Σ out² / 2.
+    let found = (out.sqr()? * 0.5)?.sum_all()?.backward()?;
+
+    let (q, k, v) = (plain(q)?, plain(k)?, plain(v)?);
+    let views = Inputs { q: q.view(), k: k.view(), v: v.view() };
+    let output = huge.forward(views.q, views.k, views.v).unwrap();
+    assert!(output.lse.iter().any(|lse| lse.abs() > 2_f32.powi(25)));
+    let arrived = Arrived::of(&output, output.out.view());
+    let expected = huge.backward(views, arrived).unwrap();
+
+    assert_eq!(plain(&out)?, output.out);
+    for (input, expected) in inputs.iter().zip([expected.dq, expected.dk, expected.dv]) {
+        assert_eq!(plain(found.get(input).expect("a gradient"))?, expected);
     }
     Ok(())
 }
