@@ -1,7 +1,8 @@
 //! candle's tensors as Longspan's views and back; which ones are refused.
 
-use candle_core::{CpuStorage, DType, Device, Layout, Result, Shape, Storage, Tensor, WithDType};
-use candle_core::{Error, bail};
+use candle_core::{
+    CpuStorage, DType, Device, Error, Layout, Result, Shape, Storage, Tensor, WithDType, bail,
+};
 use longspan::{Dims, Element, Order, Strides, View};
 
 /// A number that both know.
@@ -82,20 +83,22 @@ pub(crate) fn cpu(storage: &Storage) -> Result<&CpuStorage> {
 
 /// A tensor of Longspan's as storage and shape, its axes in its own order.
 pub(crate) fn storage<E: Number>(tensor: longspan::Tensor<E>) -> (CpuStorage, Shape) {
-    let (Dims { batch, tokens, heads, dim }, order) = (tensor.dims(), tensor.order());
-    let shape = match order {
-        Order::BatchHeadTokenDim => (batch, heads, tokens, dim),
-        Order::BatchTokenHeadDim => (batch, tokens, heads, dim),
-    };
-    (E::to_cpu_storage_owned(tensor.into_vec()), shape.into())
+    let shape = shape(&tensor);
+    (E::to_cpu_storage_owned(tensor.into_vec()), shape)
 }
 
 /// A tensor of Longspan's as candle's, `(batch, heads, tokens, dim)`.
 pub(crate) fn from_longspan<E: Number>(tensor: longspan::Tensor<E>) -> Result<Tensor> {
-    let order = tensor.order();
-    let (storage, shape) = storage(tensor);
-    let data = E::cpu_storage_data(storage)?;
-    heads_first(Tensor::from_vec(data, shape, &Device::Cpu)?, order)
+    let (shape, order) = (shape(&tensor), tensor.order());
+    heads_first(Tensor::from_vec(tensor.into_vec(), shape, &Device::Cpu)?, order)
+}
+
+fn shape<E: Number>(tensor: &longspan::Tensor<E>) -> Shape {
+    let Dims { batch, tokens, heads, dim } = tensor.dims();
+    match tensor.order() {
+        Order::BatchHeadTokenDim => (batch, heads, tokens, dim).into(),
+        Order::BatchTokenHeadDim => (batch, tokens, heads, dim).into(),
+    }
 }
 
 /// A tensor whose axes lie in the given order as `(batch, heads, tokens, dim)`.
