@@ -5,8 +5,6 @@
 //!
 //! * scores that are neither changed nor masked are not written again;
 //! * the exponential is right to 3e-6, a 700th of what rounding to bf16 costs;
-//! * sums stay relative to an older maximum until a score is [`LEEWAY`] above it, so they are hardly
-//!   ever rescaled; a probability is then up to e^LEEWAY, with the same relative error;
 //! * probabilities are written once, rounded and in the order that the matrix unit reads.
 
 #![expect(clippy::needless_range_loop, reason = "arrays of vectors stay in registers this way")]
@@ -15,9 +13,6 @@ use super::softmax::Softmax;
 use crate::score::{Place, Transform};
 use crate::simd::math::{exp_difference, exp_difference_coarse};
 use crate::simd::{Operation, Simd, WIDEST};
-
-/// How far a score may be above what sums are relative to.
-const LEEWAY: f32 = 8.0;
 
 /// Keys of a block of packed probabilities.
 const BLOCK_KEYS: usize = 32;
@@ -106,8 +101,7 @@ impl<T: Transform> Begin<'_, T> {
             let new = if RAW { simd.mul(greatest, simd.splat(softmax.scale)) } else { greatest };
 
             let old = simd.load(softmax.maxima.add(lane));
-            let grown = simd.less(simd.add(old, simd.splat(LEEWAY)), new);
-            let maxima = simd.select(grown, new, old);
+            let maxima = simd.max(new, old);
             // Where nothing has been seen yet the maximum is −∞, and −∞ − −∞ would be NaN.
             let safe = simd.select(simd.less(nothing, maxima), maxima, zero);
             let factor = exp_difference(simd, old, safe);

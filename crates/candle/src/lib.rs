@@ -1,0 +1,50 @@
+//! Longspan's exact sparse attention on candle's CPU tensors, with gradients.
+//!
+//! Tensors have candle's usual axes, `(batch, heads, tokens, dim)`, and hold f32, bf16 or f16.
+//! [`SparseAttention`] is what a model holds: a pattern, whose layouts are compiled for the lengths
+//! that turn up.
+//!
+//! ```
+//! use candle_core::{Device, Tensor, Var};
+//! use longspan_candle::SparseAttention;
+//!
+//! let attention: SparseAttention = "causal & (window(256, 0) | sinks(16))".parse()?;
+//! // Eight query heads that share two key heads.
+//! let q = Var::randn(0f32, 1.0, (1, 8, 1_000, 32), &Device::Cpu)?;
+//! let k = Var::randn(0f32, 1.0, (1, 2, 1_000, 32), &Device::Cpu)?;
+//! let v = Var::randn(0f32, 1.0, (1, 2, 1_000, 32), &Device::Cpu)?;
+//!
+//! let out = attention.forward(&q, &k, &v)?;
+//! assert_eq!(out.dims(), [1, 8, 1_000, 32]);
+//! let gradients = out.sqr()?.mean_all()?.backward()?;
+//! assert_eq!(gradients.get(&k).unwrap().dims(), k.dims());
+//! # Ok::<_, candle_core::Error>(())
+//! ```
+//!
+//! [`attention`] and [`attention_with_lse`] run a [`longspan::Attention`] that was made elsewhere:
+//! for positions with offsets (a cache that is pre-allocated or rolls), foreign blocks, layouts
+//! chosen from the content.
+//!
+//! # What is read, and where results lie
+//!
+//! Transposed, narrowed and broadcast views are read where they are; nothing is made contiguous.
+//! Where `q` is a `(batch, tokens, heads, dim)` tensor with its axes 1 and 2 transposed, so is the
+//! output: `out.transpose(1, 2)?.flatten_from(2)?` then copies nothing.
+//!
+//! # Crate layout
+//!
+//! | module | what it has |
+//! |---|---|
+//! | `call` | a call: two custom ops that share what the forward pass found |
+//! | `sparse` | a pattern, compiled for the lengths that turn up |
+//! | `tensor` | candle's tensors as Longspan's views and back; which ones are refused |
+
+#![forbid(unsafe_code)]
+
+mod call;
+mod sparse;
+mod tensor;
+
+pub use call::{attention, attention_with_lse};
+pub use longspan;
+pub use sparse::SparseAttention;
