@@ -52,8 +52,9 @@ pub(crate) fn exp_difference<S: Simd>(simd: S, x: S::F, y: S::F) -> S::F {
     simd.select(low, simd.splat(0.0), simd.scale(p, n, biased))
 }
 
-/// `e^(x − y)` for `x` up to 80 above `y`, within 3e-6 of itself: a 700th of what rounding to bf16
-/// costs. Not below 2^−126, even for −∞; NaN for NaN.
+/// `e^(x − y)` for `x` up to 80 above `y`, within 2e-7 of itself and half an ulp of the difference:
+/// far below what rounding to bf16 costs, and little for a log-sum-exp. Not below 2^−126, even for
+/// −∞; NaN for NaN.
 #[inline(always)]
 pub(crate) fn exp_difference_coarse<S: Simd>(simd: S, x: S::F, y: S::F) -> S::F {
     /// 1.5 · 2^23: adding it leaves a whole number in the low bits.
@@ -66,10 +67,13 @@ pub(crate) fn exp_difference_coarse<S: Simd>(simd: S, x: S::F, y: S::F) -> S::F 
     let n = simd.sub(biased, round);
     let f = simd.fma(difference, log2, simd.sub(simd.splat(0.0), n));
 
-    let mut p = simd.splat(9.582_852e-3);
-    p = simd.fma(p, f, simd.splat(5.590_642_6e-2));
-    p = simd.fma(p, f, simd.splat(2.402_41e-1));
-    p = simd.fma(p, f, simd.splat(6.931_241_7e-1));
+    let mut p = simd.splat(1.326_472_6e-3);
+    p = simd.fma(p, f, simd.splat(9.671_513e-3));
+    p = simd.fma(p, f, simd.splat(5.550_733_6e-2));
+    p = simd.fma(p, f, simd.splat(2.402_224_2e-1));
+    // The coefficient of least error, which is a little below ln 2.
+    const FIRST: f32 = f32::from_bits(0x3f31_7215);
+    p = simd.fma(p, f, simd.splat(FIRST));
     p = simd.fma(p, f, simd.splat(1.0));
     simd.scale(p, n, biased)
 }

@@ -4,7 +4,7 @@
 //! softmax is what limits. Against [`Softmax`]:
 //!
 //! * scores that are neither changed nor masked are not written again;
-//! * the exponential is right to 3e-6, a 700th of what rounding to bf16 costs;
+//! * the exponential rounds its argument, and has a term less;
 //! * probabilities are written once, rounded and in the order that the matrix unit reads.
 
 #![expect(clippy::needless_range_loop, reason = "arrays of vectors stay in registers this way")]
