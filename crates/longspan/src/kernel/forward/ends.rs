@@ -1,0 +1,153 @@
+//! How rows begin and end: from the caller's queries into lanes, and out of them.
+
+use super::scratch::{Room, Tile};
+use super::{Forward, Stack, Target};
+use crate::kernel;
+use crate::kernel::finite::AllFinite;
+use crate::kernel::pack::{FromLanes, Meet, ToLanes};
+use crate::plan::Unit;
+use crate::score::Transform;
+use crate::simd::{LANES, Simd};
+use crate::tile::{Rows, Tiles};
+
+impl<X: Tiles, T: Transform> Forward<'_, X, T> {
+    /// The pieces of a tile that belong to one head each: `(head, token, lane, count)`.
+    fn pieces(tile: &Tile, tokens: usize) -> impl Iterator<Item = (usize, usize, usize, usize)> {
+        let (first, end) = (tile.first, tile.first + tile.lanes);
+        let mut next = first;
+        std::iter::from_fn(move || {
+            (next < end).then(|| {
+                let (head, token) = (next / tokens, next % tokens);
+                let count = (tokens - token).min(end - next);
+                let piece = (head, token, next - first, count);
+                next += count;
+                piece
+            })
+        })
+    }
+
+    /// Packs the queries, and sets the state to what it starts from.
+    pub(super) unsafe fn start(&self, tile: &Tile, stack: &Stack<'_, X::Element>, row: u32) {
+        let simd = self.tiles.simd();
+        let (stream, target) = (stack.stream, stack.target);
+        let (first, tokens) = stack.tokens(row);
+        // SAFETY: the tile is scratch of our own; rows of tensors are those of its lanes.
+        unsafe {
+            if tile.lanes < LANES {
+                std::ptr::write_bytes(tile.queries.first, 0, self.dim * LANES);
+            }
+            std::ptr::write_bytes(tile.sums.first, 0, (self.sum_rows() + 1) * LANES);
+            *tile.counts = [0; 2];
+            std::slice::from_raw_parts_mut(tile.maxima, LANES).fill(f32::NEG_INFINITY);
+            for (head, token, lane, count) in Self::pieces(tile, tokens) {
+                let head = stream.heads[head] as usize;
+                let source = self.q.head(stream.entry, head, first + token);
+                let (dims, target_rows) = (self.dim, tile.queries);
+                simd.call(ToLanes { source, tokens: count, dims, target: target_rows, lane });
+                if T::PLACED {
+                    let positions = std::slice::from_raw_parts_mut(tile.positions.add(lane), count);
+                    let base = kernel::base(stream.layout, first);
+                    let of = stream.layout.query_positions();
+                    kernel::positions(of, first + token, base, positions);
+                    let slopes = std::slice::from_raw_parts_mut(tile.slopes.add(lane), count);
+                    slopes.fill(self.slopes[head]);
+                }
+                if let Target::Extend(state) = target {
+                    let row = stream.row(head, first + token);
+                    std::ptr::copy_nonoverlapping(
+                        state.maxima.add(row),
+                        tile.maxima.add(lane),
+                        count,
+                    );
+                    std::ptr::copy_nonoverlapping(
+                        state.totals.add(row),
+                        tile.sums.at(self.sum_rows(), lane).first,
+                        count,
+                    );
+                    let (source, target) = (state.rows(row), tile.sums);
+                    simd.call(ToLanes {
+                        source,
+                        tokens: count,
+                        dims: self.value_dim,
+                        target,
+                        lane,
+                    });
+                }
+            }
+            self.tiles.right(tile.queries, self.dim, LANES, tile.ready);
+        }
+    }
+
+    /// Writes what the tile has come to.
+    pub(super) unsafe fn end(&self, tile: &Tile, stack: &Stack<'_, X::Element>, row: u32) {
+        let simd = self.tiles.simd();
+        let (stream, target) = (stack.stream, stack.target);
+        let (first, tokens) = stack.tokens(row);
+        let dims = self.value_dim;
+        // SAFETY: rows written are those of the tile's lanes, which are this unit's own.
+        unsafe {
+            let folded = (*tile.counts)[1] > 0;
+            if folded {
+                self.fold(tile, false);
+            }
+            let source = if folded { tile.folded } else { tile.sums };
+            let totals = source.at(self.sum_rows(), 0).first;
+            for (head, token, lane, count) in Self::pieces(tile, tokens) {
+                let head = stream.heads[head] as usize;
+                let row = stream.row(head, first + token);
+                let (state, row) = match target {
+                    Target::Output { out, lse, lse_rest } => {
+                        for index in lane..lane + count {
+                            let (m, l) = (*tile.maxima.add(index), *totals.add(index));
+                            let finished = crate::state::finish(m, l);
+                            *tile.factors.add(index) = finished.factor;
+                            *lse.add(row + index - lane) = finished.lse;
+                            if !lse_rest.is_null() {
+                                *lse_rest.add(row + index - lane) = finished.lse_rest;
+                            }
+                        }
+                        let target = out.head(stream.entry, head, first + token);
+                        let factors = tile.factors.cast_const();
+                        let meet = Meet::Replace;
+                        simd.call(FromLanes {
+                            source,
+                            lane,
+                            factors,
+                            tokens: count,
+                            dims,
+                            target,
+                            meet,
+                        });
+                        continue;
+                    }
+                    Target::Extend(state) => (state, row),
+                    Target::Part(state, first) => (state, first + tile.first + lane),
+                };
+                std::ptr::copy_nonoverlapping(tile.maxima.add(lane), state.maxima.add(row), count);
+                std::ptr::copy_nonoverlapping(totals.add(lane), state.totals.add(row), count);
+                let (target, factors, meet) = (state.rows(row), std::ptr::null(), Meet::Replace);
+                simd.call(FromLanes { source, lane, factors, tokens: count, dims, target, meet });
+            }
+        }
+    }
+
+    /// Whether the sums of all rows are finite.
+    pub(super) unsafe fn all_finite(
+        &self,
+        stack: &Stack<'_, X::Element>,
+        unit: &Unit,
+        room: &Room,
+    ) -> bool {
+        (unit.rows.0..unit.rows.1).all(|row| {
+            self.tiles_of(room, stack, row).all(|tile| {
+                let finite = |sums: Rows| {
+                    let (matrix, rows) = (sums.strided(), self.value_dim);
+                    self.tiles.simd().call(AllFinite { matrix, rows, columns: tile.lanes })
+                };
+                // SAFETY: the tile is scratch of our own.
+                let folded = unsafe { (*tile.counts)[1] > 0 };
+                finite(tile.sums) && (!folded || finite(tile.folded))
+            })
+        })
+    }
+}

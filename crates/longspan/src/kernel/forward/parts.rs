@@ -1,0 +1,282 @@
+//! Keys for the lanes of a tile: which go together, and what is done with them.
+
+use super::lists::even;
+use super::scratch::{Room, Tile};
+use super::softmax::{Fold, Softmax};
+use super::{FOLD, Forward, LONGEST, STRETCH, Stack, most_keys};
+use crate::kernel::finite::{clean, left_out};
+use crate::kernel::padded;
+use crate::score::Transform;
+use crate::simd::{LANES, Simd};
+use crate::tile::{Ahead, Rows, Stretch, Strided, Tiles};
+
+/// Some keys and their values, ready.
+#[derive(Clone, Copy)]
+pub(super) struct Ready<X: Tiles> {
+    /// The first key.
+    pub(super) first: usize,
+    pub(super) keys: X::Left,
+    pub(super) values: X::Left,
+}
+
+/// Some keys and some lanes of a tile.
+#[derive(Clone, Copy)]
+pub(super) struct Part {
+    /// The first key, and how many.
+    pub(super) keys: (usize, usize),
+    /// The first key among those whose positions are in the room.
+    pub(super) offset: usize,
+    /// The first lane, and how many.
+    pub(super) lanes: (usize, usize),
+    /// A word a key, where some are masked: bit `i` is lane `i` of the tile.
+    pub(super) bits: Option<*const u64>,
+}
+
+impl<X: Tiles, T: Transform> Forward<'_, X, T> {
+    /// Makes keys and their values ready.
+    pub(super) unsafe fn ready(
+        &self,
+        room: &Room,
+        stack: &Stack<'_, X::Element>,
+        key: usize,
+        keys: usize,
+    ) -> Ready<X> {
+        let (entry, head) = (stack.stream.entry, stack.stream.key_head);
+        // SAFETY: keys are the layout's, and the room holds LONGEST of them.
+        unsafe {
+            let k = self.k.head(entry, head, key);
+            let v = self.v.head(entry, head, key).transposed();
+            Ready {
+                first: key,
+                keys: self.tiles.left(k, keys, self.dim, room.keys),
+                values: self.tiles.left(v, self.value_dim, keys, room.values),
+            }
+        }
+    }
+
+    /// A stretch of keys with a word of `bits` each.
+    ///
+    /// Queries see different keys at the edge of a window: vectors of them are then worked on by
+    /// themselves, in groups of four, two or one, over no more keys than a group sees. The widest
+    /// groups are the fastest, so the choice is that of least work.
+    pub(super) unsafe fn masked(
+        &self,
+        tile: &Tile,
+        room: &Room,
+        stack: &Stack<'_, X::Element>,
+        ready: &Ready<X>,
+        bits: &[u64],
+    ) {
+        let width = X::Simd::WIDTH;
+        let vectors = tile.lanes.div_ceil(width);
+        let mut seen = [(0, 0); LANES];
+        for (vector, seen) in seen[..vectors].iter_mut().enumerate() {
+            let lanes = (u64::MAX >> (LANES - width)) << (vector * width);
+            let first = bits.iter().position(|bits| bits & lanes != 0).unwrap_or(0);
+            let last = bits.iter().rposition(|bits| bits & lanes != 0);
+            let end = last.map_or(0, |last| (last + 1).next_multiple_of(X::GRAIN));
+            *seen = (first / X::GRAIN * X::GRAIN, end.min(bits.len()));
+        }
+        let union = |group: &[(usize, usize)]| {
+            let some = || group.iter().filter(|seen| seen.0 < seen.1);
+            let start = some().map(|seen| seen.0).min().unwrap_or(0);
+            (start, some().map(|seen| seen.1).max().unwrap_or(0))
+        };
+        // Hundredths of the time that a vector and key take in groups of each size.
+        let cost = |&(size, time): &(usize, usize)| {
+            let groups = seen[..vectors].chunks(size);
+            groups
+                .map(|group| (union(group), group.len()))
+                .map(|((a, b), n)| (b - a) * n * time)
+                .sum::<usize>()
+        };
+        let sizes = [(LANES, 100), (4, 100), (2, 108), (1, 150)];
+        let (size, _) = *sizes.iter().min_by_key(|size| cost(size)).expect("there are four");
+        for (index, group) in seen[..vectors].chunks(size).enumerate() {
+            let (start, end) = union(group);
+            if start < end {
+                let lane = index * size * width;
+                let lanes = (lane, (tile.lanes - lane).min(size * width));
+                let keys = (ready.first + start, end - start);
+                let bits = Some(bits[start..].as_ptr());
+                // SAFETY: parts of what the caller vouches for.
+                unsafe {
+                    self.stretches(
+                        tile,
+                        room,
+                        stack,
+                        ready,
+                        Part { keys, offset: start, lanes, bits },
+                    )
+                };
+            }
+        }
+    }
+
+    /// Keys for some lanes of a tile, in as many stretches as their scores have room for.
+    pub(super) unsafe fn stretches(
+        &self,
+        tile: &Tile,
+        room: &Room,
+        stack: &Stack<'_, X::Element>,
+        ready: &Ready<X>,
+        part: Part,
+    ) {
+        // SAFETY: the caller's.
+        unsafe {
+            if stack.careful && part.bits.is_some() {
+                for part in self.parts(part) {
+                    let one = self.stretch(tile, room, stack, ready, part);
+                    self.tiles.attend(std::iter::once(one));
+                    self.add_left_out(tile, room, stack, part);
+                }
+            } else {
+                let parts = self.parts(part);
+                self.tiles.attend(parts.map(|part| self.stretch(tile, room, stack, ready, part)));
+            }
+        }
+    }
+
+    /// Cuts a part into those that a stretch has room for: some lanes after the others, each with
+    /// all keys.
+    pub(super) fn parts(&self, part: Part) -> impl Iterator<Item = Part> + use<X, T> {
+        let (first, lanes) = part.lanes;
+        let (start, end) = (part.keys.0, part.keys.0 + part.keys.1);
+        (0..lanes).step_by(X::MOST_LANES).flat_map(move |lane| {
+            let lanes = (first + lane, (lanes - lane).min(X::MOST_LANES));
+            let most = most_keys::<X>(padded(lanes.1, X::Simd::WIDTH));
+            let mut key = start;
+            std::iter::from_fn(move || {
+                (key < end).then(|| {
+                    let keys = even(end - key, most).next_multiple_of(X::GRAIN).min(end - key);
+                    let before = key - start;
+                    key += keys;
+                    // There is a word for each key.
+                    let bits = part.bits.map(|bits| bits.wrapping_add(before));
+                    Part { keys: (start + before, keys), offset: part.offset + before, lanes, bits }
+                })
+            })
+        })
+    }
+
+    /// Keys for some lanes of a tile.
+    pub(super) unsafe fn stretch(
+        &self,
+        tile: &Tile,
+        room: &Room,
+        stack: &Stack<'_, X::Element>,
+        ready: &Ready<X>,
+        part: Part,
+    ) -> Stretch<X, T> {
+        let (key, keys) = part.keys;
+        let (lane, lanes) = (part.lanes.0, padded(part.lanes.1, X::Simd::WIDTH));
+        let (tiles, entry, head) = (self.tiles, stack.stream.entry, stack.stream.key_head);
+        // SAFETY: keys are the layout's, lanes the tile's, and scratch is our own.
+        unsafe {
+            let queries = tiles.again(tile.queries, self.dim, LANES, tile.ready);
+            let values = self.v.head(entry, head, key);
+            let next = (self.keys - key - keys).min(STRETCH);
+            let ahead = match stack.lone && next > 0 {
+                true => [
+                    Ahead::of(values, keys, self.value_dim),
+                    Ahead::of(self.k.head(entry, head, key + keys), next, self.dim),
+                ],
+                false => [Ahead::NOTHING; 2],
+            };
+            let careful = stack.careful && part.bits.is_some();
+            Stretch {
+                keys: X::part(ready.keys, key - ready.first, 0),
+                queries: X::right_part(queries, 0, lane),
+                dim: self.dim,
+                softmax: Softmax {
+                    scores: Rows { first: room.scores, row: lanes },
+                    keep: careful,
+                    keys,
+                    lanes,
+                    scale: self.scale,
+                    transform: self.transform,
+                    mask: part.bits.map(|bits| (bits, lane)),
+                    maxima: tile.maxima.add(lane),
+                    totals: tile.sums.at(self.sum_rows(), lane).first,
+                    factors: tile.factors.add(lane),
+                    positions: tile.positions.add(lane),
+                    slopes: tile.slopes.add(lane),
+                    key_positions: room.key_positions.add(part.offset),
+                },
+                values: match careful {
+                    false => X::part(ready.values, 0, key - ready.first),
+                    true => self.clean_values(room, values, keys),
+                },
+                value_dim: self.value_dim,
+                sums: tile.sums.at(0, lane),
+                room: room.right,
+                ahead,
+            }
+        }
+    }
+
+    /// Adds what clean values left out to those who see it. The probabilities are those of the
+    /// stretch that was just done.
+    unsafe fn add_left_out(
+        &self,
+        tile: &Tile,
+        room: &Room,
+        stack: &Stack<'_, X::Element>,
+        part: Part,
+    ) {
+        let (key, keys) = part.keys;
+        let lanes = padded(part.lanes.1, X::Simd::WIDTH);
+        let probabilities = Rows { first: room.scores, row: lanes };
+        // SAFETY: as `stretch`.
+        unsafe {
+            let values = self.v.head(stack.stream.entry, stack.stream.key_head, key);
+            let sums = tile.sums.at(0, part.lanes.0);
+            left_out(values, keys, self.value_dim, |key, dim, x| {
+                for lane in 0..lanes {
+                    let p = *probabilities.at(key, lane).first;
+                    if p != 0.0 {
+                        *sums.at(dim, lane).first += p * x;
+                    }
+                }
+            });
+        }
+    }
+
+    /// Counts keys of a tile, and folds its sums when they are many.
+    pub(super) unsafe fn count(&self, tile: &Tile, keys: usize) {
+        if !X::FOLDS {
+            return;
+        }
+        // SAFETY: the tile is scratch of our own.
+        unsafe {
+            let counts = &mut *tile.counts;
+            counts[0] += keys as u32;
+            if counts[0] >= FOLD {
+                self.fold(tile, counts[1] == 0);
+                *counts = [0, counts[1] + 1];
+            }
+        }
+    }
+
+    /// Values without what isn't finite, ready.
+    unsafe fn clean_values(
+        &self,
+        room: &Room,
+        values: Strided<X::Element>,
+        keys: usize,
+    ) -> X::Left {
+        // SAFETY: a careful attempt has room for LONGEST of them, and for what is made of them.
+        unsafe {
+            let copy = clean(values, keys, self.value_dim, room.clean.cast());
+            let after = room.clean.add(LONGEST * self.value_dim);
+            self.tiles.left(copy.transposed(), self.value_dim, keys, after)
+        }
+    }
+
+    /// Adds the sums to those of earlier stretches, and begins anew.
+    pub(super) unsafe fn fold(&self, tile: &Tile, first: bool) {
+        let Tile { sums, folded, maxima, folded_maxima, .. } = *tile;
+        let rows = self.sum_rows() + 1;
+        self.tiles.simd().call(Fold { sums, folded, maxima, folded_maxima, rows, first });
+    }
+}
