@@ -75,6 +75,7 @@ pub(crate) trait Transform: Copy + Send + Sync {
     const PLACED: bool;
 
     /// Whether scores stay as they are.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only matrix units ask"))]
     const NOTHING: bool = false;
 
     /// The new scores.

@@ -105,6 +105,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     ///
     /// They must be writable.
+    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     unsafe fn store_pairs_bf16(self, to: *mut u16, low: Self::F, high: Self::F) {
         for (first, x) in [(0, low), (1, high)] {

@@ -307,6 +307,7 @@ pub(crate) struct Stretch<X: Tiles, T> {
     /// A.
     pub(crate) sums: Rows,
     /// Room for the probabilities, ready.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only matrix units ask"))]
     pub(crate) room: *mut f32,
     /// What is read soon: while scores are made, and while values are summed.
     pub(crate) ahead: [Ahead; 2],

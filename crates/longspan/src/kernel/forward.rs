@@ -14,6 +14,8 @@
 //! Sums over keys run down the columns, so each lane is a query and nothing is summed across a
 //! vector. K and V are read where they lie.
 
+// Only matrix units want it, and the only one so far is x86-64's.
+#[cfg(target_arch = "x86_64")]
 pub(crate) mod coarse;
 mod ends;
 mod few;

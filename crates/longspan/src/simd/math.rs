@@ -55,6 +55,7 @@ pub(crate) fn exp_difference<S: Simd>(simd: S, x: S::F, y: S::F) -> S::F {
 /// `e^(x − y)` for `x` up to 80 above `y`, within 2e-7 of itself and half an ulp of the difference:
 /// far below what rounding to bf16 costs, and little for a log-sum-exp. Not below 2^−126, even for
 /// −∞; NaN for NaN.
+#[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub(crate) fn exp_difference_coarse<S: Simd>(simd: S, x: S::F, y: S::F) -> S::F {
     /// 1.5 · 2^23: adding it leaves a whole number in the low bits.

@@ -60,6 +60,7 @@ pub(crate) struct Softmax<T> {
     /// A word a key, and the bit of the first lane.
     pub(crate) mask: Option<(*const u64, usize)>,
     /// Whether probabilities have to be left where the scores were.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only matrix units ask"))]
     pub(crate) keep: bool,
     pub(crate) maxima: *mut f32,
     pub(crate) totals: *mut f32,
