@@ -108,16 +108,24 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     unsafe fn store_pairs_bf16(self, to: *mut u16, low: Self::F, high: Self::F) {
-        for (first, x) in [(0, low), (1, high)] {
-            let mut numbers = [0.0_f32; WIDEST];
-            // SAFETY: no vector is wider; the caller's.
-            unsafe {
-                self.store(numbers.as_mut_ptr(), x);
-                for (index, number) in numbers[..Self::WIDTH].iter().enumerate() {
-                    let bits = number.to_bits().wrapping_add(0x8000) >> 16;
-                    *to.add(2 * index + first) = bits as u16;
-                }
-            }
+        // SAFETY: the caller's.
+        unsafe {
+            narrow_by(self, to, 2, low, upper_half);
+            narrow_by(self, to.add(1), 2, high, upper_half);
+        }
+    }
+    /// Writes `2 · WIDTH` bf16 numbers, those of `low` before those of `high`, rounded likewise.
+    ///
+    /// # Safety
+    ///
+    /// They must be writable.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    unsafe fn store_two_bf16(self, to: *mut u16, low: Self::F, high: Self::F) {
+        // SAFETY: the caller's.
+        unsafe {
+            narrow_by(self, to, 1, low, upper_half);
+            narrow_by(self, to.add(Self::WIDTH), 1, high, upper_half);
         }
     }
     /// `WIDTH` f16 numbers, given as their bits.
@@ -166,6 +174,17 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn select(self, mask: Self::M, x: Self::F, y: Self::F) -> Self::F;
     /// `x · 2^n`, where `n` is whole, from −126 to 127, and `biased` is `n + 1.5 · 2^23`. NaN stays.
     fn scale(self, x: Self::F, n: Self::F, biased: Self::F) -> Self::F;
+    /// `p(x − ⌊x⌋) · 2^⌊x⌋`, for `x` up to 127: 0 or less than 2^-125 where `x` is below −126 or −∞. NaN
+    /// stays.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn exp2_by(self, x: Self::F, p: impl FnOnce(Self::F) -> Self::F) -> Self::F {
+        let x = self.max(self.splat(-126.0), x);
+        let round = self.splat(math::ROUND);
+        let biased = self.add(self.sub(x, self.splat(0.5)), round);
+        let n = self.sub(biased, round);
+        self.scale(p(self.sub(x, n)), n, biased)
+    }
     /// Asks for the cache line of a byte, which needn't exist; a hint.
     fn prefetch(self, at: *const u8);
     /// Writes the transpose of a square of `WIDTH` numbers a side: row `i` of the source starts at
@@ -191,13 +210,32 @@ unsafe fn widen<S: Simd>(simd: S, from: *const u16, number: impl Fn(u16) -> f32)
 
 #[inline(always)]
 unsafe fn narrow<S: Simd>(simd: S, to: *mut u16, x: S::F, bits: impl Fn(f32) -> u16) {
+    // SAFETY: the caller has room for a vector of them.
+    unsafe { narrow_by(simd, to, 1, x, bits) }
+}
+
+/// Writes numbers as 16 bits each, `step` apart.
+#[inline(always)]
+unsafe fn narrow_by<S: Simd>(
+    simd: S,
+    to: *mut u16,
+    step: usize,
+    x: S::F,
+    bits: impl Fn(f32) -> u16,
+) {
     let mut numbers = [0.0; WIDEST];
     // SAFETY: no vector is wider.
     unsafe { simd.store(numbers.as_mut_ptr(), x) };
     for (index, &number) in numbers[..S::WIDTH].iter().enumerate() {
         // SAFETY: the caller has room for a vector of them.
-        unsafe { *to.add(index) = bits(number) };
+        unsafe { *to.add(step * index) = bits(number) };
     }
+}
+
+/// The nearest bf16 number, away from zero where two are as near.
+#[cfg(target_arch = "x86_64")]
+fn upper_half(x: f32) -> u16 {
+    (x.to_bits().wrapping_add(0x8000) >> 16) as u16
 }
 
 /// Numbers of the widest vector there is.

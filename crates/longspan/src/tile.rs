@@ -21,6 +21,7 @@ mod direct;
 pub(crate) use self::amx::{Amx, is_available as amx_is_available};
 pub(crate) use self::direct::Direct;
 use crate::element::Element;
+use crate::kernel::backward::differentiate::Differentiate;
 use crate::kernel::forward::softmax::Softmax;
 use crate::score::Transform;
 use crate::simd::Simd;
@@ -234,19 +235,6 @@ pub(crate) trait Tiles: Copy + Send + Sync {
         room: *mut f32,
     ) -> Self::Left;
 
-    /// Makes `matrix[m × k]` of scratch ready.
-    ///
-    /// # Safety
-    ///
-    /// As [`left`](Self::left).
-    unsafe fn left_of_scratch(
-        self,
-        matrix: Strided,
-        m: usize,
-        k: usize,
-        room: *mut f32,
-    ) -> Self::Left;
-
     /// The part of an operand that starts at a row and a column.
     ///
     /// # Safety
@@ -290,6 +278,45 @@ pub(crate) trait Tiles: Copy + Send + Sync {
     ///
     /// As [`multiply`](Self::multiply), for both products of each stretch.
     unsafe fn attend<T: Transform>(self, stretches: impl Iterator<Item = Stretch<Self, T>>);
+
+    /// The arithmetic between the products of the backward pass: probabilities and gradients of
+    /// products become ready, as operands on the right and the latter as one on the left too.
+    ///
+    /// # Safety
+    ///
+    /// The matrices of `work` must be as large as it says, and the rooms as large as their operands.
+    unsafe fn differentiate<T: Transform>(
+        self,
+        work: Differentiate<T>,
+        rooms: Rooms,
+    ) -> Differentiated<Self>;
+
+    /// The gradients of products of all tiles of a slab of `k` keys, as an operand on the left.
+    ///
+    /// # Safety
+    ///
+    /// [`differentiate`](Self::differentiate) must have been given this room for the tiles that are
+    /// used.
+    unsafe fn differentiated(products: Rows, k: usize, room: *mut f32) -> Self::Left;
+}
+
+/// Where a tile of [`Differentiate`] goes besides its own matrices.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rooms {
+    /// Room for the probabilities and for the gradients of products, on the right.
+    pub(crate) right: [*mut f32; 2],
+    /// Room for those of the slab on the left, its keys, and the first one of the tile.
+    pub(crate) left: *mut f32,
+    pub(crate) slab: usize,
+    pub(crate) first: usize,
+    /// Whether somebody reads the matrices afterwards.
+    pub(crate) keep: bool,
+}
+
+/// Probabilities and gradients of products, ready.
+pub(crate) struct Differentiated<X: Tiles> {
+    pub(crate) probabilities: X::Right,
+    pub(crate) products: X::Right,
 }
 
 /// Some keys for some lanes of a tile: `A ← a·A + Vᵗ · softmax(K · Qᵗ)`.

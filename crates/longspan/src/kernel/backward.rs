@@ -16,8 +16,10 @@
 //! over the head dim in the order of the forward pass, so scores have the same bits in both.
 
 mod add;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod coarse;
 mod cover;
-mod differentiate;
+pub(crate) mod differentiate;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -36,11 +38,13 @@ use crate::plan::Stream;
 use crate::plan::backward::Grid;
 use crate::score::Transform;
 use crate::simd::{LANES, Simd};
-use crate::tile::{Ahead, Keep, Multiply, OVER_DIMS, OVER_TOKENS, Rows, Size, Strided, Tiles};
+use crate::tile::{
+    Ahead, Keep, Multiply, OVER_DIMS, OVER_TOKENS, Rooms, Rows, Size, Strided, Tiles,
+};
 use crate::workspace::Scratch;
 
 /// The most queries of a tile.
-const QUERIES: usize = 64;
+pub(crate) const QUERIES: usize = 64;
 
 /// Terms a piece of dQ's sum over the keys of a slab: fewer than [`OVER_TOKENS`], since the errors
 /// of log-sum-exp and delta, which all terms of the row share, are in it too.
@@ -95,7 +99,7 @@ pub(crate) struct Slab {
     values_ready: *mut f32,
     rows_ready: *mut f32,
     left: [*mut f32; 5],
-    right: *mut f32,
+    right: [*mut f32; 2],
     clean: *mut f32,
 }
 
@@ -153,7 +157,7 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
         X::right_room(dims, LANES).next_multiple_of(LANES)
     }
 
-    fn lengths(&self) -> [usize; 19] {
+    fn lengths(&self) -> [usize; 20] {
         let slab = self.grid.slab.next_multiple_of(LANES);
         let tiles = slab / LANES;
         let (dim, value_dim) = (self.dim, self.value_dim);
@@ -176,6 +180,7 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
             X::left_room(dim, QUERIES),
             X::left_room(value_dim, QUERIES),
             X::left_room(QUERIES, slab),
+            X::right_room(QUERIES, LANES),
             X::right_room(QUERIES, LANES),
         ]
     }
@@ -228,7 +233,8 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
             left_q_turned,
             left_dout_turned,
             left_products,
-            right,
+            right_probabilities,
+            right_products,
         ] = parts;
         let first = slab as usize * self.grid.slab;
         let row = self.row_len();
@@ -250,7 +256,7 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
             values_ready,
             rows_ready,
             left: [left_q, left_dout, left_q_turned, left_dout_turned, left_products],
-            right,
+            right: [right_probabilities, right_products],
             clean: scratch.clean.room(self.clean_room()),
         };
         let simd = self.tiles.simd();
@@ -436,12 +442,20 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
                     let into = std::slice::from_raw_parts_mut(slab.positions, keys);
                     super::positions(stream.layout.key_positions(), key, base, into);
                 }
+                let careful = masked
+                    && !*finite.get_or_insert_with(|| {
+                        let all = |matrix, columns| {
+                            simd.call(AllFinite { matrix, rows: queries, columns })
+                        };
+                        all(q, self.dim) && all(dout, self.value_dim)
+                    });
                 let products = slab.products.at(0, index * LANES);
-                simd.call(Differentiate {
+                let differentiate = Differentiate {
                     scores: slab.scores,
                     gradients: slab.gradients,
                     products,
                     queries,
+                    keys,
                     lanes,
                     scale: self.scale,
                     transform: self.transform,
@@ -452,23 +466,30 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
                     slope,
                     positions: slab.positions,
                     query_positions: query_positions.as_ptr(),
-                });
-
-                let careful = masked
-                    && !*finite.get_or_insert_with(|| {
-                        let all = |matrix, columns| {
-                            simd.call(AllFinite { matrix, rows: queries, columns })
-                        };
-                        all(q, self.dim) && all(dout, self.value_dim)
-                    });
-                for (matrix, ready, right, (sums, dims)) in [
-                    (dout, dout_turned, slab.scores, (slab.dv_turned, value_dim)),
-                    (q, q_turned, products, (slab.dk_turned, dim)),
+                };
+                let ready = tiles.differentiate(
+                    differentiate,
+                    Rooms {
+                        right: slab.right,
+                        left: slab.left[4],
+                        slab: slab.products.row,
+                        first: index * LANES,
+                        keep: careful || !slab.finite[index],
+                    },
+                );
+                for (matrix, turned, (factors, right), (sums, dims)) in [
+                    (
+                        dout,
+                        dout_turned,
+                        (slab.scores, ready.probabilities),
+                        (slab.dv_turned, value_dim),
+                    ),
+                    (q, q_turned, (products, ready.products), (slab.dk_turned, dim)),
                 ] {
                     let target = tile_of(sums, Self::sums_len(dims), index);
                     let size = Size { m: dims, n: lanes, k: queries, piece: OVER_TOKENS };
                     let left = match careful {
-                        false => ready,
+                        false => turned,
                         true => {
                             let copy = clean(matrix, queries, dims, slab.clean.cast());
                             let after = slab.clean.add(QUERIES * dim.max(value_dim));
@@ -476,8 +497,6 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
                         }
                     };
                     let (keep, ahead) = (Keep::All, Ahead::NOTHING);
-                    let factors = right;
-                    let right = tiles.right(factors, queries, lanes, slab.right);
                     tiles.multiply(Multiply { target, keep, left, right, size, ahead });
                     if careful {
                         left_out(matrix, queries, dims, |query, dim, x| {
@@ -509,11 +528,12 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
         // SAFETY: the slab has these keys, and dQ these rows.
         unsafe {
             let products = slab.products.at(0, first);
+            let differentiated = X::differentiated(slab.products, slab.products.row, slab.left[4]);
             let ready = tiles.again(slab.key_rows, slab.keys, row, slab.rows_ready);
             tiles.multiply(Multiply {
                 target: slab.dq,
                 keep: Keep::Nothing,
-                left: tiles.left_of_scratch(products.strided(), queries, keys, slab.left[4]),
+                left: X::part(differentiated, 0, first),
                 right: X::right_part(ready, first, 0),
                 size: Size { m: queries, n: row, k: keys, piece: OVER_KEYS },
                 ahead: Ahead::NOTHING,

@@ -96,6 +96,27 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn store_two_bf16(self, to: *mut u16, low: __m512, high: __m512) {
+        /// The upper halves of the words of two vectors.
+        const UPPER: [u16; 32] = {
+            let mut order = [0; 32];
+            let mut i = 0;
+            while i < 32 {
+                order[i] = 2 * i as u16 + 1;
+                i += 1;
+            }
+            order
+        };
+        have!({
+            let half = _mm512_set1_epi32(0x8000);
+            let low = _mm512_add_epi32(_mm512_castps_si512(low), half);
+            let high = _mm512_add_epi32(_mm512_castps_si512(high), half);
+            let order = _mm512_loadu_si512(UPPER.as_ptr().cast());
+            _mm512_storeu_si512(to.cast(), _mm512_permutex2var_epi16(low, order, high))
+        })
+    }
+
+    #[inline(always)]
     unsafe fn load_f16(self, from: *const u16) -> __m512 {
         have!(_mm512_cvtph_ps(_mm256_loadu_si256(from.cast())))
     }
@@ -171,6 +192,13 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn scale(self, x: __m512, n: __m512, _: __m512) -> __m512 {
         have!(_mm512_scalef_ps(x, n))
+    }
+
+    #[inline(always)]
+    fn exp2_by(self, x: __m512, p: impl FnOnce(__m512) -> __m512) -> __m512 {
+        // x − ⌊x⌋, 0 where x is infinite; and · 2^⌊x⌋.
+        let fraction = p(have!(_mm512_reduce_ps::<0x1>(x)));
+        have!(_mm512_scalef_ps(fraction, x))
     }
 
     #[inline(always)]

@@ -11,6 +11,9 @@
 
 use super::Simd;
 
+/// 1.5 · 2^23: adding it leaves a whole number in the low bits.
+pub(crate) const ROUND: f32 = 12_582_912.0;
+
 /// Below it `exp` is less than the smallest normal number, and 0 here.
 pub(crate) const EXP_LOWEST: f32 = -87.336_54;
 
@@ -30,8 +33,6 @@ pub(crate) fn exp_difference<S: Simd>(simd: S, x: S::F, y: S::F) -> S::F {
     // ln 2 with its last bits zero, so that n times it is exact, and what is missing.
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
-    /// 1.5 · 2^23: adding it leaves a whole number in the low bits.
-    const ROUND: f32 = 12_582_912.0;
 
     let difference = simd.sub(x, y);
     let round = simd.splat(ROUND);
@@ -52,31 +53,20 @@ pub(crate) fn exp_difference<S: Simd>(simd: S, x: S::F, y: S::F) -> S::F {
     simd.select(low, simd.splat(0.0), simd.scale(p, n, biased))
 }
 
-/// `e^(x − y)` for `x` up to 80 above `y`, within 2e-7 of itself and half an ulp of the difference:
-/// far below what rounding to bf16 costs, and little for a log-sum-exp. Not below 2^−126, even for
-/// −∞; NaN for NaN.
+/// `2^x` for `x` up to 127, within 1.5e-7 of itself: far below what rounding to bf16 costs, and
+/// little for a log-sum-exp. 1 for 0; 0 or less than 2^-125 where `x` is below −126; NaN for NaN.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-pub(crate) fn exp_difference_coarse<S: Simd>(simd: S, x: S::F, y: S::F) -> S::F {
-    /// 1.5 · 2^23: adding it leaves a whole number in the low bits.
-    const ROUND: f32 = 12_582_912.0;
-    let log2 = simd.splat(std::f32::consts::LOG2_E);
-    // The second where either is NaN.
-    let difference = simd.max(simd.splat(-87.0), simd.sub(x, y));
-    let round = simd.splat(ROUND);
-    let biased = simd.fma(difference, log2, round);
-    let n = simd.sub(biased, round);
-    let f = simd.fma(difference, log2, simd.sub(simd.splat(0.0), n));
-
-    let mut p = simd.splat(1.326_472_6e-3);
-    p = simd.fma(p, f, simd.splat(9.671_513e-3));
-    p = simd.fma(p, f, simd.splat(5.550_733_6e-2));
-    p = simd.fma(p, f, simd.splat(2.402_224_2e-1));
-    // The coefficient of least error, which is a little below ln 2.
-    const FIRST: f32 = f32::from_bits(0x3f31_7215);
-    p = simd.fma(p, f, simd.splat(FIRST));
-    p = simd.fma(p, f, simd.splat(1.0));
-    simd.scale(p, n, biased)
+pub(crate) fn exp2_coarse<S: Simd>(simd: S, x: S::F) -> S::F {
+    simd.exp2_by(x, |f| {
+        // Coefficients of least relative error from 0 to 1, the last one 1.
+        let mut p = simd.splat(1.867_130_2e-3);
+        p = simd.fma(p, f, simd.splat(9.017_03e-3));
+        p = simd.fma(p, f, simd.splat(5.579_991_3e-2));
+        p = simd.fma(p, f, simd.splat(2.401_644_4e-1));
+        p = simd.fma(p, f, simd.splat(6.931_513e-1));
+        simd.fma(p, f, simd.splat(1.0))
+    })
 }
 
 /// `tanh x`, within a few ulps; NaN for NaN.
@@ -110,6 +100,8 @@ mod tests {
     enum At {
         Difference(f32, f32),
         Tanh(f32),
+        #[cfg(target_arch = "x86_64")]
+        Exp2(f32),
     }
 
     impl Operation for At {
@@ -120,6 +112,8 @@ mod tests {
             let value = match self {
                 At::Difference(x, y) => exp_difference(simd, simd.splat(x), simd.splat(y)),
                 At::Tanh(x) => tanh(simd, simd.splat(x)),
+                #[cfg(target_arch = "x86_64")]
+                At::Exp2(x) => exp2_coarse(simd, simd.splat(x)),
             };
             let mut lanes = [0.0; 16];
             // SAFETY: no vector has more lanes.
@@ -168,6 +162,27 @@ mod tests {
             }
             let most = if fused { 1.0 } else { 1.5 };
             assert!(worst.0 <= most, "{isa}: {} ulp at {}", worst.0, worst.1);
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn coarse_exp2_is_what_it_says() {
+        for (isa, fused) in isas() {
+            let exp2 = |x| dispatch(isa, At::Exp2(x));
+            let most = if fused { 1.5e-7 } else { 4e-7 };
+            for i in 0..400_000 {
+                let x = 4.0 - i as f32 * 3.23e-4;
+                let exact = f64::from(x).exp2();
+                let error = (f64::from(exp2(x)) - exact).abs() / exact;
+                assert!(error <= most, "{isa}: {error} at {x}");
+            }
+            assert_eq!(exp2(0.0), 1.0, "{isa}");
+            assert!((exp2(-1e-38) - 1.0).abs() <= 1.5e-7, "{isa}");
+            for x in [-127.5, -1e3, -1e30, f32::NEG_INFINITY] {
+                assert!((0.0..2.0_f32.powi(-125)).contains(&exp2(x)), "{isa}: {x}");
+            }
+            assert!(exp2(f32::NAN).is_nan(), "{isa}");
         }
     }
 

@@ -18,8 +18,11 @@ use std::arch::asm;
 use std::arch::x86_64::__cpuid_count;
 use std::sync::OnceLock;
 
-use self::pack::{left_columns, left_numbers, left_rounded, left_rows, right_rounded};
-use super::{Ahead, Keep, Multiply, Rows, Size, Stretch, Strided, Tiles};
+use self::pack::{left_columns, left_numbers, left_rows, right_rounded};
+use super::{Ahead, Differentiated, Keep, Multiply, Rooms, Rows, Size, Stretch, Strided, Tiles};
+use crate::kernel::backward::QUERIES;
+use crate::kernel::backward::coarse::{self, Coarse};
+use crate::kernel::backward::differentiate::Differentiate;
 use crate::kernel::forward::coarse::{Begin, Weigh};
 use crate::score::Transform;
 use crate::simd::{Avx512, Operation, Simd};
@@ -186,14 +189,6 @@ impl Tiles for Amx {
         Blocks { first: to, along: k.div_ceil(TERMS) }
     }
 
-    unsafe fn left_of_scratch(self, matrix: Strided, m: usize, k: usize, room: *mut f32) -> Blocks {
-        debug_assert_eq!(matrix.column, 1);
-        let to = room.cast::<u16>();
-        // SAFETY: the caller's; the unit is only there with AVX-512 and its bf16 conversions.
-        unsafe { left_rounded(matrix, m, k, to) };
-        Blocks { first: to, along: k.div_ceil(TERMS) }
-    }
-
     unsafe fn part(left: Blocks, row: usize, column: usize) -> Blocks {
         debug_assert!(row.is_multiple_of(SIDE) && column.is_multiple_of(TERMS));
         // SAFETY: the caller's.
@@ -258,6 +253,36 @@ impl Tiles for Amx {
             // SAFETY: the caller's.
             unsafe { self.multiply(Multiply { target, keep, left, right, size, ahead }) };
         }
+    }
+
+    unsafe fn differentiate<T: Transform>(
+        self,
+        mut work: Differentiate<T>,
+        rooms: Rooms,
+    ) -> Differentiated<Self> {
+        let Differentiate { queries, keys, lanes, .. } = work;
+        let right = rooms.right.map(|room| room.cast::<u16>());
+        let along = rooms.slab.div_ceil(TERMS);
+        let left = Blocks { first: rooms.left.cast::<u16>(), along };
+        // Products of lanes that hold no key must be 0: they are summed over.
+        let bits = [u64::MAX.checked_shl(keys as u32).map_or(u64::MAX, |above| !above); QUERIES];
+        if work.bits.is_null() && keys < lanes {
+            work.bits = bits.as_ptr();
+        }
+        let rows = &coarse::rows(&work);
+        // SAFETY: the caller's.
+        unsafe {
+            let left = left.at(0, rooms.first / TERMS).first.cast_mut();
+            let (work, keep) = (&work, rooms.keep);
+            self.0.call(Coarse { work, rows, right, left, along, keep });
+        }
+        let [probabilities, products] =
+            right.map(|first| Blocks { first, along: queries.div_ceil(TERMS) });
+        Differentiated { probabilities, products }
+    }
+
+    unsafe fn differentiated(_: Rows, k: usize, room: *mut f32) -> Blocks {
+        Blocks { first: room.cast::<u16>(), along: k.div_ceil(TERMS) }
     }
 }
 

@@ -10,8 +10,12 @@
 
 use std::marker::PhantomData;
 
-use super::{Ahead, Keep, Multiply, OVER_DIMS, OVER_TOKENS, Rows, Size, Stretch, Strided, Tiles};
+use super::{
+    Ahead, Differentiated, Keep, Multiply, OVER_DIMS, OVER_TOKENS, Rooms, Rows, Size, Stretch,
+    Strided, Tiles,
+};
 use crate::element::{Element, ElementType, load};
+use crate::kernel::backward::differentiate::Differentiate;
 use crate::score::Transform;
 use crate::simd::{LANES, Operation, Simd};
 
@@ -73,11 +77,6 @@ impl<S: Simd, E: Element> Tiles for Direct<S, E> {
         self.0.call(Widen { source, rows, columns, target: room });
         let wide = Strided { first: room.cast_const(), row: columns as isize, column: 1 };
         if turned { wide.transposed() } else { wide }
-    }
-
-    #[inline(always)]
-    unsafe fn left_of_scratch(self, matrix: Strided, _: usize, _: usize, _: *mut f32) -> Strided {
-        matrix
     }
 
     #[inline(always)]
@@ -144,6 +143,20 @@ impl<S: Simd, E: Element> Tiles for Direct<S, E> {
             // SAFETY: the caller's.
             unsafe { self.multiply(Multiply { target, keep, left, right, size, ahead }) };
         }
+    }
+
+    unsafe fn differentiate<T: Transform>(
+        self,
+        work: Differentiate<T>,
+        _: Rooms,
+    ) -> Differentiated<Self> {
+        let (probabilities, products) = (work.scores, work.products);
+        self.0.call(work);
+        Differentiated { probabilities, products }
+    }
+
+    unsafe fn differentiated(products: Rows, _: usize, _: *mut f32) -> Strided {
+        products.strided()
     }
 }
 

@@ -6,24 +6,25 @@ use crate::simd::{Operation, Simd};
 use crate::tile::Rows;
 
 /// Scores become probabilities, and the gradient of probabilities that of the products q·k.
-pub(super) struct Differentiate<T> {
-    pub(super) scores: Rows,
-    pub(super) gradients: Rows,
-    pub(super) products: Rows,
-    pub(super) queries: usize,
-    /// A whole number of vectors.
-    pub(super) lanes: usize,
-    pub(super) scale: f32,
-    pub(super) transform: T,
+pub(crate) struct Differentiate<T> {
+    pub(crate) scores: Rows,
+    pub(crate) gradients: Rows,
+    pub(crate) products: Rows,
+    pub(crate) queries: usize,
+    pub(crate) keys: usize,
+    /// Keys, and what fills up their last vector.
+    pub(crate) lanes: usize,
+    pub(crate) scale: f32,
+    pub(crate) transform: T,
     /// A word a query, or null where all is seen.
-    pub(super) bits: *const u64,
-    pub(super) lse: *const f32,
+    pub(crate) bits: *const u64,
+    pub(crate) lse: *const f32,
     /// `exp(−rest)` of each query's log-sum-exp.
-    pub(super) corrections: *const f32,
-    pub(super) delta: *const f32,
-    pub(super) slope: f32,
-    pub(super) positions: *const f32,
-    pub(super) query_positions: *const f32,
+    pub(crate) corrections: *const f32,
+    pub(crate) delta: *const f32,
+    pub(crate) slope: f32,
+    pub(crate) positions: *const f32,
+    pub(crate) query_positions: *const f32,
 }
 
 /// `exp(−rest)` for each rest of a log-sum-exp.

@@ -4,14 +4,14 @@
 //! softmax is what limits. Against [`Softmax`]:
 //!
 //! * scores that are neither changed nor masked are not written again;
-//! * the exponential rounds its argument, and has a term less;
+//! * the exponential rounds its argument, is one of base 2, and has a term less;
 //! * probabilities are written once, rounded and in the order that the matrix unit reads.
 
 #![expect(clippy::needless_range_loop, reason = "arrays of vectors stay in registers this way")]
 
 use super::softmax::Softmax;
 use crate::score::{Place, Transform};
-use crate::simd::math::{exp_difference, exp_difference_coarse};
+use crate::simd::math::{exp_difference, exp2_coarse};
 use crate::simd::{Operation, Simd, WIDEST};
 
 /// Keys of a block of packed probabilities.
@@ -58,13 +58,32 @@ impl<T: Transform> Operation for Weigh<'_, T> {
         assert_eq!(S::WIDTH, WIDEST, "blocks are as wide as a vector");
         // SAFETY: whoever makes the operation vouches for keys × lanes scores and their blocks.
         unsafe {
-            match (self.softmax.mask.is_some(), raw(self.softmax)) {
-                (false, true) => self.all::<S, false, true>(simd),
-                (false, false) => self.all::<S, false, false>(simd),
-                (true, _) => self.all::<S, true, false>(simd),
+            for lane in (0..self.softmax.lanes).step_by(S::WIDTH) {
+                let maxima = self.softmax.maxima.add(lane);
+                match (self.softmax.mask.is_some(), raw(self.softmax)) {
+                    (false, true) if near(std::slice::from_raw_parts(maxima, S::WIDTH)) => {
+                        self.lanes::<S, false, { NEAR }>(simd, lane)
+                    }
+                    (false, true) => self.lanes::<S, false, { RAW }>(simd, lane),
+                    (false, false) => self.lanes::<S, false, { SCALED }>(simd, lane),
+                    (true, _) => self.lanes::<S, true, { SCALED }>(simd, lane),
+                }
             }
         }
     }
+}
+
+/// What a score is: scaled and changed, or as the product left it, or such that multiplication by the
+/// scale and subtraction of the maximum can be one step.
+const SCALED: u8 = 0;
+const RAW: u8 = 1;
+const NEAR: u8 = 2;
+
+/// Whether multiplying by the scale, subtracting the maximum and changing the base can be rounded as
+/// one: the greatest score is then off by 2^-23 of itself, which mustn't be seen in its weight of 1.
+#[inline(always)]
+fn near(maxima: &[f32]) -> bool {
+    maxima.iter().all(|&max| max.abs() < 1024.0 || max == f32::NEG_INFINITY)
 }
 
 /// Whether scores are used as the product left them, but for the scale. A negative one would make
@@ -142,67 +161,71 @@ impl<T: Transform> Begin<'_, T> {
 }
 
 impl<T: Transform> Weigh<'_, T> {
+    /// One vector of lanes.
     #[inline(always)]
-    unsafe fn all<S: Simd, const MASKED: bool, const RAW: bool>(&self, simd: S) {
+    unsafe fn lanes<S: Simd, const MASKED: bool, const SCORE: u8>(&self, simd: S, lane: usize) {
         let softmax = self.softmax;
-        let (vectors, chunks) = (softmax.lanes / S::WIDTH, softmax.keys.div_ceil(BLOCK_KEYS));
-        for vector in 0..vectors {
+        let chunks = softmax.keys.div_ceil(BLOCK_KEYS);
+        let blocks = self.packed.wrapping_add(lane / S::WIDTH * chunks * BLOCK);
+        // SAFETY: lanes and keys stay within the scores, the lists and blocks that belong to them.
+        unsafe {
+            let maxima = simd.load(softmax.maxima.add(lane));
+            let seen = simd.less(simd.splat(f32::NEG_INFINITY), maxima);
+            let reference = simd.select(seen, maxima, simd.splat(0.0));
+            let totals = softmax.totals.add(lane);
+            let mut total = simd.load(totals);
             for chunk in 0..chunks {
                 let first = chunk * BLOCK_KEYS;
                 let keys = (softmax.keys - first).min(BLOCK_KEYS);
-                let block = self.packed.wrapping_add((vector * chunks + chunk) * BLOCK);
-                let lane = vector * S::WIDTH;
-                // SAFETY: lanes and keys stay within the scores, the lists and blocks that belong to
-                // them.
-                unsafe {
-                    let maxima = simd.load(softmax.maxima.add(lane));
-                    let seen = simd.less(simd.splat(f32::NEG_INFINITY), maxima);
-                    let reference = simd.select(seen, maxima, simd.splat(0.0));
-                    let totals = softmax.totals.add(lane);
-                    let mut total = simd.load(totals);
-                    for quad in 0..BLOCK_KEYS / TOGETHER {
-                        let mut weights = [simd.splat(0.0); TOGETHER];
-                        let keys = keys.saturating_sub(TOGETHER * quad).min(TOGETHER);
-                        let key = first + TOGETHER * quad;
-                        if keys == TOGETHER {
-                            for k in 0..TOGETHER {
-                                weights[k] =
-                                    self.weigh::<S, MASKED, RAW>(simd, key + k, lane, reference);
-                            }
-                        } else {
-                            for k in 0..keys {
-                                weights[k] =
-                                    self.weigh::<S, MASKED, RAW>(simd, key + k, lane, reference);
-                            }
+                for quad in 0..BLOCK_KEYS / TOGETHER {
+                    let mut weights = [simd.splat(0.0); TOGETHER];
+                    let keys = keys.saturating_sub(TOGETHER * quad).min(TOGETHER);
+                    let key = first + TOGETHER * quad;
+                    if keys == TOGETHER {
+                        for k in 0..TOGETHER {
+                            weights[k] =
+                                self.weigh::<S, MASKED, SCORE>(simd, key + k, lane, reference);
                         }
-                        let [a, b, c, d] = weights;
-                        total = simd.add(total, simd.add(simd.add(a, b), simd.add(c, d)));
-                        let pairs = block.add(2 * quad * BLOCK_KEYS);
-                        simd.store_pairs_bf16(pairs, a, b);
-                        simd.store_pairs_bf16(pairs.add(BLOCK_KEYS), c, d);
+                    } else {
+                        for k in 0..keys {
+                            weights[k] =
+                                self.weigh::<S, MASKED, SCORE>(simd, key + k, lane, reference);
+                        }
                     }
-                    simd.store(totals, total);
+                    let [a, b, c, d] = weights;
+                    total = simd.add(total, simd.add(simd.add(a, b), simd.add(c, d)));
+                    let pairs = blocks.add(chunk * BLOCK + 2 * quad * BLOCK_KEYS);
+                    simd.store_pairs_bf16(pairs, a, b);
+                    simd.store_pairs_bf16(pairs.add(BLOCK_KEYS), c, d);
                 }
             }
+            simd.store(totals, total);
         }
     }
 
     #[inline(always)]
-    unsafe fn weigh<S: Simd, const MASKED: bool, const RAW: bool>(
+    unsafe fn weigh<S: Simd, const MASKED: bool, const SCORE: u8>(
         &self,
         simd: S,
         key: usize,
         lane: usize,
         reference: S::F,
     ) -> S::F {
+        let log2 = simd.splat(std::f32::consts::LOG2_E);
+        let scale = self.softmax.scale;
         // SAFETY: as `lanes`.
         unsafe {
             let at = self.softmax.scores.at(key, lane).first;
-            let mut score = simd.load(at);
-            if RAW {
-                score = simd.mul(score, simd.splat(self.softmax.scale));
-            }
-            let mut weight = exp_difference_coarse(simd, score, reference);
+            let score = simd.load(at);
+            let difference = match SCORE {
+                NEAR => {
+                    let reference = simd.mul(reference, simd.sub(simd.splat(0.0), log2));
+                    simd.fma(score, simd.splat(scale * std::f32::consts::LOG2_E), reference)
+                }
+                RAW => simd.mul(simd.sub(simd.mul(score, simd.splat(scale)), reference), log2),
+                _ => simd.mul(simd.sub(score, reference), log2),
+            };
+            let mut weight = exp2_coarse(simd, difference);
             if let Some((bits, bit)) = self.softmax.mask
                 && MASKED
             {

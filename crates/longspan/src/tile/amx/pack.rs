@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::{BLOCK, SIDE, TERMS};
-use crate::simd::{Avx512, Operation, Simd};
+use crate::simd::{Avx512, Simd};
 use crate::tile::{Rows, Strided};
 
 /// Rows of numbers that lie side by side: a block's rows are pieces of them.
@@ -28,6 +28,7 @@ pub(super) unsafe fn left_rows(matrix: Strided<u16>, m: usize, k: usize, to: *mu
 
 /// Columns of numbers that lie side by side: pairs of columns make words, and a square of words is
 /// turned.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) unsafe fn left_columns(
     simd: Avx512,
     matrix: Strided<u16>,
@@ -36,53 +37,29 @@ pub(super) unsafe fn left_columns(
     to: *mut u16,
 ) {
     let along = k.div_ceil(TERMS);
-    for across in 0..m.div_ceil(SIDE) {
-        for block in 0..along {
-            let at = to.wrapping_add((across * along + block) * BLOCK);
-            let rows = (m - across * SIDE).min(SIDE);
-            let columns = (k - block * TERMS).min(TERMS);
-            // SAFETY: the caller's; the unit is only there with AVX-512.
+    for block in 0..along {
+        let columns = (k - block * TERMS).min(TERMS);
+        for across in 0..m.div_ceil(SIDE) {
+            let mask = u16::MAX >> (SIDE - (m - across * SIDE).min(SIDE));
+            let mut words = [[0_u32; SIDE]; SIDE];
+            for (pair, words) in words[..columns.div_ceil(2)].iter_mut().enumerate() {
+                // SAFETY: only numbers of the matrix are read.
+                unsafe {
+                    let at = matrix.at(across * SIDE, block * TERMS + 2 * pair).first;
+                    let second = if 2 * pair + 1 < columns { mask } else { 0 };
+                    let low = _mm256_maskz_loadu_epi16(mask, at.cast());
+                    let high =
+                        _mm256_maskz_loadu_epi16(second, at.wrapping_offset(matrix.column).cast());
+                    let high = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(high));
+                    let both = _mm512_or_si512(_mm512_cvtepu16_epi32(low), high);
+                    _mm512_storeu_si512(words.as_mut_ptr().cast(), both);
+                }
+            }
+            let to = to.wrapping_add((across * along + block) * BLOCK);
+            // SAFETY: the room holds all blocks.
             unsafe {
-                let from = matrix.at(across * SIDE, block * TERMS);
-                simd.call(Turn { from, rows, columns, to: at });
-            }
-        }
-    }
-}
-
-struct Turn {
-    from: Strided<u16>,
-    rows: usize,
-    columns: usize,
-    to: *mut u16,
-}
-
-impl Operation for Turn {
-    type Output = ();
-
-    #[inline(always)]
-    fn eval<S: Simd>(self, simd: S) {
-        let Turn { from, rows, columns, to } = self;
-        let mut words = [[0_u32; SIDE]; SIDE];
-        // SAFETY: whoever makes the operation vouches for these numbers and a block of room.
-        unsafe {
-            for (pair, words) in words.iter_mut().enumerate() {
-                let first = from.first.wrapping_offset(2 * pair as isize * from.column);
-                let second = first.wrapping_offset(from.column);
-                let count = columns.saturating_sub(2 * pair).min(2);
-                for (row, word) in words[..rows].iter_mut().enumerate() {
-                    let low = if count > 0 { *first.add(row) } else { 0 };
-                    let high = if count > 1 { *second.add(row) } else { 0 };
-                    *word = u32::from(low) | u32::from(high) << 16;
-                }
-            }
-            let (from, to) = (words.as_ptr().cast::<f32>(), to.cast::<f32>());
-            for row in (0..SIDE).step_by(S::WIDTH) {
-                for column in (0..SIDE).step_by(S::WIDTH) {
-                    let (from, to) = (from.add(row * SIDE + column), to.add(column * SIDE + row));
-                    simd.transpose(from, SIDE as isize, to, SIDE as isize);
-                }
-            }
+                simd.transpose(words.as_ptr().cast(), SIDE as isize, to.cast(), SIDE as isize)
+            };
         }
     }
 }
@@ -99,27 +76,6 @@ pub(super) unsafe fn left_numbers(matrix: Strided<u16>, m: usize, k: usize, to: 
             unsafe {
                 let inside = row < m && column < k;
                 *to.add(at) = if inside { *matrix.at(row, column).first } else { 0 };
-            }
-        }
-    }
-}
-
-/// Rows of f32, rounded.
-#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-pub(super) unsafe fn left_rounded(matrix: Strided, m: usize, k: usize, to: *mut u16) {
-    let along = k.div_ceil(TERMS);
-    for row in 0..m.next_multiple_of(SIDE) {
-        for block in 0..along {
-            let count = if row < m { (k - block * TERMS).min(TERMS) } else { 0 };
-            // SAFETY: only numbers of the matrix are read; the room holds all blocks.
-            unsafe {
-                let from = matrix.first.wrapping_offset(row as isize * matrix.row);
-                let from = from.wrapping_add(block * TERMS);
-                let low = load_some(from, count.min(16));
-                let high = load_some(from.wrapping_add(16), count.saturating_sub(16));
-                let numbers = _mm512_cvtne2ps_pbh(high, low);
-                let at = to.add(((row / SIDE) * along + block) * BLOCK + row % SIDE * TERMS);
-                _mm512_storeu_si512(at.cast(), std::mem::transmute::<__m512bh, __m512i>(numbers));
             }
         }
     }
