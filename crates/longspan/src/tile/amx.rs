@@ -150,7 +150,7 @@ impl Tiles for Amx {
     const GRAIN: usize = TERMS;
     const TARGET_ROWS: usize = SIDE;
     const MOST_LANES: usize = 2 * SIDE;
-    const MOST_SCORES: usize = 256 * Self::MOST_LANES;
+    const MOST_SCORES: usize = 512 * Self::MOST_LANES;
     const FOLDS: bool = false;
 
     fn simd(self) -> Avx512 {
@@ -401,7 +401,7 @@ unsafe fn one(target: Rows, left: Blocks, right: Blocks, terms: usize, keep: boo
     }
 }
 
-/// Multiplies columns by their factors, unless all of them are 1.
+/// Multiplies columns by their factors, but for vectors of them where all are 1.
 struct ScaleColumns {
     target: Rows,
     factors: *const f32,
@@ -417,10 +417,11 @@ impl Operation for ScaleColumns {
         let ScaleColumns { target, factors, m, n } = self;
         // SAFETY: whoever makes the operation vouches for the target and a factor a column.
         unsafe {
-            if std::slice::from_raw_parts(factors, n).iter().all(|&factor| factor == 1.0) {
-                return;
-            }
             for column in (0..n).step_by(S::WIDTH) {
+                let own = std::slice::from_raw_parts(factors.add(column), S::WIDTH);
+                if own.iter().all(|&factor| factor == 1.0) {
+                    continue;
+                }
                 let factor = simd.load(factors.add(column));
                 for row in 0..m {
                     let at = target.at(row, column).first;
