@@ -207,6 +207,9 @@ pub(crate) trait Tiles: Copy + Send + Sync {
     const MOST_LANES: usize;
     const MOST_SCORES: usize;
 
+    /// Tiles of queries whose sums over queries are one product.
+    const GROUP: usize;
+
     /// Whether sums over keys are worth a third level: not where their terms are bf16.
     const FOLDS: bool;
 
@@ -279,17 +282,14 @@ pub(crate) trait Tiles: Copy + Send + Sync {
     /// As [`multiply`](Self::multiply), for both products of each stretch.
     unsafe fn attend<T: Transform>(self, stretches: impl Iterator<Item = Stretch<Self, T>>);
 
-    /// The arithmetic between the products of the backward pass: probabilities and gradients of
-    /// products become ready, as operands on the right and the latter as one on the left too.
+    /// The arithmetic between the products of the backward pass. Probabilities and gradients of
+    /// products become ready as operands on the right, which [`again`](Self::again) gives; the latter
+    /// as one on the left too.
     ///
     /// # Safety
     ///
     /// The matrices of `work` must be as large as it says, and the rooms as large as their operands.
-    unsafe fn differentiate<T: Transform>(
-        self,
-        work: Differentiate<T>,
-        rooms: Rooms,
-    ) -> Differentiated<Self>;
+    unsafe fn differentiate<T: Transform>(self, work: Differentiate<T>, rooms: Rooms);
 
     /// The gradients of products of all tiles of a slab of `k` keys, as an operand on the left.
     ///
@@ -303,20 +303,17 @@ pub(crate) trait Tiles: Copy + Send + Sync {
 /// Where a tile of [`Differentiate`] goes besides its own matrices.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rooms {
-    /// Room for the probabilities and for the gradients of products, on the right.
+    /// Room for the probabilities and for the gradients of products on the right, of all queries of a
+    /// group.
     pub(crate) right: [*mut f32; 2],
-    /// Room for those of the slab on the left, its keys, and the first one of the tile.
+    /// Room for the gradients of products on the left, of all queries of the group and all keys of the
+    /// slab.
     pub(crate) left: *mut f32,
-    pub(crate) slab: usize,
-    pub(crate) first: usize,
+    /// The tile's first query in the group and its first key in the slab, and how many these have.
+    pub(crate) queries: (usize, usize),
+    pub(crate) keys: (usize, usize),
     /// Whether somebody reads the matrices afterwards.
     pub(crate) keep: bool,
-}
-
-/// Probabilities and gradients of products, ready.
-pub(crate) struct Differentiated<X: Tiles> {
-    pub(crate) probabilities: X::Right,
-    pub(crate) products: X::Right,
 }
 
 /// Some keys for some lanes of a tile: `A ← a·A + Vᵗ · softmax(K · Qᵗ)`.

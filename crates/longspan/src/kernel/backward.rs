@@ -20,6 +20,7 @@ mod add;
 pub(crate) mod coarse;
 mod cover;
 pub(crate) mod differentiate;
+mod slab;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -28,12 +29,12 @@ use longspan_pattern::Masks;
 use self::add::AddRows;
 use self::cover::{Coverage, cover, sees};
 use self::differentiate::{Differentiate, correct};
+pub(crate) use self::slab::Slab;
+use self::slab::tile_of;
 
 use super::finite::{AllFinite, clean, left_out};
-use super::pack::{FromLanes, Meet, ToLanes};
 use super::{Raw, padded};
 use crate::attention::RowStatistics;
-use crate::element::Element;
 use crate::plan::Stream;
 use crate::plan::backward::Grid;
 use crate::score::Transform;
@@ -41,10 +42,12 @@ use crate::simd::{LANES, Simd};
 use crate::tile::{
     Ahead, Keep, Multiply, OVER_DIMS, OVER_TOKENS, Rooms, Rows, Size, Strided, Tiles,
 };
-use crate::workspace::Scratch;
 
 /// The most queries of a tile.
 pub(crate) const QUERIES: usize = 64;
+
+/// The most tiles of queries of a group.
+const MOST_GROUP: usize = 4;
 
 /// Terms a piece of dQ's sum over the keys of a slab: fewer than [`OVER_TOKENS`], since the errors
 /// of log-sum-exp and delta, which all terms of the row share, are in it too.
@@ -71,40 +74,6 @@ pub(crate) struct Backward<'a, X: Tiles, T> {
     pub(crate) keys: usize,
     pub(crate) grid: Grid,
 }
-
-/// A slab of keys at work: scratch of a thread.
-pub(crate) struct Slab {
-    first: usize,
-    keys: usize,
-    /// LANES keys a tile: Kᵗ, Vᵗ, dKᵗ, dVᵗ, one tile after the other.
-    keys_turned: *mut f32,
-    values_turned: *mut f32,
-    dk_turned: *mut f32,
-    dv_turned: *mut f32,
-    /// K, whole vectors a row, with 0 in place of what isn't finite.
-    key_rows: Rows,
-    /// Whether the keys of each tile are finite.
-    finite: [bool; MOST_TILES],
-    /// Scores, then probabilities; and the gradient of the probabilities: queries × LANES.
-    scores: Rows,
-    gradients: Rows,
-    /// The gradient of the products: queries × keys of the slab.
-    products: Rows,
-    /// dQ of a tile over this slab alone: a level of the sum over all keys.
-    dq: Rows,
-    positions: *mut f32,
-    /// Operands, ready: Kᵗ and Vᵗ tile after tile, and K; those of a tile of queries; clean copies of
-    /// numbers that aren't finite, and what is made ready of those.
-    keys_ready: *mut f32,
-    values_ready: *mut f32,
-    rows_ready: *mut f32,
-    left: [*mut f32; 5],
-    right: [*mut f32; 2],
-    clean: *mut f32,
-}
-
-/// Tiles of the largest slab.
-const MOST_TILES: usize = 8;
 
 /// Who may add to dQ now: a counter a chain.
 #[derive(Clone, Copy)]
@@ -143,197 +112,6 @@ pub(crate) enum QueryTarget {
 }
 
 impl<X: Tiles, T: Transform> Backward<'_, X, T> {
-    fn row_len(&self) -> usize {
-        self.dim.next_multiple_of(X::Simd::WIDTH)
-    }
-
-    /// Numbers of a tile of dKᵗ or dVᵗ.
-    fn sums_len(dims: usize) -> usize {
-        dims.next_multiple_of(X::TARGET_ROWS) * LANES
-    }
-
-    /// Numbers of a tile of Kᵗ or Vᵗ that is ready.
-    fn ready_len(dims: usize) -> usize {
-        X::right_room(dims, LANES).next_multiple_of(LANES)
-    }
-
-    fn lengths(&self) -> [usize; 20] {
-        let slab = self.grid.slab.next_multiple_of(LANES);
-        let tiles = slab / LANES;
-        let (dim, value_dim) = (self.dim, self.value_dim);
-        [
-            dim * slab,
-            value_dim * slab,
-            tiles * Self::sums_len(dim),
-            tiles * Self::sums_len(value_dim),
-            slab * self.row_len(),
-            QUERIES * LANES,
-            QUERIES * LANES,
-            QUERIES * slab,
-            QUERIES * self.row_len(),
-            slab,
-            tiles * Self::ready_len(dim),
-            tiles * Self::ready_len(value_dim),
-            X::right_room(slab, self.row_len()),
-            X::left_room(QUERIES, dim),
-            X::left_room(QUERIES, value_dim),
-            X::left_room(dim, QUERIES),
-            X::left_room(value_dim, QUERIES),
-            X::left_room(QUERIES, slab),
-            X::right_room(QUERIES, LANES),
-            X::right_room(QUERIES, LANES),
-        ]
-    }
-
-    /// Numbers of scratch for clean copies of queries or of dO, and for what is made of them.
-    pub(crate) fn clean_room(&self) -> usize {
-        let dims = self.dim.max(self.value_dim);
-        QUERIES * dims + X::left_room(dims, QUERIES)
-    }
-
-    /// Numbers of scratch that a slab needs.
-    pub(crate) fn room(&self) -> usize {
-        self.lengths().iter().map(|len| len.next_multiple_of(LANES)).sum()
-    }
-
-    /// Packs the keys and values of a slab, and sets its gradients to zero.
-    ///
-    /// # Safety
-    ///
-    /// The tensors must have this entry, head and slab.
-    pub(crate) unsafe fn open(
-        &self,
-        scratch: &mut Scratch,
-        (entry, head): (usize, usize),
-        slab: u32,
-    ) -> Slab {
-        let mut next = scratch.numbers.room(self.room());
-        let parts = self.lengths().map(|len| {
-            let part = next;
-            // SAFETY: the parts add up to the room.
-            next = unsafe { next.add(len.next_multiple_of(LANES)) };
-            part
-        });
-        let [
-            keys_turned,
-            values_turned,
-            dk_turned,
-            dv_turned,
-            key_rows,
-            scores,
-            gradients,
-            products,
-            dq,
-            positions,
-            keys_ready,
-            values_ready,
-            rows_ready,
-            left_q,
-            left_dout,
-            left_q_turned,
-            left_dout_turned,
-            left_products,
-            right_probabilities,
-            right_products,
-        ] = parts;
-        let first = slab as usize * self.grid.slab;
-        let row = self.row_len();
-        let mut slab = Slab {
-            first,
-            keys: (self.keys - first).min(self.grid.slab),
-            keys_turned,
-            values_turned,
-            dk_turned,
-            dv_turned,
-            key_rows: Rows { first: key_rows, row },
-            finite: [true; MOST_TILES],
-            scores: Rows { first: scores, row: LANES },
-            gradients: Rows { first: gradients, row: LANES },
-            products: Rows { first: products, row: self.grid.slab.next_multiple_of(LANES) },
-            dq: Rows { first: dq, row },
-            positions,
-            keys_ready,
-            values_ready,
-            rows_ready,
-            left: [left_q, left_dout, left_q_turned, left_dout_turned, left_products],
-            right: [right_probabilities, right_products],
-            clean: scratch.clean.room(self.clean_room()),
-        };
-        let simd = self.tiles.simd();
-        // SAFETY: scratch of our own; the keys are in the tensors.
-        unsafe {
-            let tiles = slab.keys.div_ceil(LANES);
-            std::ptr::write_bytes(dk_turned, 0, tiles * Self::sums_len(self.dim));
-            std::ptr::write_bytes(dv_turned, 0, tiles * Self::sums_len(self.value_dim));
-            for tile in 0..tiles {
-                let (key, tokens) = slab.tile_keys(tile);
-                for (tensor, turned, ready, dims) in [
-                    (self.k, keys_turned, keys_ready, self.dim),
-                    (self.v, values_turned, values_ready, self.value_dim),
-                ] {
-                    let target = tile_of(turned, dims * LANES, tile);
-                    if tokens < LANES {
-                        std::ptr::write_bytes(target.first, 0, dims * LANES);
-                    }
-                    let source = tensor.head(entry, head, key);
-                    simd.call(ToLanes { source, tokens, dims, target, lane: 0 });
-                    let ready = ready.add(tile * Self::ready_len(dims));
-                    self.tiles.right(target, dims, LANES, ready);
-                }
-                let matrix = self.k.head(entry, head, key);
-                slab.finite[tile] =
-                    simd.call(AllFinite { matrix, rows: tokens, columns: self.dim });
-            }
-            let source = self.k.head(entry, head, first);
-            for key in 0..slab.keys {
-                let to = slab.key_rows.at(key, 0).first;
-                for dim in 0..self.dim {
-                    let x = (*source.at(key, dim).first).to_f32();
-                    *to.add(dim) = if x.is_finite() { x } else { 0.0 };
-                }
-                std::ptr::write_bytes(to.add(self.dim), 0, row - self.dim);
-            }
-            self.tiles.right(slab.key_rows, slab.keys, row, rows_ready);
-        }
-        slab
-    }
-
-    /// Adds the slab's dK and dV to the tensors, or writes them to a buffer of rows, dK before dV.
-    ///
-    /// # Safety
-    ///
-    /// Nobody else may write them.
-    pub(crate) unsafe fn close(
-        &self,
-        slab: &Slab,
-        (entry, head): (usize, usize),
-        buffer: Option<*mut f32>,
-    ) {
-        let simd = self.tiles.simd();
-        // SAFETY: the caller's tensors have these keys, and buffers are as large as a slab.
-        unsafe {
-            for tile in 0..slab.keys.div_ceil(LANES) {
-                let (key, tokens) = slab.tile_keys(tile);
-                let mut before = 0;
-                for (tensor, turned, dims) in
-                    [(self.dk, slab.dk_turned, self.dim), (self.dv, slab.dv_turned, self.value_dim)]
-                {
-                    let (target, meet) = match buffer {
-                        None => (tensor.head(entry, head, key), Meet::Add),
-                        Some(buffer) => {
-                            let first = buffer.add(before + (key - slab.first) * dims).cast_const();
-                            (Strided { first, row: dims as isize, column: 1 }, Meet::Replace)
-                        }
-                    };
-                    let source = tile_of(turned, Self::sums_len(dims), tile);
-                    let factors = std::ptr::null();
-                    simd.call(FromLanes { source, lane: 0, factors, tokens, dims, target, meet });
-                    before += self.grid.slab * dims;
-                }
-            }
-        }
-    }
-
     /// All queries of a band and head that see keys of the slab.
     ///
     /// # Safety
@@ -350,6 +128,7 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
     ) {
         let layout = stream.layout;
         let first_of_band = band as usize * self.grid.band;
+        let mut group = Group::EMPTY;
         for row in self.grid.rows(layout, band) {
             if !sees(layout, row, slab) {
                 continue;
@@ -368,150 +147,242 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
                         column: 1,
                     },
                 };
-                let tile = QueryTile { head, row, query, queries, within: query - start, dq };
-                // SAFETY: the caller's.
-                unsafe { self.queries(slab, stream, tile, masks) };
+                if group.len == X::GROUP || group.end().is_some_and(|end| end != query) {
+                    // SAFETY: the caller's.
+                    unsafe { self.queries(slab, stream, head, group.tiles(), masks) };
+                    group = Group::EMPTY;
+                }
+                group.push(QueryTile { row, query, queries, within: query - start, dq });
             }
         }
+        // SAFETY: the caller's.
+        unsafe { self.queries(slab, stream, head, group.tiles(), masks) };
     }
 
-    /// One tile of queries against the slab.
+    /// Neighbouring tiles of queries against the slab.
     unsafe fn queries(
         &self,
         slab: &mut Slab,
         stream: &Stream<'_>,
-        tile: QueryTile,
+        head: usize,
+        group: &[QueryTile],
         masks: &mut Masks<'_>,
     ) {
-        let QueryTile { head, query, queries, .. } = tile;
+        let [QueryTile { query, .. }, ..] = *group else { return };
+        let queries = group.iter().map(|tile| tile.queries).sum();
         let tiles = self.tiles;
-        let simd = tiles.simd();
         // SAFETY: queries and keys are those of the tensors, scratch is our own.
         unsafe {
             let q = self.q.head(stream.entry, head, query);
             let dout = self.dout.head(stream.entry, head, query);
             let row = stream.row(head, query);
-            let (lse, delta) = (self.rows.lse.as_ptr().add(row), self.rows.delta.as_ptr().add(row));
-            let mut corrections = [1.0; QUERIES];
+            let mut corrections = [1.0; MOST_GROUP * QUERIES];
             if let Some(rests) = self.rows.lse_rest {
                 correct(&rests[row..row + queries], &mut corrections);
             }
             let base = if T::PLACED { super::base(stream.layout, query) } else { 0 };
-            let mut query_positions = [0.0; QUERIES];
+            let mut positions = [0.0; MOST_GROUP * QUERIES];
             if T::PLACED {
-                let into = &mut query_positions[..queries];
+                let into = &mut positions[..queries];
                 super::positions(stream.layout.query_positions(), query, base, into);
             }
-            let slope = if T::PLACED { self.slopes[head] } else { 0.0 };
             let [left_q, left_dout, left_q_turned, left_dout_turned, _] = slab.left;
             let (dim, value_dim) = (self.dim, self.value_dim);
-            let q_ready = tiles.left(q, queries, dim, left_q);
-            let dout_ready = tiles.left(dout, queries, value_dim, left_dout);
-            let q_turned = tiles.left(q.transposed(), dim, queries, left_q_turned);
-            let dout_turned = tiles.left(dout.transposed(), value_dim, queries, left_dout_turned);
-            let mut finite = None;
-            // Neighbouring tiles are multiplied with K together.
-            let mut pending: Option<Pending> = None;
+            let at = Queries::<X> {
+                head,
+                all: queries,
+                row,
+                q,
+                dout,
+                q_ready: tiles.left(q, queries, dim, left_q),
+                dout_ready: tiles.left(dout, queries, value_dim, left_dout),
+                q_turned: tiles.left(q.transposed(), dim, queries, left_q_turned),
+                dout_turned: tiles.left(dout.transposed(), value_dim, queries, left_dout_turned),
+                corrections: &corrections,
+                positions: &positions,
+            };
+            let mut finite = [None; MOST_GROUP];
+            // Neighbouring tiles of keys are multiplied with K together.
+            let mut pending: [Option<Pending>; MOST_GROUP] = [None; MOST_GROUP];
             for index in 0..slab.keys.div_ceil(LANES) {
                 let (key, keys) = slab.tile_keys(index);
-                let mut bits = [0; QUERIES];
-                let coverage = cover(stream.layout, &tile, (key, keys), masks, &mut bits);
-                if coverage == Coverage::Empty {
-                    self.multiply_keys(slab, stream, &tile, pending.take());
-                    continue;
-                }
-                let lanes = padded(keys, X::Simd::WIDTH);
-                for (target, left, (turned, ready, dims)) in [
-                    (slab.scores, q_ready, (slab.keys_turned, slab.keys_ready, dim)),
-                    (
-                        slab.gradients,
-                        dout_ready,
-                        (slab.values_turned, slab.values_ready, value_dim),
-                    ),
-                ] {
-                    let turned = tile_of(turned, dims * LANES, index);
-                    let ready = ready.add(index * Self::ready_len(dims));
-                    let right = tiles.again(turned, dims, LANES, ready);
-                    let size = Size { m: queries, n: lanes, k: dims, piece: OVER_DIMS };
-                    let (keep, ahead) = (Keep::Nothing, Ahead::NOTHING);
-                    tiles.multiply(Multiply { target, keep, left, right, size, ahead });
-                }
-
-                let masked = coverage == Coverage::Partial;
                 if T::PLACED {
                     let into = std::slice::from_raw_parts_mut(slab.positions, keys);
                     super::positions(stream.layout.key_positions(), key, base, into);
                 }
-                let careful = masked
-                    && !*finite.get_or_insert_with(|| {
-                        let all = |matrix, columns| {
-                            simd.call(AllFinite { matrix, rows: queries, columns })
-                        };
-                        all(q, self.dim) && all(dout, self.value_dim)
-                    });
-                let products = slab.products.at(0, index * LANES);
-                let differentiate = Differentiate {
-                    scores: slab.scores,
-                    gradients: slab.gradients,
-                    products,
-                    queries,
-                    keys,
-                    lanes,
-                    scale: self.scale,
-                    transform: self.transform,
-                    bits: if masked { bits.as_ptr() } else { std::ptr::null() },
-                    lse,
-                    corrections: corrections.as_ptr(),
-                    delta,
-                    slope,
-                    positions: slab.positions,
-                    query_positions: query_positions.as_ptr(),
-                };
-                let ready = tiles.differentiate(
-                    differentiate,
-                    Rooms {
-                        right: slab.right,
-                        left: slab.left[4],
-                        slab: slab.products.row,
-                        first: index * LANES,
-                        keep: careful || !slab.finite[index],
-                    },
-                );
-                for (matrix, turned, (factors, right), (sums, dims)) in [
-                    (
-                        dout,
-                        dout_turned,
-                        (slab.scores, ready.probabilities),
-                        (slab.dv_turned, value_dim),
-                    ),
-                    (q, q_turned, (products, ready.products), (slab.dk_turned, dim)),
-                ] {
-                    let target = tile_of(sums, Self::sums_len(dims), index);
-                    let size = Size { m: dims, n: lanes, k: queries, piece: OVER_TOKENS };
-                    let left = match careful {
-                        false => turned,
-                        true => {
-                            let copy = clean(matrix, queries, dims, slab.clean.cast());
-                            let after = slab.clean.add(QUERIES * dim.max(value_dim));
-                            tiles.left(copy.transposed(), dims, queries, after)
-                        }
-                    };
-                    let (keep, ahead) = (Keep::All, Ahead::NOTHING);
-                    tiles.multiply(Multiply { target, keep, left, right, size, ahead });
-                    if careful {
-                        left_out(matrix, queries, dims, |query, dim, x| {
-                            for lane in 0..lanes {
-                                let factor = *factors.at(query, lane).first;
-                                if factor != 0.0 {
-                                    *target.at(dim, lane).first += factor * x;
-                                }
-                            }
-                        });
+                // Neighbouring tiles of queries are summed together.
+                let mut run = Run::default();
+                for (number, tile) in group.iter().enumerate() {
+                    let mut bits = [0; QUERIES];
+                    let coverage = cover(stream.layout, tile, (key, keys), masks, &mut bits);
+                    if coverage == Coverage::Empty {
+                        self.multiply_keys(slab, stream, tile, number, pending[number].take());
+                        self.sum(slab, &at, index, run.take());
+                        continue;
                     }
+                    let masked = coverage == Coverage::Partial;
+                    let careful = masked
+                        && !*finite[number]
+                            .get_or_insert_with(|| self.is_finite(&at, number, tile));
+                    let bits = masked.then_some(&bits);
+                    self.differentiate(slab, &at, index, (number, tile.queries), bits, careful);
+                    let one = Run { first: number * QUERIES, queries: tile.queries };
+                    if careful {
+                        self.sum(slab, &at, index, run.take());
+                        self.sum_careful(slab, &at, index, one);
+                    } else {
+                        run.add(one);
+                    }
+                    let first = index * LANES;
+                    pending[number].get_or_insert(Pending { first, keys: 0 }).keys += keys;
                 }
-                pending.get_or_insert(Pending { first: index * LANES, keys: 0 }).keys += keys;
+                self.sum(slab, &at, index, run);
             }
-            self.multiply_keys(slab, stream, &tile, pending);
+            for (number, tile) in group.iter().enumerate() {
+                self.multiply_keys(slab, stream, tile, number, pending[number]);
+            }
+        }
+    }
+
+    /// Whether the queries and dO of a tile are finite.
+    unsafe fn is_finite(&self, at: &Queries<'_, X>, number: usize, tile: &QueryTile) -> bool {
+        let simd = self.tiles.simd();
+        [(at.q, self.dim), (at.dout, self.value_dim)].into_iter().all(|(matrix, columns)| {
+            // SAFETY: the tile is in the tensors.
+            let matrix = unsafe { matrix.at(number * QUERIES, 0) };
+            simd.call(AllFinite { matrix, rows: tile.queries, columns })
+        })
+    }
+
+    /// Probabilities and gradients of products of a tile of queries and a tile of keys.
+    unsafe fn differentiate(
+        &self,
+        slab: &Slab,
+        at: &Queries<'_, X>,
+        index: usize,
+        (number, queries): (usize, usize),
+        bits: Option<&[u64; QUERIES]>,
+        careful: bool,
+    ) {
+        let (first, keys) = (number * QUERIES, slab.tile_keys(index).1);
+        let (tiles, lanes) = (self.tiles, padded(keys, X::Simd::WIDTH));
+        // SAFETY: the caller's.
+        unsafe {
+            for (target, left, (turned, ready, dims)) in [
+                (slab.scores, at.q_ready, (slab.keys_turned, slab.keys_ready, self.dim)),
+                (
+                    slab.gradients,
+                    at.dout_ready,
+                    (slab.values_turned, slab.values_ready, self.value_dim),
+                ),
+            ] {
+                let turned = tile_of(turned, dims * LANES, index);
+                let ready = ready.add(index * Self::ready_len(dims));
+                let right = tiles.again(turned, dims, LANES, ready);
+                let size = Size { m: queries, n: lanes, k: dims, piece: OVER_DIMS };
+                let (left, keep, ahead) = (X::part(left, first, 0), Keep::Nothing, Ahead::NOTHING);
+                tiles.multiply(Multiply { target, keep, left, right, size, ahead });
+            }
+            let row = at.row + first;
+            let work = Differentiate {
+                scores: slab.scores,
+                gradients: slab.gradients,
+                products: slab.products.at(first, index * LANES),
+                queries,
+                keys,
+                lanes,
+                scale: self.scale,
+                transform: self.transform,
+                bits: bits.map_or(std::ptr::null(), |bits| bits.as_ptr()),
+                lse: self.rows.lse.as_ptr().add(row),
+                corrections: at.corrections.as_ptr().add(first),
+                delta: self.rows.delta.as_ptr().add(row),
+                slope: if T::PLACED { self.slopes[at.head] } else { 0.0 },
+                positions: slab.positions,
+                query_positions: at.positions.as_ptr().add(first),
+            };
+            let rooms = Rooms {
+                right: slab.right,
+                left: slab.left[4],
+                queries: (first, at.all),
+                keys: (index * LANES, slab.products.row),
+                keep: careful || !slab.finite[index],
+            };
+            tiles.differentiate(work, rooms);
+        }
+    }
+
+    /// dVᵗ ← dVᵗ + dOᵗ · P and dKᵗ ← dKᵗ + Qᵗ · D over neighbouring tiles of queries.
+    unsafe fn sum(&self, slab: &Slab, at: &Queries<'_, X>, index: usize, run: Run) {
+        if run.queries == 0 {
+            return;
+        }
+        // SAFETY: the caller's.
+        unsafe {
+            for sum in self.sums(slab, at, index, run) {
+                self.add_products(&sum, X::part(sum.turned, 0, run.first), run);
+            }
+        }
+    }
+
+    /// The same for one tile with numbers that aren't finite, which only those who see them may meet.
+    unsafe fn sum_careful(&self, slab: &Slab, at: &Queries<'_, X>, index: usize, run: Run) {
+        // SAFETY: the caller's.
+        unsafe {
+            for sum in self.sums(slab, at, index, run) {
+                let (matrix, dims) = (sum.matrix.at(run.first, 0), sum.dims);
+                let copy = clean(matrix, run.queries, dims, slab.clean.cast());
+                let after = slab.clean.add(QUERIES * self.dim.max(self.value_dim));
+                let left = self.tiles.left(copy.transposed(), dims, run.queries, after);
+                self.add_products(&sum, left, run);
+                left_out(matrix, run.queries, dims, |query, dim, x| {
+                    for lane in 0..sum.lanes {
+                        let factor = *sum.factors.at(query, lane).first;
+                        if factor != 0.0 {
+                            *sum.target.at(dim, lane).first += factor * x;
+                        }
+                    }
+                });
+            }
+        }
+    }
+
+    unsafe fn add_products(&self, sum: &Sum<X>, left: X::Left, run: Run) {
+        let (target, keep, ahead) = (sum.target, Keep::All, Ahead::NOTHING);
+        let size = Size { m: sum.dims, n: sum.lanes, k: run.queries, piece: OVER_TOKENS };
+        // SAFETY: the caller's.
+        unsafe {
+            let right = X::right_part(sum.right, run.first, 0);
+            self.tiles.multiply(Multiply { target, keep, left, right, size, ahead });
+        }
+    }
+
+    /// The two sums over queries of a tile of keys: dV's and dK's.
+    unsafe fn sums(&self, slab: &Slab, at: &Queries<'_, X>, index: usize, run: Run) -> [Sum<X>; 2] {
+        let lanes = padded(slab.tile_keys(index).1, X::Simd::WIDTH);
+        // SAFETY: the caller's.
+        unsafe {
+            let products = slab.products.at(run.first, index * LANES);
+            [
+                (
+                    at.dout,
+                    at.dout_turned,
+                    slab.scores,
+                    slab.dv_turned,
+                    self.value_dim,
+                    slab.right[0],
+                ),
+                (at.q, at.q_turned, products, slab.dk_turned, self.dim, slab.right[1]),
+            ]
+            .map(|(matrix, turned, factors, sums, dims, room)| Sum {
+                matrix,
+                turned,
+                factors,
+                right: self.tiles.again(factors, at.all, lanes, room),
+                target: tile_of(sums, Self::sums_len(dims), index),
+                dims,
+                lanes,
+            })
         }
     }
 
@@ -521,19 +392,20 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
         slab: &Slab,
         stream: &Stream<'_>,
         tile: &QueryTile,
+        number: usize,
         pending: Option<Pending>,
     ) {
         let Some(Pending { first, keys }) = pending else { return };
         let (tiles, row, queries) = (self.tiles, self.row_len(), tile.queries);
         // SAFETY: the slab has these keys, and dQ these rows.
         unsafe {
-            let products = slab.products.at(0, first);
+            let products = slab.products.at(number * QUERIES, first);
             let differentiated = X::differentiated(slab.products, slab.products.row, slab.left[4]);
             let ready = tiles.again(slab.key_rows, slab.keys, row, slab.rows_ready);
             tiles.multiply(Multiply {
                 target: slab.dq,
                 keep: Keep::Nothing,
-                left: X::part(differentiated, 0, first),
+                left: X::part(differentiated, number * QUERIES, first),
                 right: X::right_part(ready, first, 0),
                 size: Size { m: queries, n: row, k: keys, piece: OVER_KEYS },
                 ahead: Ahead::NOTHING,
@@ -555,23 +427,9 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
     }
 }
 
-/// Tile `index` of those of `len` numbers, LANES a row, that lie one after the other.
-unsafe fn tile_of(first: *mut f32, len: usize, index: usize) -> Rows {
-    // SAFETY: the caller has so many tiles.
-    Rows { first: unsafe { first.add(index * len) }, row: LANES }
-}
-
-impl Slab {
-    /// The first key of a tile, and how many it has.
-    fn tile_keys(&self, tile: usize) -> (usize, usize) {
-        (self.first + tile * LANES, (self.keys - tile * LANES).min(LANES))
-    }
-}
-
 /// Up to [`QUERIES`] queries of one row of blocks.
 #[derive(Clone, Copy)]
 struct QueryTile {
-    head: usize,
     row: u32,
     query: usize,
     queries: usize,
@@ -580,7 +438,83 @@ struct QueryTile {
     dq: Strided,
 }
 
+/// Neighbouring tiles of queries, all but the last one of [`QUERIES`].
+struct Group {
+    tiles: [QueryTile; MOST_GROUP],
+    len: usize,
+}
+
+impl Group {
+    const EMPTY: Group = {
+        let dq = Strided { first: std::ptr::null(), row: 0, column: 0 };
+        let nobody = QueryTile { row: 0, query: 0, queries: 0, within: 0, dq };
+        Group { tiles: [nobody; MOST_GROUP], len: 0 }
+    };
+
+    fn tiles(&self) -> &[QueryTile] {
+        &self.tiles[..self.len]
+    }
+
+    fn push(&mut self, tile: QueryTile) {
+        self.tiles[self.len] = tile;
+        self.len += 1;
+    }
+
+    /// The query that the next tile must start with, if there are tiles: none does after a short one.
+    fn end(&self) -> Option<usize> {
+        let last = self.tiles().last()?;
+        Some(if last.queries == QUERIES { last.query + QUERIES } else { usize::MAX })
+    }
+}
+
+/// The queries of a group, and what is made of them once for all keys of a slab.
+struct Queries<'a, X: Tiles> {
+    head: usize,
+    all: usize,
+    /// The first one's place among all rows.
+    row: usize,
+    q: Strided<X::Element>,
+    dout: Strided<X::Element>,
+    q_ready: X::Left,
+    dout_ready: X::Left,
+    q_turned: X::Left,
+    dout_turned: X::Left,
+    corrections: &'a [f32],
+    positions: &'a [f32],
+}
+
+/// Neighbouring queries of a group.
+#[derive(Clone, Copy, Default)]
+struct Run {
+    first: usize,
+    queries: usize,
+}
+
+impl Run {
+    /// Goes on with a tile that follows.
+    fn add(&mut self, tile: Run) {
+        let first = if self.queries == 0 { tile.first } else { self.first };
+        *self = Run { first, queries: self.queries + tile.queries };
+    }
+
+    fn take(&mut self) -> Run {
+        std::mem::take(self)
+    }
+}
+
+/// `target ← target + matrixᵗ · factors`, for a tile of keys.
+struct Sum<X: Tiles> {
+    matrix: Strided<X::Element>,
+    turned: X::Left,
+    factors: Rows,
+    right: X::Right,
+    target: Rows,
+    dims: usize,
+    lanes: usize,
+}
+
 /// Tiles of keys that wait for their product.
+#[derive(Clone, Copy)]
 struct Pending {
     /// The first key, counted from the slab's.
     first: usize,

@@ -19,7 +19,7 @@ use std::arch::x86_64::__cpuid_count;
 use std::sync::OnceLock;
 
 use self::pack::{left_columns, left_numbers, left_rows, right_rounded};
-use super::{Ahead, Differentiated, Keep, Multiply, Rooms, Rows, Size, Stretch, Strided, Tiles};
+use super::{Ahead, Keep, Multiply, Rooms, Rows, Size, Stretch, Strided, Tiles};
 use crate::kernel::backward::QUERIES;
 use crate::kernel::backward::coarse::{self, Coarse};
 use crate::kernel::backward::differentiate::Differentiate;
@@ -151,6 +151,7 @@ impl Tiles for Amx {
     const TARGET_ROWS: usize = SIDE;
     const MOST_LANES: usize = 2 * SIDE;
     const MOST_SCORES: usize = 512 * Self::MOST_LANES;
+    const GROUP: usize = 4;
     const FOLDS: bool = false;
 
     fn simd(self) -> Avx512 {
@@ -255,30 +256,34 @@ impl Tiles for Amx {
         }
     }
 
-    unsafe fn differentiate<T: Transform>(
-        self,
-        mut work: Differentiate<T>,
-        rooms: Rooms,
-    ) -> Differentiated<Self> {
-        let Differentiate { queries, keys, lanes, .. } = work;
-        let right = rooms.right.map(|room| room.cast::<u16>());
-        let along = rooms.slab.div_ceil(TERMS);
-        let left = Blocks { first: rooms.left.cast::<u16>(), along };
+    unsafe fn differentiate<T: Transform>(self, mut work: Differentiate<T>, rooms: Rooms) {
         // Products of lanes that hold no key must be 0: they are summed over.
-        let bits = [u64::MAX.checked_shl(keys as u32).map_or(u64::MAX, |above| !above); QUERIES];
-        if work.bits.is_null() && keys < lanes {
+        let inside = u64::MAX.checked_shl(work.keys as u32).map_or(u64::MAX, |above| !above);
+        let bits = [inside; QUERIES];
+        if work.bits.is_null() && work.keys < work.lanes {
             work.bits = bits.as_ptr();
         }
-        let rows = &coarse::rows(&work);
+        let (query, key) = (rooms.queries.0, rooms.keys.0);
+        let [right_along, left_along] =
+            [rooms.queries.1, rooms.keys.1].map(|terms| terms.div_ceil(TERMS));
         // SAFETY: the caller's.
         unsafe {
-            let left = left.at(0, rooms.first / TERMS).first.cast_mut();
-            let (work, keep) = (&work, rooms.keep);
-            self.0.call(Coarse { work, rows, right, left, along, keep });
+            self.0.call(Coarse {
+                work: &work,
+                shared: &coarse::shared(&work),
+                right: rooms.right.map(|room| {
+                    let all = Blocks { first: room.cast(), along: right_along };
+                    all.at(0, query / TERMS).first.cast_mut()
+                }),
+                right_along,
+                left: Self::differentiated(work.products, rooms.keys.1, rooms.left)
+                    .at(query / SIDE, key / TERMS)
+                    .first
+                    .cast_mut(),
+                left_along,
+                keep: rooms.keep,
+            });
         }
-        let [probabilities, products] =
-            right.map(|first| Blocks { first, along: queries.div_ceil(TERMS) });
-        Differentiated { probabilities, products }
     }
 
     unsafe fn differentiated(_: Rows, k: usize, room: *mut f32) -> Blocks {

@@ -11,8 +11,7 @@
 use std::marker::PhantomData;
 
 use super::{
-    Ahead, Differentiated, Keep, Multiply, OVER_DIMS, OVER_TOKENS, Rooms, Rows, Size, Stretch,
-    Strided, Tiles,
+    Ahead, Keep, Multiply, OVER_DIMS, OVER_TOKENS, Rooms, Rows, Size, Stretch, Strided, Tiles,
 };
 use crate::element::{Element, ElementType, load};
 use crate::kernel::backward::differentiate::Differentiate;
@@ -48,6 +47,7 @@ impl<S: Simd, E: Element> Tiles for Direct<S, E> {
     const TARGET_ROWS: usize = 1;
     const MOST_LANES: usize = LANES;
     const MOST_SCORES: usize = 128 * LANES;
+    const GROUP: usize = 1;
     const FOLDS: bool = true;
 
     fn simd(self) -> S {
@@ -145,14 +145,8 @@ impl<S: Simd, E: Element> Tiles for Direct<S, E> {
         }
     }
 
-    unsafe fn differentiate<T: Transform>(
-        self,
-        work: Differentiate<T>,
-        _: Rooms,
-    ) -> Differentiated<Self> {
-        let (probabilities, products) = (work.scores, work.products);
+    unsafe fn differentiate<T: Transform>(self, work: Differentiate<T>, _: Rooms) {
         self.0.call(work);
-        Differentiated { probabilities, products }
     }
 
     unsafe fn differentiated(products: Rows, _: usize, _: *mut f32) -> Strided {

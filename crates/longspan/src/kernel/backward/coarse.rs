@@ -4,6 +4,8 @@
 //! its argument. Results are written once, rounded and in the orders that a matrix unit reads: pairs
 //! of queries for the sums over queries, rows for the sums over keys.
 
+use std::f32::consts::LOG2_E;
+
 use super::QUERIES;
 use super::differentiate::Differentiate;
 use crate::score::{Place, Transform};
@@ -18,47 +20,49 @@ const BLOCK: usize = SIDE * TERMS;
 /// Scores become bf16 probabilities, and the gradient of probabilities that of the products.
 pub(crate) struct Coarse<'a, T> {
     pub(crate) work: &'a Differentiate<T>,
-    pub(crate) rows: &'a [Row; QUERIES],
+    pub(crate) shared: &'a Shared,
     /// For each 16 keys, blocks of 32 queries: probabilities, gradients of products.
     pub(crate) right: [*mut u16; 2],
+    /// Blocks of queries that 16 keys have.
+    pub(crate) right_along: usize,
     /// For each 16 queries, blocks of 32 keys: gradients of products.
     pub(crate) left: *mut u16,
     /// Blocks of keys that 16 queries have.
-    pub(crate) along: usize,
+    pub(crate) left_along: usize,
     /// Whether the matrices are written too.
     pub(crate) keep: bool,
 }
 
-/// What all keys of a query share.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Row {
-    /// `lse · log2 e`.
-    lse: f32,
-    /// `delta · scale`.
-    delta: f32,
-    /// Whether lse is so large that the rounding of its multiple would be seen in probabilities.
+/// What all keys of each query share.
+pub(crate) struct Shared {
+    /// `−lse · log2 e`.
+    lse: [f32; QUERIES],
+    /// `−delta · scale`.
+    delta: [f32; QUERIES],
+    /// Whether some lse is so large that the rounding of its multiple would be seen in probabilities.
     far: bool,
 }
 
-/// The rows of a tile.
-pub(crate) fn rows<T>(work: &Differentiate<T>) -> [Row; QUERIES] {
-    std::array::from_fn(|query| {
-        if query >= work.queries {
-            return Row::default();
-        }
-        // SAFETY: whoever makes the operation vouches for its rows.
-        let (lse, correction, delta) =
-            unsafe { (*work.lse.add(query), *work.corrections.add(query), *work.delta.add(query)) };
-        let empty = lse == f32::NEG_INFINITY;
+/// Above it the rounding of `lse · log2 e` would be seen in bf16 probabilities.
+const FAR: f32 = 1024.0;
+
+/// What the queries of a tile share.
+pub(crate) fn shared<T>(work: &Differentiate<T>) -> Shared {
+    let mut shared = Shared { lse: [0.0; QUERIES], delta: [0.0; QUERIES], far: false };
+    // SAFETY: whoever makes the operation vouches for its rows.
+    let [lse, correction, delta] = [work.lse, work.corrections, work.delta]
+        .map(|first| unsafe { std::slice::from_raw_parts(first, work.queries) });
+    for query in 0..work.queries {
+        // A row that has seen nothing has no probabilities.
+        let seen = lse[query] != f32::NEG_INFINITY;
+        let lse = if seen { lse[query] } else { f32::INFINITY };
+        shared.far |= seen && !(lse.abs() < FAR);
         // The correction is exp(−rest) of a small rest.
-        let exact = f64::from(lse) + (1.0 - f64::from(correction));
-        let whole = if empty { f64::INFINITY } else { exact };
-        Row {
-            lse: (whole * std::f64::consts::LOG2_E) as f32,
-            delta: delta * work.scale,
-            far: !(lse.abs() < 1024.0 || empty),
-        }
-    })
+        let rest = 1.0 - correction[query];
+        shared.lse[query] = -(lse * LOG2_E + rest * LOG2_E);
+        shared.delta[query] = -(delta[query] * work.scale);
+    }
+    shared
 }
 
 impl<T: Transform> Operation for Coarse<'_, T> {
@@ -67,53 +71,52 @@ impl<T: Transform> Operation for Coarse<'_, T> {
     #[inline(always)]
     fn eval<S: Simd>(self, simd: S) {
         assert_eq!(S::WIDTH, WIDEST, "blocks are as wide as a vector");
+        let odd = self.keep || self.shared.far;
         // SAFETY: whoever makes the operation vouches for queries × lanes numbers and their blocks.
         unsafe {
-            if self.work.bits.is_null() {
-                self.all::<S, false>(simd)
-            } else {
-                self.all::<S, true>(simd)
+            match (odd, self.work.bits.is_null()) {
+                (false, true) => self.all::<S, false, false>(simd),
+                (false, false) => self.all::<S, true, false>(simd),
+                (true, true) => self.all::<S, false, true>(simd),
+                (true, false) => self.all::<S, true, true>(simd),
             }
         }
     }
 }
 
 impl<T: Transform> Coarse<'_, T> {
+    /// Two queries and two vectors of keys at a time. `ODD` where some row is far, or numbers are kept.
     #[inline(always)]
-    unsafe fn all<S: Simd, const MASKED: bool>(&self, simd: S) {
+    unsafe fn all<S: Simd, const MASKED: bool, const ODD: bool>(&self, simd: S) {
         let (queries, lanes) = (self.work.queries, self.work.lanes);
-        let queries_along = queries.div_ceil(TERMS);
+        let nothing = (simd.splat(0.0), simd.splat(0.0));
+        let some = |query, lane| {
+            let inside = query < queries && lane < lanes;
+            // SAFETY: it is in the matrices.
+            if inside { unsafe { self.one::<S, MASKED, ODD>(simd, query, lane) } } else { nothing }
+        };
         for lane in (0..lanes).step_by(TERMS) {
-            for query in (0..queries_along * TERMS).step_by(2) {
-                let mut p = [[simd.splat(0.0); 2]; 2];
-                let mut d = p;
-                for (q, (p, d)) in p.iter_mut().zip(&mut d).enumerate() {
-                    for v in 0..2 {
-                        let lane = lane + v * WIDEST;
-                        if query + q < queries && lane < lanes {
-                            // SAFETY: they are in the matrices.
-                            (p[v], d[v]) = unsafe { self.one::<S, MASKED>(simd, query + q, lane) };
-                        }
-                    }
-                }
+            for query in (0..queries.next_multiple_of(TERMS)).step_by(2) {
+                let [(p00, d00), (p01, d01)] = [some(query, lane), some(query, lane + WIDEST)];
+                let [(p10, d10), (p11, d11)] =
+                    [some(query + 1, lane), some(query + 1, lane + WIDEST)];
+                let column = lane / SIDE;
+                let right =
+                    (column * self.right_along + query / TERMS) * BLOCK + query % TERMS / 2 * TERMS;
+                let left =
+                    (query / SIDE * self.left_along + lane / TERMS) * BLOCK + query % SIDE * TERMS;
                 // SAFETY: these are the blocks of the queries and lanes.
                 unsafe {
-                    for v in 0..2 {
-                        let column = lane / SIDE + v;
-                        if column * SIDE < lanes {
-                            let at = (column * queries_along + query / TERMS) * BLOCK
-                                + query % TERMS / 2 * TERMS;
-                            simd.store_pairs_bf16(self.right[0].add(at), p[0][v], p[1][v]);
-                            simd.store_pairs_bf16(self.right[1].add(at), d[0][v], d[1][v]);
-                        }
+                    simd.store_pairs_bf16(self.right[0].add(right), p00, p10);
+                    simd.store_pairs_bf16(self.right[1].add(right), d00, d10);
+                    if lane + WIDEST < lanes {
+                        let right = right + self.right_along * BLOCK;
+                        simd.store_pairs_bf16(self.right[0].add(right), p01, p11);
+                        simd.store_pairs_bf16(self.right[1].add(right), d01, d11);
                     }
-                    for (q, [low, high]) in d.into_iter().enumerate() {
-                        let query = query + q;
-                        if query / SIDE < queries.div_ceil(SIDE) {
-                            let at = (query / SIDE * self.along + lane / TERMS) * BLOCK
-                                + query % SIDE * TERMS;
-                            simd.store_two_bf16(self.left.add(at), low, high);
-                        }
+                    if query < queries.next_multiple_of(SIDE) {
+                        simd.store_two_bf16(self.left.add(left), d00, d01);
+                        simd.store_two_bf16(self.left.add(left + TERMS), d10, d11);
                     }
                 }
             }
@@ -121,7 +124,7 @@ impl<T: Transform> Coarse<'_, T> {
     }
 
     #[inline(always)]
-    unsafe fn one<S: Simd, const MASKED: bool>(
+    unsafe fn one<S: Simd, const MASKED: bool, const ODD: bool>(
         &self,
         simd: S,
         query: usize,
@@ -131,11 +134,9 @@ impl<T: Transform> Coarse<'_, T> {
         let zero = simd.splat(0.0);
         // SAFETY: queries and lanes stay within the matrices.
         unsafe {
-            let row = self.rows[query];
-            let (scale, log2) = (simd.splat(work.scale), simd.splat(std::f32::consts::LOG2_E));
-            let delta = simd.splat(row.delta);
+            let (scale, log2) = (simd.splat(work.scale), simd.splat(LOG2_E));
             let mut score = simd.load(work.scores.at(query, lane).first);
-            let mut factor = simd.splat(work.scale * std::f32::consts::LOG2_E);
+            let mut factor = simd.splat(work.scale * LOG2_E);
             if !T::NOTHING {
                 let mut place = Place { lanes: zero, other: zero, slopes: zero };
                 if T::PLACED {
@@ -148,25 +149,25 @@ impl<T: Transform> Coarse<'_, T> {
             }
             // No probability is above 1, though other roundings than those of the forward pass may
             // make it so.
-            let mut p = if row.far {
-                let lse = simd.splat(*work.lse.add(query));
+            let lse = simd.splat(self.shared.lse[query]);
+            let mut p = exp2_coarse(simd, simd.min(zero, simd.fma(score, factor, lse)));
+            let lse = *work.lse.add(query);
+            if ODD && !(lse.abs() < FAR || lse == f32::NEG_INFINITY) {
+                let lse = simd.splat(lse);
                 let score = if T::NOTHING { simd.mul(score, scale) } else { score };
                 let power = simd.mul(simd.sub(simd.min(lse, score), lse), log2);
                 let correction = simd.splat(*work.corrections.add(query));
-                simd.min(simd.splat(1.0), simd.mul(exp2_coarse(simd, power), correction))
-            } else {
-                let lse = simd.sub(zero, simd.splat(row.lse));
-                exp2_coarse(simd, simd.min(zero, simd.fma(score, factor, lse)))
-            };
+                p = simd.min(simd.splat(1.0), simd.mul(exp2_coarse(simd, power), correction));
+            }
             let gradient = simd.load(work.gradients.at(query, lane).first);
-            let gradient = simd.fma(gradient, scale, simd.sub(zero, delta));
+            let gradient = simd.fma(gradient, scale, simd.splat(self.shared.delta[query]));
             let mut d = work.transform.pull(simd, score, simd.mul(p, gradient));
             if MASKED {
                 let mask = simd.mask(*work.bits.add(query) >> lane);
                 p = simd.select(mask, p, zero);
                 d = simd.select(mask, d, zero);
             }
-            if self.keep {
+            if ODD && self.keep {
                 simd.store(work.scores.at(query, lane).first, p);
                 simd.store(work.products.at(query, lane).first, d);
             }
