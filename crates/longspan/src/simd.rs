@@ -174,16 +174,22 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn select(self, mask: Self::M, x: Self::F, y: Self::F) -> Self::F;
     /// `x · 2^n`, where `n` is whole, from −126 to 127, and `biased` is `n + 1.5 · 2^23`. NaN stays.
     fn scale(self, x: Self::F, n: Self::F, biased: Self::F) -> Self::F;
-    /// `p(x − ⌊x⌋) · 2^⌊x⌋`, for `x` up to 127: 0 or less than 2^-125 where `x` is below −126 or −∞. NaN
-    /// stays.
+    /// `x − ⌊x⌋`, or 1 for 0; 0 or 1 where `x` is below −126 or −∞. NaN stays.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
-    fn exp2_by(self, x: Self::F, p: impl FnOnce(Self::F) -> Self::F) -> Self::F {
+    fn fraction(self, x: Self::F) -> Self::F {
+        let x = self.max(self.splat(-126.0), x);
+        let round = self.splat(math::ROUND);
+        self.sub(x, self.sub(self.add(self.sub(x, self.splat(0.5)), round), round))
+    }
+    /// `f · 2^(x − fraction(x))`, for `x` up to 127: at most `f · 2^-126` where `x` is below. NaN stays.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn scale_by_whole(self, f: Self::F, x: Self::F) -> Self::F {
         let x = self.max(self.splat(-126.0), x);
         let round = self.splat(math::ROUND);
         let biased = self.add(self.sub(x, self.splat(0.5)), round);
-        let n = self.sub(biased, round);
-        self.scale(p(self.sub(x, n)), n, biased)
+        self.scale(f, self.sub(biased, round), biased)
     }
     /// Asks for the cache line of a byte, which needn't exist; a hint.
     fn prefetch(self, at: *const u8);

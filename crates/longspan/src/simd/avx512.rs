@@ -195,10 +195,14 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn exp2_by(self, x: __m512, p: impl FnOnce(__m512) -> __m512) -> __m512 {
-        // x − ⌊x⌋, 0 where x is infinite; and · 2^⌊x⌋.
-        let fraction = p(have!(_mm512_reduce_ps::<0x1>(x)));
-        have!(_mm512_scalef_ps(fraction, x))
+    fn fraction(self, x: __m512) -> __m512 {
+        // Rounding down; 0 where x is infinite.
+        have!(_mm512_reduce_ps::<0x1>(x))
+    }
+
+    #[inline(always)]
+    fn scale_by_whole(self, f: __m512, x: __m512) -> __m512 {
+        have!(_mm512_scalef_ps(f, x))
     }
 
     #[inline(always)]

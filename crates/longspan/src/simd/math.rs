@@ -58,15 +58,15 @@ pub(crate) fn exp_difference<S: Simd>(simd: S, x: S::F, y: S::F) -> S::F {
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub(crate) fn exp2_coarse<S: Simd>(simd: S, x: S::F) -> S::F {
-    simd.exp2_by(x, |f| {
-        // Coefficients of least relative error from 0 to 1, the last one 1.
-        let mut p = simd.splat(1.867_130_2e-3);
-        p = simd.fma(p, f, simd.splat(9.017_03e-3));
-        p = simd.fma(p, f, simd.splat(5.579_991_3e-2));
-        p = simd.fma(p, f, simd.splat(2.401_644_4e-1));
-        p = simd.fma(p, f, simd.splat(6.931_513e-1));
-        simd.fma(p, f, simd.splat(1.0))
-    })
+    let f = simd.fraction(x);
+    // Coefficients of least relative error from 0 to 1, the last one 1.
+    let mut p = simd.splat(1.867_130_2e-3);
+    p = simd.fma(p, f, simd.splat(9.017_03e-3));
+    p = simd.fma(p, f, simd.splat(5.579_991_3e-2));
+    p = simd.fma(p, f, simd.splat(2.401_644_4e-1));
+    p = simd.fma(p, f, simd.splat(6.931_513e-1));
+    p = simd.fma(p, f, simd.splat(1.0));
+    simd.scale_by_whole(p, x)
 }
 
 /// `tanh x`, within a few ulps; NaN for NaN.

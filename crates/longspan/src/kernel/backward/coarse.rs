@@ -43,8 +43,11 @@ pub(crate) struct Shared {
     far: bool,
 }
 
-/// Above it the rounding of `lse · log2 e` would be seen in bf16 probabilities.
-const FAR: f32 = 1024.0;
+/// Whether the rounding of `lse · log2 e` would be seen in bf16 probabilities, or lse is no number.
+#[inline(always)]
+fn is_far(lse: f32) -> bool {
+    lse.is_nan() || lse.abs() >= 1024.0
+}
 
 /// What the queries of a tile share.
 pub(crate) fn shared<T>(work: &Differentiate<T>) -> Shared {
@@ -56,7 +59,7 @@ pub(crate) fn shared<T>(work: &Differentiate<T>) -> Shared {
         // A row that has seen nothing has no probabilities.
         let seen = lse[query] != f32::NEG_INFINITY;
         let lse = if seen { lse[query] } else { f32::INFINITY };
-        shared.far |= seen && !(lse.abs() < FAR);
+        shared.far |= seen && is_far(lse);
         // The correction is exp(−rest) of a small rest.
         let rest = 1.0 - correction[query];
         shared.lse[query] = -(lse * LOG2_E + rest * LOG2_E);
@@ -89,17 +92,22 @@ impl<T: Transform> Coarse<'_, T> {
     #[inline(always)]
     unsafe fn all<S: Simd, const MASKED: bool, const ODD: bool>(&self, simd: S) {
         let (queries, lanes) = (self.work.queries, self.work.lanes);
-        let nothing = (simd.splat(0.0), simd.splat(0.0));
-        let some = |query, lane| {
-            let inside = query < queries && lane < lanes;
-            // SAFETY: it is in the matrices.
-            if inside { unsafe { self.one::<S, MASKED, ODD>(simd, query, lane) } } else { nothing }
-        };
         for lane in (0..lanes).step_by(TERMS) {
             for query in (0..queries.next_multiple_of(TERMS)).step_by(2) {
-                let [(p00, d00), (p01, d01)] = [some(query, lane), some(query, lane + WIDEST)];
-                let [(p10, d10), (p11, d11)] =
-                    [some(query + 1, lane), some(query + 1, lane + WIDEST)];
+                let next = (query + 1, lane + WIDEST);
+                // SAFETY: the caller's.
+                let ([(p00, d00), (p01, d01)], [(p10, d10), (p11, d11)]) = unsafe {
+                    (
+                        [
+                            self.some::<S, MASKED, ODD>(simd, query, lane),
+                            self.some::<S, MASKED, ODD>(simd, query, next.1),
+                        ],
+                        [
+                            self.some::<S, MASKED, ODD>(simd, next.0, lane),
+                            self.some::<S, MASKED, ODD>(simd, next.0, next.1),
+                        ],
+                    )
+                };
                 let column = lane / SIDE;
                 let right =
                     (column * self.right_along + query / TERMS) * BLOCK + query % TERMS / 2 * TERMS;
@@ -120,6 +128,22 @@ impl<T: Transform> Coarse<'_, T> {
                     }
                 }
             }
+        }
+    }
+
+    /// 0 beyond the last query or lane.
+    #[inline(always)]
+    unsafe fn some<S: Simd, const MASKED: bool, const ODD: bool>(
+        &self,
+        simd: S,
+        query: usize,
+        lane: usize,
+    ) -> (S::F, S::F) {
+        if query < self.work.queries && lane < self.work.lanes {
+            // SAFETY: it is in the matrices.
+            unsafe { self.one::<S, MASKED, ODD>(simd, query, lane) }
+        } else {
+            (simd.splat(0.0), simd.splat(0.0))
         }
     }
 
@@ -152,7 +176,7 @@ impl<T: Transform> Coarse<'_, T> {
             let lse = simd.splat(self.shared.lse[query]);
             let mut p = exp2_coarse(simd, simd.min(zero, simd.fma(score, factor, lse)));
             let lse = *work.lse.add(query);
-            if ODD && !(lse.abs() < FAR || lse == f32::NEG_INFINITY) {
+            if ODD && lse != f32::NEG_INFINITY && is_far(lse) {
                 let lse = simd.splat(lse);
                 let score = if T::NOTHING { simd.mul(score, scale) } else { score };
                 let power = simd.mul(simd.sub(simd.min(lse, score), lse), log2);
