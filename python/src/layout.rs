@@ -18,7 +18,7 @@ use crate::picture;
 /// >>> layout
 /// <longspan.Layout of 1000 × 1000 tokens, blocks of 64, 6.3 % of all pairs>
 /// >>> layout.rows, layout.columns, layout.active_blocks
-/// (16, 16, 46)
+/// (16, 16, 31)
 #[pyclass(frozen, module = "longspan")]
 pub(crate) struct Layout {
     pub(crate) layouts: Layouts,
@@ -122,7 +122,7 @@ impl Layout {
     /// Blocks of which anything is seen, over all batch entries and heads.
     #[getter]
     fn active_blocks(&self, py: Python<'_>) -> u128 {
-        py.detach(|| self.sum(|layout| layout.counts().active_blocks().into()))
+        py.detach(|| self.sum(|layout| layout.counts().active_blocks()))
     }
 
     /// Pairs of a query and a key that are seen, over all batch entries and heads.

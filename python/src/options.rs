@@ -4,7 +4,7 @@
 //! from call to call within [`CACHE_BYTES`], and all calls share their scratch.
 
 use std::num::NonZeroUsize;
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 
 use longspan::{
     Attention, Dims, Heads, Isa, LayoutCache, LayoutSet, Layouts, Order, Pattern as Rule, Score,
@@ -15,7 +15,7 @@ use pyo3::types::{PyDict, PyString};
 
 use crate::errors;
 use crate::layout::Layout;
-use crate::pattern::{Pattern, Places, padding};
+use crate::pattern::{Pattern, Places, padding, pairs};
 use crate::primitives::Whole;
 use crate::signals;
 
@@ -97,8 +97,7 @@ impl Options {
             "query_offset" => self.places.query_offset = Some(value.extract()?),
             "key_offset" => self.places.key_offset = Some(value.extract()?),
             "key_ranges" => {
-                let ranges: Vec<(Whole, Whole)> = value.extract()?;
-                self.key_ranges = Some(ranges.into_iter().map(|(a, b)| (a.0, b.0)).collect());
+                self.key_ranges = Some(pairs(value.extract()?));
             }
             "scale" => self.scale = Some(value.extract()?),
             "softcap" => self.set_score(Score::Softcap(value.extract()?))?,
@@ -222,8 +221,3 @@ pub(crate) fn cache_stats(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     dict.set_item("bytes", stats.bytes)?;
     Ok(dict)
 }
-
-const _: fn() = || {
-    fn shared<T: Send + Sync>() {}
-    shared::<Arc<Attention>>();
-};

@@ -9,6 +9,7 @@ use pyo3::types::{PyString, PyTuple};
 use crate::errors;
 use crate::layout::Layout;
 use crate::picture;
+use crate::primitives::Whole;
 use crate::signals;
 
 /// Characters that a `repr` shows of a text, which may list a million lengths.
@@ -110,9 +111,12 @@ impl Pattern {
     ///
     /// Query `i` stands at position `i + query_offset`, key `j` at `j + key_offset`. Left out,
     /// `key_offset` is 0 and the queries are the *last* positions. `block` is the number of tokens
-    /// a block, 16 to 256. `key_ranges` has a pair `(first, end)` for each batch entry: the keys
-    /// that hold tokens; nobody sees the others. A pattern that differs by head and `key_ranges`
-    /// at once need `heads` where the pattern doesn't say it.
+    /// a block, 16 to 256.
+    ///
+    /// `key_ranges` has a pair `(first, end)` for each batch entry: the keys that hold tokens;
+    /// nobody sees the others. Then `heads` has to say how many query heads there are. A pattern
+    /// that differs by head says so itself; `batch` is how many entries it is for, 1 where left
+    /// out.
     ///
     /// >>> import longspan
     /// >>> layout = longspan.Pattern("causal & window(256, 0)").compile(8192)
@@ -128,17 +132,19 @@ impl Pattern {
     fn compile(
         &self,
         py: Python<'_>,
-        tokens_q: u64,
-        tokens_k: Option<u64>,
-        block: Option<u64>,
+        tokens_q: Whole,
+        tokens_k: Option<Whole>,
+        block: Option<Whole>,
         query_offset: Option<i64>,
         key_offset: Option<i64>,
-        key_ranges: Option<Vec<(u64, u64)>>,
+        key_ranges: Option<Vec<(Whole, Whole)>>,
         heads: Option<usize>,
         batch: Option<usize>,
     ) -> PyResult<Layout> {
+        let block = block.map(|block| block.0);
         let places = Places { block, query_offset, key_offset };
-        let shape = places.shape(tokens_q, tokens_k.unwrap_or(tokens_q))?;
+        let shape = places.shape(tokens_q.0, tokens_k.map_or(tokens_q.0, |tokens| tokens.0))?;
+        let key_ranges = key_ranges.map(pairs);
         let one = match &self.0 {
             Heads::Same(pattern) if key_ranges.is_none() => Some(pattern),
             _ => None,
@@ -253,6 +259,10 @@ impl Places {
         }
         Ok(shape)
     }
+}
+
+pub(crate) fn pairs(ranges: Vec<(Whole, Whole)>) -> Vec<(u64, u64)> {
+    ranges.into_iter().map(|(first, end)| (first.0, end.0)).collect()
 }
 
 /// The padding of `batch` entries, which ranges count themselves.
