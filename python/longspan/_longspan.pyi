@@ -1,15 +1,16 @@
 """The compiled part of the package."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol, overload
+from typing import Any, Literal, Protocol, final, overload
 
 import numpy
 
 from longspan._results import Gradients, Output
 
+__all__: list[str]
 __version__: str
 
-class Tensor(Protocol):
+class _Tensor(Protocol):
     """A NumPy array, or any tensor that has DLPack, in the CPU's memory."""
 
     def __dlpack__(self) -> Any: ...
@@ -21,6 +22,7 @@ _What = Pattern | str | Layout
 #: (address, shape, strides, name of the type)
 _Raw = tuple[int, Sequence[int], Sequence[int], str]
 
+@final
 class Pattern:
     def __new__(cls, text: str) -> Pattern: ...
     @property
@@ -35,16 +37,19 @@ class Pattern:
         query_offset: int | None = None,
         key_offset: int | None = None,
         key_ranges: Sequence[tuple[int, int]] | None = None,
-        heads: int | None = None,
-        batch: int | None = None,
     ) -> Layout: ...
-    def __and__(self, other: Pattern) -> Pattern: ...
-    def __or__(self, other: Pattern) -> Pattern: ...
+    def __and__(self, other: Pattern, /) -> Pattern: ...
+    def __or__(self, other: Pattern, /) -> Pattern: ...
+    def __rand__(self, other: Pattern, /) -> Pattern: ...
+    def __ror__(self, other: Pattern, /) -> Pattern: ...
     def __invert__(self) -> Pattern: ...
-    def __eq__(self, other: object) -> bool: ...
+    def __copy__(self) -> Pattern: ...
+    def __deepcopy__(self, _memo: Any) -> Pattern: ...
+    def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
     def _repr_svg_(self) -> str | None: ...
 
+@final
 class Layout:
     @property
     def tokens_q(self) -> int: ...
@@ -68,10 +73,13 @@ class Layout:
     def active_pairs(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
-    def __eq__(self, other: object) -> bool: ...
+    def __copy__(self) -> Layout: ...
+    def __deepcopy__(self, _memo: Any) -> Layout: ...
+    def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
     def _repr_svg_(self) -> str: ...
 
+@final
 class Array:
     @property
     def shape(self) -> tuple[int, int, int, int]: ...
@@ -107,14 +115,14 @@ def blocks(block: int, rows: Sequence[Sequence[int | tuple[int, int]]]) -> Patte
 def heads(patterns: Sequence[Pattern | str]) -> Pattern: ...
 @overload
 def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    q: _Tensor,
+    k: _Tensor,
+    v: _Tensor,
     pattern: _What,
     *,
     order: _Order | None = "bhsd",
     block: int | None = None,
-    out: Tensor | None = None,
+    out: _Tensor | None = None,
     return_lse: Literal[False] = False,
     scale: float | None = None,
     softcap: float | None = None,
@@ -127,14 +135,14 @@ def attention(
 ) -> Any: ...
 @overload
 def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    q: _Tensor,
+    k: _Tensor,
+    v: _Tensor,
     pattern: _What,
     *,
     order: _Order | None = "bhsd",
     block: int | None = None,
-    out: Tensor | None = None,
+    out: _Tensor | None = None,
     return_lse: Literal[True],
     scale: float | None = None,
     softcap: float | None = None,
@@ -146,14 +154,14 @@ def attention(
     isa: _Isa | None = None,
 ) -> tuple[Any, numpy.ndarray]: ...
 def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    q: _Tensor,
+    k: _Tensor,
+    v: _Tensor,
     pattern: _What,
     *,
     order: _Order | None = "bhsd",
     block: int | None = None,
-    out: Tensor | None = None,
+    out: _Tensor | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     alibi_slopes: Sequence[float] | numpy.ndarray | None = None,
@@ -164,14 +172,14 @@ def forward(
     isa: _Isa | None = None,
 ) -> Output: ...
 def backward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    output: Output | tuple[Tensor, Tensor],
-    dout: Tensor,
+    q: _Tensor,
+    k: _Tensor,
+    v: _Tensor,
+    output: Output | tuple[_Tensor, _Tensor],
+    dout: _Tensor,
     pattern: _What,
     *,
-    dlse: Tensor | None = None,
+    dlse: _Tensor | None = None,
     order: _Order | None = "bhsd",
     block: int | None = None,
     scale: float | None = None,

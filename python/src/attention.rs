@@ -34,7 +34,7 @@ fn class<'py>(
 /// else a `longspan.Array` for `torch.from_dlpack`. With `return_lse` also the log-sum-exp of each
 /// row, f32, `(batch, heads, tokens)`.
 ///
-/// Other Python threads run meanwhile, and Ctrl-C ends the call.
+/// Other Python threads run meanwhile. Ctrl-C ends the call; `out` then holds anything.
 ///
 /// - `block`, `query_offset`, `key_offset`, `key_ranges`: see `Pattern.compile`.
 /// - `scale`: what scores are multiplied by, `1 / sqrt(dim)` where left out.

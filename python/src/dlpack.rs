@@ -227,7 +227,53 @@ fn device_name(kind: i32, index: i32) -> String {
     format!("{kind} {index}")
 }
 
-/// What a consumer is promised besides the elements.
+/// One of the two structures, as far as making one goes.
+trait Structure: Sized {
+    const NAME: &'static CStr;
+
+    fn new(tensor: RawTensor, flags: u64, deleter: unsafe extern "C" fn(*mut Self)) -> Self;
+
+    fn parts(&mut self) -> (&mut RawTensor, &mut *mut c_void);
+
+    /// The one in a capsule that nobody took.
+    fn taken(managed: NonNull<Self>) -> Managed;
+}
+
+impl Structure for Legacy {
+    const NAME: &'static CStr = LEGACY;
+
+    fn new(tensor: RawTensor, _: u64, deleter: unsafe extern "C" fn(*mut Self)) -> Self {
+        Legacy { tensor, context: std::ptr::null_mut(), deleter: Some(deleter) }
+    }
+
+    fn parts(&mut self) -> (&mut RawTensor, &mut *mut c_void) {
+        (&mut self.tensor, &mut self.context)
+    }
+
+    fn taken(managed: NonNull<Self>) -> Managed {
+        Managed::Legacy(managed)
+    }
+}
+
+impl Structure for Versioned {
+    const NAME: &'static CStr = VERSIONED;
+
+    fn new(tensor: RawTensor, flags: u64, deleter: unsafe extern "C" fn(*mut Self)) -> Self {
+        let version = Version { major: MAJOR, minor: 0 };
+        let context = std::ptr::null_mut();
+        Versioned { version, context, deleter: Some(deleter), flags, tensor }
+    }
+
+    fn parts(&mut self) -> (&mut RawTensor, &mut *mut c_void) {
+        (&mut self.tensor, &mut self.context)
+    }
+
+    fn taken(managed: NonNull<Self>) -> Managed {
+        Managed::Versioned(managed)
+    }
+}
+
+/// Which structure a consumer asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Form {
     Legacy,
@@ -259,60 +305,41 @@ pub(crate) fn export<'py, O: Send + 'static>(
     tensor: Export<O>,
     form: Form,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let [_, b, c, d] = tensor.shape;
-    let strides = [b * c * d, c * d, d, 1];
-    let raw = RawTensor {
-        data: tensor.data,
+    match form {
+        Form::Legacy => capsule::<Legacy, O>(py, tensor, 0),
+        Form::Versioned(flags) => capsule::<Versioned, O>(py, tensor, flags),
+    }
+}
+
+fn capsule<'py, M: Structure, O>(
+    py: Python<'py>,
+    Export { data, dtype, shape, owner }: Export<O>,
+    flags: u64,
+) -> PyResult<Bound<'py, PyAny>> {
+    let [_, b, c, d] = shape;
+    let tensor = RawTensor {
+        data,
         device: Device { kind: CPU, index: 0 },
         axes: 4,
-        dtype: tensor.dtype,
+        dtype,
         shape: std::ptr::null_mut(),
         strides: std::ptr::null_mut(),
         byte_offset: 0,
     };
-    let (shape, _owner) = (tensor.shape, tensor.owner);
-    let (pointer, name, destructor) = match form {
-        Form::Legacy => {
-            let managed =
-                Legacy { tensor: raw, context: std::ptr::null_mut(), deleter: Some(free::<O>) };
-            let exported = Box::into_raw(Box::new(Exported { managed, shape, strides, _owner }));
-            // SAFETY: just made, and nobody else knows of it.
-            let managed = unsafe {
-                (*exported).managed.context = exported.cast();
-                (*exported).managed.tensor.shape = (&raw mut (*exported).shape).cast();
-                (*exported).managed.tensor.strides = (&raw mut (*exported).strides).cast();
-                &raw mut (*exported).managed
-            };
-            (managed.cast::<c_void>(), LEGACY, drop_legacy as ffi::PyCapsule_Destructor)
-        }
-        Form::Versioned(flags) => {
-            let managed = Versioned {
-                version: Version { major: MAJOR, minor: 0 },
-                context: std::ptr::null_mut(),
-                deleter: Some(free_versioned::<O>),
-                flags,
-                tensor: raw,
-            };
-            let exported = Box::into_raw(Box::new(Exported { managed, shape, strides, _owner }));
-            // SAFETY: as above.
-            let managed = unsafe {
-                (*exported).managed.context = exported.cast();
-                (*exported).managed.tensor.shape = (&raw mut (*exported).shape).cast();
-                (*exported).managed.tensor.strides = (&raw mut (*exported).strides).cast();
-                &raw mut (*exported).managed
-            };
-            (managed.cast::<c_void>(), VERSIONED, drop_versioned as ffi::PyCapsule_Destructor)
-        }
-    };
-    // SAFETY: the name is static, and the destructor fits the structure. Where it fails nobody has
-    // the pointer, and it is freed as a consumer would.
+    let managed = M::new(tensor, flags, free::<M, O>);
+    let strides = [b * c * d, c * d, d, 1];
+    let exported = Box::into_raw(Box::new(Exported { managed, shape, strides, _owner: owner }));
+    // SAFETY: the box was just made, and nobody else knows of it. The capsule's name is static, and
+    // its destructor fits the structure. Where there is no capsule, nobody has the pointer.
     unsafe {
-        let capsule = ffi::PyCapsule_New(pointer, name.as_ptr(), Some(destructor));
+        let managed = &raw mut (*exported).managed;
+        let (tensor, context) = (*managed).parts();
+        tensor.shape = (&raw mut (*exported).shape).cast();
+        tensor.strides = (&raw mut (*exported).strides).cast();
+        *context = exported.cast();
+        let capsule = ffi::PyCapsule_New(managed.cast(), M::NAME.as_ptr(), Some(drop_untaken::<M>));
         if capsule.is_null() {
-            match form {
-                Form::Legacy => free::<O>(pointer.cast()),
-                Form::Versioned(_) => free_versioned::<O>(pointer.cast()),
-            }
+            free::<M, O>(managed);
         }
         Bound::from_owned_ptr_or_err(py, capsule)
     }
@@ -320,42 +347,21 @@ pub(crate) fn export<'py, O: Send + 'static>(
 
 /// # Safety
 ///
-/// `managed` was made by [`export`] with an owner of this type, and is freed once.
-unsafe extern "C" fn free<O>(managed: *mut Legacy) {
-    // SAFETY: the context is the box that `export` made.
-    unsafe { drop(Box::from_raw((*managed).context.cast::<Exported<Legacy, O>>())) }
+/// `managed` was made by [`capsule`] with an owner of this type, and is freed once.
+unsafe extern "C" fn free<M: Structure, O>(managed: *mut M) {
+    // SAFETY: the context is the box that `capsule` made.
+    unsafe { drop(Box::from_raw((*managed).parts().1.cast::<Exported<M, O>>())) }
 }
 
 /// # Safety
 ///
-/// As [`free`].
-unsafe extern "C" fn free_versioned<O>(managed: *mut Versioned) {
-    // SAFETY: as above.
-    unsafe { drop(Box::from_raw((*managed).context.cast::<Exported<Versioned, O>>())) }
-}
-
-/// # Safety
-///
-/// Called by the interpreter, with a capsule of [`export`].
-unsafe extern "C" fn drop_legacy(capsule: *mut ffi::PyObject) {
+/// Called by the interpreter, with a capsule of [`capsule`].
+unsafe extern "C" fn drop_untaken<M: Structure>(capsule: *mut ffi::PyObject) {
     // SAFETY: a capsule that still has its first name was taken by nobody.
     unsafe {
-        if ffi::PyCapsule_IsValid(capsule, LEGACY.as_ptr()) == 1 {
-            let managed = ffi::PyCapsule_GetPointer(capsule, LEGACY.as_ptr());
-            drop(Managed::Legacy(NonNull::new_unchecked(managed.cast())));
-        }
-    }
-}
-
-/// # Safety
-///
-/// As [`drop_legacy`].
-unsafe extern "C" fn drop_versioned(capsule: *mut ffi::PyObject) {
-    // SAFETY: as above.
-    unsafe {
-        if ffi::PyCapsule_IsValid(capsule, VERSIONED.as_ptr()) == 1 {
-            let managed = ffi::PyCapsule_GetPointer(capsule, VERSIONED.as_ptr());
-            drop(Managed::Versioned(NonNull::new_unchecked(managed.cast())));
+        if ffi::PyCapsule_IsValid(capsule, M::NAME.as_ptr()) == 1 {
+            let managed = ffi::PyCapsule_GetPointer(capsule, M::NAME.as_ptr());
+            drop(M::taken(NonNull::new_unchecked(managed.cast())));
         }
     }
 }

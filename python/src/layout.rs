@@ -2,7 +2,8 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use longspan::{Layout as Compiled, Layouts};
+use longspan::{Layout as Compiled, LayoutSet, Layouts};
+use longspan_pattern::Error;
 use pyo3::prelude::*;
 use pyo3::types::PyBool;
 
@@ -11,7 +12,7 @@ use crate::picture;
 /// A pattern compiled for given lengths: which blocks of queries and keys are seen in full, in part
 /// or not at all. Made by `Pattern.compile`.
 ///
-/// A layout is for every batch entry and head, or for so many of each (`batch`, `heads`).
+/// Where it differs by batch entry or by head, `batch` and `heads` say for how many it is.
 ///
 /// >>> import longspan
 /// >>> layout = longspan.Pattern("causal & window(64, 0)").compile(1000)
@@ -21,17 +22,40 @@ use crate::picture;
 /// (16, 16, 31)
 #[pyclass(frozen, module = "longspan")]
 pub(crate) struct Layout {
-    pub(crate) layouts: Layouts,
+    /// A set has one entry, or one head, along an axis that it is the same for.
+    layouts: Layouts,
+    batch: Option<usize>,
+    heads: Option<usize>,
 }
 
 impl Layout {
-    pub(crate) fn new(layouts: Layouts) -> Self {
-        Layout { layouts }
+    /// A layout for every batch entry and head.
+    pub(crate) fn same(layout: Compiled) -> Self {
+        Layout { layouts: layout.into(), batch: None, heads: None }
     }
 
-    /// The layout of each batch entry and head, one after the other; the only one where there is
-    /// one.
-    fn each(&self) -> Vec<&Compiled> {
+    /// Layouts that differ by batch entry, by head or by both; `None` where they don't, and the
+    /// set has one of it.
+    pub(crate) fn each(set: LayoutSet, batch: Option<usize>, heads: Option<usize>) -> Self {
+        Layout { layouts: set.into(), batch, heads }
+    }
+
+    /// The layouts of a call with so many batch entries and heads. Where the set is for other
+    /// numbers of them, the call itself refuses it.
+    pub(crate) fn widened(&self, batch: usize, heads: usize) -> Result<Layouts, Error> {
+        let Layouts::Each(set) = &self.layouts else { return Ok(self.layouts.clone()) };
+        let (batch, heads) = (self.batch.unwrap_or(batch), self.heads.unwrap_or(heads));
+        let at = |entry: usize, head: usize| {
+            let entry = self.batch.map_or(0, |_| entry);
+            let head = self.heads.map_or(0, |_| head);
+            set.layouts()[set.index(entry, head)].clone()
+        };
+        let pairs = (0..batch).flat_map(|entry| (0..heads).map(move |head| (entry, head)));
+        LayoutSet::new(batch, heads, pairs.map(|(entry, head)| at(entry, head))).map(Layouts::Each)
+    }
+
+    /// The layout of each batch entry and head that it tells apart, one after the other.
+    fn all(&self) -> Vec<&Compiled> {
         match &self.layouts {
             Layouts::One(layout) => vec![layout],
             Layouts::Each(set) => {
@@ -55,7 +79,7 @@ impl Layout {
     }
 
     fn sum(&self, number: impl Fn(&Compiled) -> u128) -> u128 {
-        self.each().into_iter().map(number).sum()
+        self.all().into_iter().map(number).sum()
     }
 }
 
@@ -94,38 +118,32 @@ impl Layout {
     /// Batch entries it is for; `None` where it is for any.
     #[getter]
     fn batch(&self) -> Option<usize> {
-        match &self.layouts {
-            Layouts::One(_) => None,
-            Layouts::Each(set) => Some(set.batch()),
-        }
+        self.batch
     }
 
     /// Query heads it is for; `None` where it is for any.
     #[getter]
     fn heads(&self) -> Option<usize> {
-        match &self.layouts {
-            Layouts::One(_) => None,
-            Layouts::Each(set) => Some(set.heads()),
-        }
+        self.heads
     }
 
-    /// The share of all pairs of a query and a key that is seen, over all batch entries and heads.
+    /// The share of all pairs of a query and a key that is seen, over all that it tells apart.
     #[getter]
     fn density(&self, py: Python<'_>) -> f64 {
         py.detach(|| {
-            let each = self.each();
-            let sum: f64 = each.iter().map(|layout| layout.density()).sum();
-            if each.is_empty() { 0.0 } else { sum / each.len() as f64 }
+            let all = self.all();
+            let sum: f64 = all.iter().map(|layout| layout.density()).sum();
+            if all.is_empty() { 0.0 } else { sum / all.len() as f64 }
         })
     }
 
-    /// Blocks of which anything is seen, over all batch entries and heads.
+    /// Blocks of which anything is seen, over all that it tells apart.
     #[getter]
     fn active_blocks(&self, py: Python<'_>) -> u128 {
         py.detach(|| self.sum(|layout| layout.counts().active_blocks()))
     }
 
-    /// Pairs of a query and a key that are seen, over all batch entries and heads.
+    /// Pairs of a query and a key that are seen, over all that it tells apart.
     #[getter]
     fn active_pairs(&self, py: Python<'_>) -> u128 {
         py.detach(|| self.sum(|layout| layout.counts().active_pairs))
@@ -142,9 +160,9 @@ impl Layout {
         let Ok(other) = other.cast::<Layout>() else { return py.NotImplemented() };
         let other = other.get();
         let equal = py.detach(|| {
-            (self.batch(), self.heads()) == (other.batch(), other.heads())
+            (self.batch, self.heads) == (other.batch, other.heads)
                 && self.tokens() == other.tokens()
-                && self.each() == other.each()
+                && self.all() == other.all()
         });
         PyBool::new(py, equal).to_owned().into_any().unbind()
     }
@@ -153,23 +171,21 @@ impl Layout {
         py.detach(|| {
             let mut hasher = DefaultHasher::new();
             self.tokens().hash(&mut hasher);
-            self.each().iter().for_each(|layout| layout.hash().to_string().hash(&mut hasher));
+            self.all().iter().for_each(|layout| layout.hash().to_string().hash(&mut hasher));
             hasher.finish()
         })
     }
 
     fn __repr__(&self, py: Python<'_>) -> String {
         let (q, k) = (self.tokens_q(), self.tokens_k());
-        let each = match &self.layouts {
-            Layouts::One(_) => String::new(),
-            Layouts::Each(set) => {
-                format!(", {} batch entries × {} heads", set.batch(), set.heads())
-            }
-        };
+        let batch = self.batch.map(|batch| format!(", {batch} batch entries"));
+        let heads = self.heads.map(|heads| format!(", {heads} heads"));
         format!(
-            "<longspan.Layout of {q} × {k} tokens, blocks of {}, {:.1} % of all pairs{each}>",
+            "<longspan.Layout of {q} × {k} tokens, blocks of {}, {:.1} % of all pairs{}{}>",
             self.block(),
-            100.0 * self.density(py)
+            100.0 * self.density(py),
+            batch.unwrap_or_default(),
+            heads.unwrap_or_default()
         )
     }
 

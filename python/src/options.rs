@@ -139,7 +139,7 @@ impl Options {
         q: Dims,
         k: Dims,
     ) -> PyResult<Attention> {
-        let layouts = match self.asked(pattern)? {
+        let layouts = match self.asked(pattern, q)? {
             Asked::Layouts(layouts) => layouts,
             Asked::Patterns(heads) => self.compile(pattern.py(), &heads, q, k)?,
         };
@@ -154,7 +154,7 @@ impl Options {
         Ok(attention)
     }
 
-    fn asked(&self, pattern: &Bound<'_, PyAny>) -> PyResult<Asked> {
+    fn asked(&self, pattern: &Bound<'_, PyAny>, q: Dims) -> PyResult<Asked> {
         if let Ok(layout) = pattern.cast::<Layout>() {
             let set = [
                 ("block", self.places.block.is_some()),
@@ -167,7 +167,8 @@ impl Options {
                     "{name}: a layout has its own; leave it out, or give it to Pattern.compile"
                 )));
             }
-            return Ok(Asked::Layouts(layout.get().layouts.clone()));
+            let layouts = layout.get().widened(q.batch, q.heads);
+            return layouts.map(Asked::Layouts).map_err(errors::raise_pattern);
         }
         match Pattern::of(pattern)? {
             Some(heads) => Ok(Asked::Patterns(heads)),
@@ -180,7 +181,14 @@ impl Options {
 
     fn compile(&self, py: Python<'_>, heads: &Heads, q: Dims, k: Dims) -> PyResult<Layouts> {
         let shape = self.places.shape(q.tokens as u64, k.tokens as u64)?;
-        let padding = padding(self.key_ranges.clone(), Some(q.batch))?;
+        if let Some(ranges) = self.key_ranges.as_ref().filter(|ranges| ranges.len() != q.batch) {
+            return Err(errors::value(format!(
+                "key_ranges has {} pairs, expected {}: one (first, end) a batch entry",
+                ranges.len(),
+                q.batch
+            )));
+        }
+        let padding = padding(self.key_ranges.clone(), q.batch);
         let compile = |_: &mut signals::Watch| match (heads, &self.key_ranges) {
             (Heads::Same(pattern), None) => LAYOUTS.get(pattern, &shape).map(Layouts::One),
             _ => LayoutSet::compile(heads, q.heads, &shape, &padding, Some(&LAYOUTS))

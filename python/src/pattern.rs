@@ -2,7 +2,7 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use longspan::{BlockSize, Heads, Layout as Compiled, LayoutSet, Layouts, Padding, Shape};
+use longspan::{BlockSize, Heads, Layout as Compiled, LayoutSet, Padding, Shape};
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
 
@@ -114,19 +114,17 @@ impl Pattern {
     /// a block, 16 to 256.
     ///
     /// `key_ranges` has a pair `(first, end)` for each batch entry: the keys that hold tokens;
-    /// nobody sees the others. Then `heads` has to say how many query heads there are. A pattern
-    /// that differs by head says so itself; `batch` is how many entries it is for, 1 where left
-    /// out.
+    /// nobody sees the others.
     ///
     /// >>> import longspan
     /// >>> layout = longspan.Pattern("causal & window(256, 0)").compile(8192)
     /// >>> layout.tokens_q, layout.block
     /// (8192, 64)
-    /// >>> longspan.causal().compile(100, key_ranges=[(0, 100), (40, 100)], heads=2).batch
+    /// >>> longspan.causal().compile(100, key_ranges=[(0, 100), (40, 100)]).batch
     /// 2
     #[pyo3(signature = (
         tokens_q, tokens_k=None, *, block=None, query_offset=None, key_offset=None,
-        key_ranges=None, heads=None, batch=None,
+        key_ranges=None,
     ))]
     #[expect(clippy::too_many_arguments, reason = "they are named in Python")]
     fn compile(
@@ -138,8 +136,6 @@ impl Pattern {
         query_offset: Option<i64>,
         key_offset: Option<i64>,
         key_ranges: Option<Vec<(Whole, Whole)>>,
-        heads: Option<usize>,
-        batch: Option<usize>,
     ) -> PyResult<Layout> {
         let block = block.map(|block| block.0);
         let places = Places { block, query_offset, key_offset };
@@ -150,25 +146,19 @@ impl Pattern {
             _ => None,
         };
         if let Some(pattern) = one {
-            if let Some(name) = heads.map(|_| "heads").or(batch.map(|_| "batch")) {
-                return Err(errors::value(format!(
-                    "{name}: this layout is the same for every head and batch entry; leave it out"
-                )));
-            }
             let compile = |watch: &mut signals::Watch| {
                 Compiled::compile_with(pattern, &shape, |_, _| watch.look())
             };
             let layout = signals::released(py, compile, errors::raise_pattern)?;
-            return Ok(Layout::new(layout.into()));
+            return Ok(Layout::same(layout));
         }
-        let heads = heads.or(self.0.count()).ok_or_else(|| {
-            errors::value("key_ranges: expected heads, the number of query heads, beside them")
-        })?;
-        let padding = padding(key_ranges, batch)?;
-        let compile =
-            |_: &mut signals::Watch| LayoutSet::compile(&self.0, heads, &shape, &padding, None);
+        let (batch, heads) = (key_ranges.as_ref().map(Vec::len), self.0.count());
+        let padding = padding(key_ranges, 1);
+        let compile = |_: &mut signals::Watch| {
+            LayoutSet::compile(&self.0, heads.unwrap_or(1), &shape, &padding, None)
+        };
         let set = signals::released(py, compile, errors::raise_pattern)?;
-        Ok(Layout::new(Layouts::Each(set)))
+        Ok(Layout::each(set, batch, heads))
     }
 
     fn __and__(&self, other: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
@@ -184,10 +174,7 @@ impl Pattern {
     }
 
     fn __bool__(&self) -> PyResult<bool> {
-        Err(errors::kind(
-            "a pattern is neither true nor false: use & for and, | for or, ~ for not, with \
-             parentheses around comparisons",
-        ))
+        Err(errors::kind("a pattern is neither true nor false: use & for and, | for or, ~ for not"))
     }
 
     fn __eq__(&self, other: &Bound<'_, PyAny>) -> Py<PyAny> {
@@ -265,15 +252,10 @@ pub(crate) fn pairs(ranges: Vec<(Whole, Whole)>) -> Vec<(u64, u64)> {
     ranges.into_iter().map(|(first, end)| (first.0, end.0)).collect()
 }
 
-/// The padding of `batch` entries, which ranges count themselves.
-pub(crate) fn padding(ranges: Option<Vec<(u64, u64)>>, batch: Option<usize>) -> PyResult<Padding> {
-    match (ranges, batch) {
-        (Some(ranges), Some(batch)) if ranges.len() != batch => Err(errors::value(format!(
-            "key_ranges has {} pairs, expected {batch}: one (first, end) a batch entry",
-            ranges.len()
-        ))),
-        (Some(ranges), _) => Ok(Padding::Each(ranges.iter().map(|&(a, b)| a..b).collect())),
-        (None, Some(batch)) => Ok(Padding::None(batch)),
-        (None, None) => Ok(Padding::None(1)),
+/// The padding of so many batch entries, unless ranges count them.
+pub(crate) fn padding(ranges: Option<Vec<(u64, u64)>>, batch: usize) -> Padding {
+    match ranges {
+        Some(ranges) => Padding::Each(ranges.iter().map(|&(first, end)| first..end).collect()),
+        None => Padding::None(batch),
     }
 }

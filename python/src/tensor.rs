@@ -1,11 +1,15 @@
 //! A tensor that came in.
 //!
 //! Whatever it was, it is a pointer, axes, the type of its elements, whether it may be written, and
-//! what keeps it alive. There are two ways to make one: [`Tensor::import`] takes anything with
-//! `__dlpack__`, and [`Tensor::raw`] the numbers that the package's own Python code has read off a
-//! tensor which it holds on to.
+//! what keeps it alive. There are two ways to make one: [`Tensor::import`] takes a NumPy array or
+//! anything with `__dlpack__`, and [`Tensor::raw`] the numbers that the package's own Python code
+//! has read off a tensor which it holds on to.
+//!
+//! NumPy's arrays say themselves where they lie (`__array_interface__`): by DLPack they can't hand
+//! over bf16, and before 2.1 nothing that is read-only, as a broadcast array is.
 
 use longspan::{Dims, Element, ElementType, Order, Strides, View, ViewMut};
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyTuple, PyType};
@@ -74,17 +78,56 @@ unsafe impl Sync for Tensor {}
 impl Tensor {
     /// The tensor of a NumPy array, or of any object with `__dlpack__`.
     pub(crate) fn import(name: &'static str, object: &Bound<'_, PyAny>) -> PyResult<Self> {
-        if let Some(bits) = bfloat16_bits(object)? {
-            return Tensor::taken(name, Managed::take(name, &bits)?, |_| Some(ElementType::Bf16));
+        if object.is_instance(ndarray(object.py())?)? {
+            return Tensor::numpy(name, object);
         }
-        Tensor::taken(name, Managed::take(name, object)?, element_of)
+        Tensor::taken(name, Managed::take(name, object)?)
     }
 
-    fn taken(
-        name: &'static str,
-        managed: Managed,
-        element_of: impl Fn(DataType) -> Option<ElementType>,
-    ) -> PyResult<Self> {
+    fn numpy(name: &'static str, array: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let py = array.py();
+        if array.is_instance(masked(py)?)? {
+            return Err(errors::kind(format!(
+                "{name} is a masked array, and its mask would be ignored: give a plain one, and \
+                 say in the pattern what is seen"
+            )));
+        }
+        let dtype = array.getattr(intern!(py, "dtype"))?;
+        let dtype_name: String = dtype.getattr(intern!(py, "name"))?.extract()?;
+        let is_native: bool = dtype.getattr(intern!(py, "isnative"))?.extract()?;
+        let element = match by_dtype(&dtype_name) {
+            Some(element) if is_native => element,
+            _ => {
+                let order = if is_native { "" } else { " in foreign byte order" };
+                return Err(errors::kind(format!(
+                    "{name} holds {dtype_name}{order}, expected f32, bf16 or f16: convert it first"
+                )));
+            }
+        };
+        let interface = array.getattr(intern!(py, "__array_interface__"))?;
+        let (address, read_only): (usize, bool) = interface.get_item("data")?.extract()?;
+        let (mut shape, mut strides) = ([1; 4], [0; 4]);
+        let lens: Vec<usize> = interface.get_item("shape")?.extract()?;
+        check_axes(name, lens.len())?;
+        shape[..lens.len()].copy_from_slice(&lens);
+        let steps: Vec<isize> = array.getattr(intern!(py, "strides"))?.extract()?;
+        let size = element.size() as isize;
+        for (stride, step) in strides.iter_mut().zip(steps) {
+            if step % size != 0 {
+                return Err(errors::value(format!(
+                    "{name} has a stride of {step} bytes, expected a multiple of {size}, the size \
+                     of its elements: give a copy"
+                )));
+            }
+            *stride = step / size;
+        }
+        let access = if read_only { Access::ReadOnly } else { Access::Write };
+        let data = std::ptr::with_exposed_provenance_mut(address);
+        let _keeper = Keeper::Object(array.clone().unbind());
+        Ok(Tensor { name, data, axes: lens.len(), shape, strides, element, access, _keeper })
+    }
+
+    fn taken(name: &'static str, managed: Managed) -> PyResult<Self> {
         let raw = managed.tensor();
         let Some(element) = element_of(raw.dtype) else {
             return Err(errors::kind(format!(
@@ -127,16 +170,11 @@ impl Tensor {
     pub(crate) unsafe fn raw(name: &'static str, tuple: &Bound<'_, PyAny>) -> PyResult<Self> {
         let tuple = tuple.cast::<PyTuple>()?;
         let (address, lens, steps, dtype): (usize, Vec<i64>, Vec<i64>, String) = tuple.extract()?;
-        let element = match dtype.as_str() {
-            "float32" => ElementType::F32,
-            "bfloat16" => ElementType::Bf16,
-            "float16" => ElementType::F16,
-            other => {
-                return Err(errors::kind(format!(
-                    "{name} holds {other}, expected float32, bfloat16 or float16: convert it first"
-                )));
-            }
-        };
+        let element = by_dtype(&dtype).ok_or_else(|| {
+            errors::kind(format!(
+                "{name} holds {dtype}, expected f32, bf16 or f16: convert it first"
+            ))
+        })?;
         check_axes(name, lens.len())?;
         if steps.len() != lens.len() {
             return Err(errors::value(format!(
@@ -316,6 +354,16 @@ fn length(name: &str, len: i64) -> PyResult<usize> {
     })
 }
 
+/// The elements of a type, as NumPy and torch call it.
+fn by_dtype(name: &str) -> Option<ElementType> {
+    match name {
+        "float32" => Some(ElementType::F32),
+        "bfloat16" => Some(ElementType::Bf16),
+        "float16" => Some(ElementType::F16),
+        _ => None,
+    }
+}
+
 fn element_of(dtype: DataType) -> Option<ElementType> {
     match (dtype.code, dtype.bits, dtype.lanes) {
         (dlpack::FLOAT, 32, 1) => Some(ElementType::F32),
@@ -348,16 +396,8 @@ pub(crate) fn ndarray(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
     NDARRAY.import(py, "numpy", "ndarray")
 }
 
-/// The bits of an array of `ml_dtypes.bfloat16`, which NumPy itself can't export: a view as 16-bit
-/// integers.
-fn bfloat16_bits<'py>(object: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
-    let py = object.py();
-    if !object.is_instance(ndarray(py)?)? {
-        return Ok(None);
-    }
-    let name = object.getattr("dtype")?.getattr("name")?;
-    if name.extract::<&str>()? != "bfloat16" {
-        return Ok(None);
-    }
-    object.call_method1("view", ("uint16",)).map(Some)
+/// NumPy's class of arrays with a mask.
+fn masked(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
+    static MASKED: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    MASKED.import(py, "numpy.ma", "MaskedArray")
 }

@@ -133,9 +133,11 @@ def test_heads(rng):
     mask = numpy.stack([oracle.mask(rule, 70, 83) for rule in rules])
     pattern = longspan.heads(texts)
     check_all(q, k, v, dout, pattern, mask)
-    layout = pattern.compile(70, 83, batch=2)
-    assert (layout.batch, layout.heads) == (2, 4)
-    check_all(q, k, v, dout, layout, mask)
+    check_all(q, k, v, dout, pattern.compile(70, 83), mask)
+    ranges = [(0, 83), (20, 60)]
+    valid = numpy.array([[first <= key < end for key in range(83)] for first, end in ranges])
+    layout = pattern.compile(70, 83, key_ranges=ranges)
+    check_all(q, k, v, dout, layout, mask & valid[:, None, None, :])
 
 
 def test_offsets(rng):
@@ -152,7 +154,7 @@ def test_key_ranges(rng):
     valid = numpy.array([[first <= key < end for key in range(77)] for first, end in ranges])
     mask = oracle.mask(RULES["causal"], 77, 77) & valid[:, None, None, :]
     check_all(q, k, v, dout, "causal", mask, key_ranges=ranges)
-    layout = longspan.causal().compile(77, key_ranges=ranges, heads=2)
+    layout = longspan.causal().compile(77, key_ranges=ranges)
     assert numpy.array_equal(
         longspan.attention(q, k, v, layout), longspan.attention(q, k, v, "causal", key_ranges=ranges)
     )

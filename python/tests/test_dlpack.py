@@ -1,6 +1,7 @@
 """Tensors that come and go by DLPack: who frees what, and how often."""
 
 import gc
+import sys
 
 import numpy
 import pytest
@@ -63,7 +64,7 @@ def test_a_capsule_that_is_never_used():
         {"out": zeros(*SHAPE, flags=1)},
         {"out": zeros(1, 2, 40, 9)},
     ],
-    ids=str,
+    ids=" ".join,
 )
 def test_an_exception_midway(bad):
     good = {name: zeros(*SHAPE) for name in ("q", "k", "v", "out")}
@@ -107,13 +108,46 @@ def test_a_copy_is_not_written():
 
 
 @pytest.mark.parametrize(
-    "dtype, name", [("float64", "f64"), ("int32", "i32"), ("uint8", "u8"), ("complex64", "complex64"),
-                    ("bool", "bool")]
+    "dtype, code, name",
+    [
+        ("float64", 2, "f64"),
+        ("int32", 0, "i32"),
+        ("uint8", 1, "u8"),
+        ("complex64", 5, "complex64"),
+        ("bool", 6, "bool"),
+        ("uint16", 99, "DLPack type 99 of 16 bits"),
+    ],
 )
-def test_other_numbers_are_refused(dtype, name):
+def test_other_numbers_are_refused(dtype, code, name):
     q = numpy.zeros(SHAPE, dtype=dtype)
+    with pytest.raises(TypeError, match=f"q holds {dtype}, expected f32, bf16 or f16"):
+        longspan.attention(q, q, q, "causal")
+    q = Producer(q, code=code)
     with pytest.raises(TypeError, match=f"q holds {name}, expected f32, bf16 or f16"):
         longspan.attention(q, q, q, "causal")
+    q.assert_freed_once()
+
+
+def test_arrays_that_only_look_plain(rng):
+    q = rng.standard_normal(SHAPE, dtype="float32")
+    with pytest.raises(TypeError, match="q holds float32 in foreign byte order"):
+        longspan.attention(q.astype(">f4" if q.dtype.str == "<f4" else "<f4"), q, q, "causal")
+    with pytest.raises(TypeError, match="k is a masked array, and its mask would be ignored"):
+        longspan.attention(q, numpy.ma.array(q), q, "causal")
+    records = numpy.zeros(SHAPE, dtype=[("number", "f4"), ("other", "u1")])
+    with pytest.raises(ValueError, match="v has a stride of 5 bytes, expected a multiple of 4"):
+        longspan.attention(q, q, records["number"], "causal")
+
+
+def test_a_numpy_array_is_held_by_nobody_afterwards(rng):
+    q = rng.standard_normal(SHAPE, dtype="float32")
+    before = sys.getrefcount(q)
+    output = longspan.forward(q, q, q, "causal")
+    longspan.backward(q, q, q, output, q, "causal")
+    for bad in ("windw", 3):
+        with pytest.raises((ValueError, TypeError)):
+            longspan.attention(q, q, q, bad)
+    assert sys.getrefcount(q) == before
 
 
 def bf16(array):

@@ -40,8 +40,9 @@ def test_functions_have_examples(name):
         assert inspect.signature(item)
 
 
-def test_readme():
-    readme = pathlib.Path(__file__).parent.parent / "README.md"
+@pytest.mark.parametrize("folder", ["python", "."])
+def test_readme(folder):
+    readme = pathlib.Path(__file__).parents[2] / folder / "README.md"
     blocks = re.findall(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)
     assert blocks
     for block in blocks:
