@@ -7,7 +7,34 @@ import numpy
 
 from longspan._results import Gradients, Output
 
-__all__: list[str]
+__all__ = [
+    "Array",
+    "Layout",
+    "Pattern",
+    "__version__",
+    "attention",
+    "backward",
+    "blocks",
+    "blocks_dilated",
+    "butterfly",
+    "cache_stats",
+    "causal",
+    "dilated",
+    "documents",
+    "forward",
+    "full",
+    "global_tokens",
+    "heads",
+    "hierarchical",
+    "packed",
+    "random",
+    "raw_backward",
+    "raw_forward",
+    "sinks",
+    "sliding_window",
+    "strided",
+    "window",
+]
 __version__: str
 
 class _Tensor(Protocol):
