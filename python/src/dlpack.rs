@@ -17,6 +17,8 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::errors;
+
 pub(crate) const CPU: i32 = 1;
 /// Memory of the host that a GPU can reach: ordinary memory to us.
 const CUDA_HOST: i32 = 3;
@@ -100,7 +102,7 @@ impl Managed {
     /// Takes the tensor of an object that has `__dlpack__`.
     pub(crate) fn take(name: &str, object: &Bound<'_, PyAny>) -> PyResult<Self> {
         check_device(name, object)?;
-        let capsule = ask(object)?;
+        let capsule = ask(object).map_err(|error| errors::noted(object.py(), error, name))?;
         let pointer = capsule.as_ptr();
         // SAFETY: a live object; whether it is a capsule of that name is what is asked.
         let is = |kind: &CStr| unsafe { ffi::PyCapsule_IsValid(pointer, kind.as_ptr()) } == 1;
@@ -209,7 +211,7 @@ fn check_device(name: &str, object: &Bound<'_, PyAny>) -> PyResult<()> {
     if [CPU, CUDA_HOST, ROCM_HOST].contains(&kind) {
         return Ok(());
     }
-    Err(crate::errors::not_on_cpu(name, &device_name(kind, index)))
+    Err(errors::not_on_cpu(name, &device_name(kind, index)))
 }
 
 fn device_name(kind: i32, index: i32) -> String {

@@ -45,6 +45,14 @@ pub(crate) fn kind(message: impl Into<String>) -> PyErr {
     PyTypeError::new_err(message.into())
 }
 
+/// A producer's own error, with the argument that it is about where Python has notes (3.11).
+pub(crate) fn noted(py: Python<'_>, error: PyErr, name: &str) -> PyErr {
+    let note = format!("while {name} was read");
+    match error.value(py).call_method1("add_note", (note,)) {
+        Ok(_) | Err(_) => error,
+    }
+}
+
 /// A tensor that lies elsewhere.
 pub(crate) fn not_on_cpu(name: &str, device: &str) -> PyErr {
     value(format!(

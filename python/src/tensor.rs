@@ -86,21 +86,20 @@ impl Tensor {
 
     fn numpy(name: &'static str, array: &Bound<'_, PyAny>) -> PyResult<Self> {
         let py = array.py();
-        if array.is_instance(masked(py)?)? {
+        if !array.is_exact_instance(ndarray(py)?) && array.is_instance(masked(py)?)? {
             return Err(errors::kind(format!(
                 "{name} is a masked array, and its mask would be ignored: give a plain one, and \
                  say in the pattern what is seen"
             )));
         }
         let dtype = array.getattr(intern!(py, "dtype"))?;
-        let dtype_name: String = dtype.getattr(intern!(py, "name"))?.extract()?;
         let is_native: bool = dtype.getattr(intern!(py, "isnative"))?.extract()?;
-        let element = match by_dtype(&dtype_name) {
+        let element = match by_letter(&dtype)? {
             Some(element) if is_native => element,
             _ => {
                 let order = if is_native { "" } else { " in foreign byte order" };
                 return Err(errors::kind(format!(
-                    "{name} holds {dtype_name}{order}, expected f32, bf16 or f16: convert it first"
+                    "{name} holds {dtype}{order}, expected f32, bf16 or f16: convert it first"
                 )));
             }
         };
@@ -361,6 +360,16 @@ fn by_dtype(name: &str) -> Option<ElementType> {
         "bfloat16" => Some(ElementType::Bf16),
         "float16" => Some(ElementType::F16),
         _ => None,
+    }
+}
+
+/// The elements of a NumPy type: by its letter, since names are put together anew each time.
+fn by_letter(dtype: &Bound<'_, PyAny>) -> PyResult<Option<ElementType>> {
+    let py = dtype.py();
+    match dtype.getattr(intern!(py, "char"))?.extract()? {
+        'f' => Ok(Some(ElementType::F32)),
+        'e' => Ok(Some(ElementType::F16)),
+        _ => Ok(by_dtype(&dtype.getattr(intern!(py, "name"))?.extract::<String>()?)),
     }
 }
 

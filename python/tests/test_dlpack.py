@@ -91,6 +91,21 @@ def test_a_gpu_is_refused_before_it_is_asked(device, name):
     assert q.made == 0
 
 
+def test_a_producers_own_error_says_which_tensor():
+    class Refuses:
+        def __dlpack_device__(self):
+            return (1, 0)
+
+        def __dlpack__(self, **options):
+            raise BufferError("no")
+
+    q = zeros(*SHAPE)
+    with pytest.raises(BufferError, match="no") as error:
+        longspan.attention(q, Refuses(), q, "causal")
+    assert sys.version_info < (3, 11) or error.value.__notes__ == ["while k was read"]
+    q.assert_freed_once()
+
+
 def test_read_only_may_be_read_but_not_written(rng):
     q = rng.standard_normal(SHAPE, dtype="float32")
     q.flags.writeable = False
@@ -130,7 +145,7 @@ def test_other_numbers_are_refused(dtype, code, name):
 
 def test_arrays_that_only_look_plain(rng):
     q = rng.standard_normal(SHAPE, dtype="float32")
-    with pytest.raises(TypeError, match="q holds float32 in foreign byte order"):
+    with pytest.raises(TypeError, match="q holds .f4 in foreign byte order"):
         longspan.attention(q.astype(">f4" if q.dtype.str == "<f4" else "<f4"), q, q, "causal")
     with pytest.raises(TypeError, match="k is a masked array, and its mask would be ignored"):
         longspan.attention(q, numpy.ma.array(q), q, "causal")
