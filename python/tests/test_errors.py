@@ -86,7 +86,7 @@ def test_values(arguments, message):
         ({"order": 3}, "order: "),
         ({"key_ranges": 5}, "key_ranges: "),
         ({"alibi_slopes": ["a", "b"]}, "alibi_slopes: "),
-        ({"return_lse": 3}, "return_lse"),
+        ({"return_lse": 3}, "bool"),
     ],
     ids=named,
 )
