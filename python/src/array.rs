@@ -6,11 +6,10 @@
 use std::sync::Arc;
 
 use longspan::ElementType;
-use pyo3::exceptions::PyBufferError;
+use pyo3::exceptions::{PyBufferError, PyMemoryError};
 use pyo3::prelude::*;
 
 use crate::dlpack::{self, DataType, Export, Form};
-use crate::errors;
 use crate::tensor::Tensor;
 
 /// A cache line of elements.
@@ -30,17 +29,21 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    fn new(elements: usize) -> Self {
-        let lines = vec![Line([0; 32]); elements.div_ceil(32)].into_boxed_slice();
-        let count = lines.len();
-        Memory { lines: Box::into_raw(lines).cast(), count }
+    /// Zeros, if there is room for them.
+    fn new(count: usize) -> PyResult<Self> {
+        let mut lines = Vec::new();
+        lines.try_reserve_exact(count).map_err(|_| {
+            PyMemoryError::new_err(format!("no room for {} bytes", count as u128 * 64))
+        })?;
+        lines.resize(count, Line([0; 32]));
+        Ok(Memory { lines: Box::into_raw(lines.into_boxed_slice()).cast(), count })
     }
 
-    fn copy(&self) -> Self {
-        let new = Memory::new(self.count * 32);
+    fn copy(&self) -> PyResult<Self> {
+        let new = Memory::new(self.count)?;
         // SAFETY: both have so many lines, and the new one is nobody else's yet.
         unsafe { std::ptr::copy_nonoverlapping(self.lines, new.lines, self.count) };
-        new
+        Ok(new)
     }
 }
 
@@ -70,11 +73,8 @@ impl Array {
         name: &'static str,
         shape: [usize; 4],
     ) -> PyResult<(Py<PyAny>, Tensor)> {
-        let elements = shape.iter().try_fold(1_usize, |product, &len| product.checked_mul(len));
-        let elements = elements.filter(|&n| n <= isize::MAX as usize / 4).ok_or_else(|| {
-            errors::value(format!("{name}: {shape:?} elements, more than memory could hold"))
-        })?;
-        let memory = Arc::new(Memory::new(elements));
+        let elements = shape.iter().fold(1_usize, |product, &len| product.saturating_mul(len));
+        let memory = Arc::new(Memory::new(elements.div_ceil(32))?);
         let data = memory.lines.cast();
         let array = Py::new(py, Array { memory, shape })?.into_any();
         // SAFETY: the array owns the memory, and is held by the tensor.
@@ -132,7 +132,7 @@ impl Array {
             )));
         }
         let (memory, flags) = match copy {
-            Some(true) => (Arc::new(self.memory.copy()), dlpack::IS_COPIED),
+            Some(true) => (Arc::new(self.memory.copy()?), dlpack::IS_COPIED),
             _ => (self.memory.clone(), 0),
         };
         let form = match max_version {

@@ -205,7 +205,10 @@ impl Layout {
 
     /// What a notebook shows: full blocks dark, partial ones light; a cell is a block, or many.
     fn _repr_svg_(&self, py: Python<'_>) -> String {
-        py.detach(|| picture::svg(&self.distinct()))
+        py.detach(|| {
+            let distinct = self.distinct();
+            picture::svg(&distinct, distinct.len())
+        })
     }
 }
 

@@ -21,8 +21,8 @@ const MOST_TOKENS: u64 = 1 << 24;
 /// A character is twice as high as wide.
 const LINES: u32 = CELLS / 2;
 
-/// Layouts as a self-contained SVG.
-pub(crate) fn svg(layouts: &[&Layout]) -> String {
+/// Layouts as a self-contained SVG: the first few of `all` there are.
+pub(crate) fn svg(layouts: &[&Layout], all: usize) -> String {
     let shown = &layouts[..layouts.len().min(MOST_PANELS)];
     let mut body = String::new();
     let (mut left, mut bottom) = (0.0, 0.0_f64);
@@ -34,9 +34,9 @@ pub(crate) fn svg(layouts: &[&Layout]) -> String {
     let caption = match shown.first() {
         None => "no layout".into(),
         Some(first) => {
-            let more = match layouts.len() {
-                1 => String::new(),
-                all => format!(", {} of {all} layouts", shown.len()),
+            let more = match shown.len() == all {
+                true => String::new(),
+                false => format!(", the first {} of {all}", shown.len()),
             };
             format!(
                 "{} × {} tokens, blocks of {}{more}",
@@ -51,7 +51,8 @@ pub(crate) fn svg(layouts: &[&Layout]) -> String {
     let height = bottom + 26.0;
     format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
-         viewBox=\"0 0 {width} {height}\" role=\"img\">\n<title>{caption}</title>\n{body}\
+         viewBox=\"0 0 {width} {height}\" role=\"img\" \
+         shape-rendering=\"crispEdges\">\n<title>{caption}</title>\n{body}\
          <text x=\"0\" y=\"{text}\" font-family=\"sans-serif\" font-size=\"12\" \
          fill=\"#626870\">{caption}</text>\n</svg>\n"
     )
@@ -93,13 +94,10 @@ fn panel(layout: &Layout, left: f64, body: &mut String) -> (f64, f64) {
 
 /// The picture of a pattern, or nothing where it can't be compiled for a length of our choice.
 pub(crate) fn of_patterns(patterns: &Heads) -> Option<String> {
-    let patterns: Vec<&Pattern> = match patterns.count() {
-        None => vec![patterns.get(0, 1).ok()?],
-        Some(count) => (0..count).filter_map(|head| patterns.get(head, count).ok()).collect(),
-    };
-    let layouts = patterns.iter().take(MOST_PANELS).map(|pattern| compile(pattern));
+    let all = patterns.count().unwrap_or(1);
+    let layouts = (0..all.min(MOST_PANELS)).map(|head| compile(patterns.get(head, all).ok()?));
     let layouts = layouts.collect::<Option<Vec<_>>>()?;
-    Some(svg(&layouts.iter().collect::<Vec<_>>()))
+    Some(svg(&layouts.iter().collect::<Vec<_>>(), all))
 }
 
 /// Compiles a pattern for [`TOKENS`], or for the tokens that its documents or sequences have.

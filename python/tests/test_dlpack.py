@@ -211,6 +211,20 @@ def test_an_array_is_freed_once():
     assert out._owners == 1
 
 
+def test_a_result_that_does_not_fit_memory():
+    """A petabyte of results, of one number that is read again and again."""
+    one = numpy.zeros((1, 1, 1, 1), dtype="uint16")
+    q = Producer(numpy.lib.stride_tricks.as_strided(one, (1 << 24, 1, 1, 256), (0, 0, 0, 0)), code=4)
+    v = Producer(numpy.lib.stride_tricks.as_strided(one, (1 << 24, 1, 1, 256), (0, 0, 0, 0)), code=4)
+    many = Producer(
+        numpy.lib.stride_tricks.as_strided(one, (1 << 24, 1 << 20, 1, 256), (0, 0, 0, 0)), code=4
+    )
+    with pytest.raises(MemoryError):
+        longspan.attention(many, q, v, "full")
+    for tensor in (q, v, many):
+        tensor.assert_freed_once()
+
+
 def test_raw_tensors(rng):
     from longspan import _longspan
 

@@ -167,3 +167,12 @@ def test_a_long_repr_is_cut():
     pattern = longspan.documents([1] * 10_000)
     assert len(repr(pattern)) < 1_100
     assert longspan.Pattern(str(pattern)) == pattern
+
+
+def test_a_picture_of_many_heads_says_what_is_left_out():
+    assert "the first 4 of 6" in longspan.heads(["causal"] * 6)._repr_svg_()
+    assert "the first" not in longspan.heads(["causal"] * 4)._repr_svg_()
+
+
+def test_no_picture_of_what_cannot_be_compiled_unasked():
+    assert longspan.documents([2**40])._repr_svg_() is None
