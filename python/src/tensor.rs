@@ -4,18 +4,17 @@
 //! what keeps it alive. There are two ways to make one: [`Tensor::import`] takes a NumPy array or
 //! anything with `__dlpack__`, and [`Tensor::raw`] the numbers that the package's own Python code
 //! has read off a tensor which it holds on to.
-//!
-//! NumPy's arrays say themselves where they lie (`__array_interface__`): by DLPack they can't hand
-//! over bf16, and before 2.1 nothing that is read-only, as a broadcast array is.
+
+mod numpy;
 
 use longspan::{Dims, Element, ElementType, Order, Strides, View, ViewMut};
-use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyTuple, PyType};
+use pyo3::types::PyTuple;
 
 use crate::dlpack::{self, DataType, Managed};
 use crate::errors;
+
+pub(crate) use self::numpy::ndarray;
 
 /// Runs `$body` with `$E` standing for the element type that a value names.
 macro_rules! with_element {
@@ -82,48 +81,6 @@ impl Tensor {
             return Tensor::numpy(name, object);
         }
         Tensor::taken(name, Managed::take(name, object)?)
-    }
-
-    fn numpy(name: &'static str, array: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let py = array.py();
-        if !array.is_exact_instance(ndarray(py)?) && array.is_instance(masked(py)?)? {
-            return Err(errors::kind(format!(
-                "{name} is a masked array, and its mask would be ignored: give a plain one, and \
-                 say in the pattern what is seen"
-            )));
-        }
-        let dtype = array.getattr(intern!(py, "dtype"))?;
-        let is_native: bool = dtype.getattr(intern!(py, "isnative"))?.extract()?;
-        let element = match by_letter(&dtype)? {
-            Some(element) if is_native => element,
-            _ => {
-                let order = if is_native { "" } else { " in foreign byte order" };
-                return Err(errors::kind(format!(
-                    "{name} holds {dtype}{order}, expected f32, bf16 or f16: convert it first"
-                )));
-            }
-        };
-        let interface = array.getattr(intern!(py, "__array_interface__"))?;
-        let (address, read_only): (usize, bool) = interface.get_item("data")?.extract()?;
-        let (mut shape, mut strides) = ([1; 4], [0; 4]);
-        let lens: Vec<usize> = interface.get_item("shape")?.extract()?;
-        check_axes(name, lens.len())?;
-        shape[..lens.len()].copy_from_slice(&lens);
-        let steps: Vec<isize> = array.getattr(intern!(py, "strides"))?.extract()?;
-        let size = element.size() as isize;
-        for (stride, step) in strides.iter_mut().zip(steps) {
-            if step % size != 0 {
-                return Err(errors::value(format!(
-                    "{name} has a stride of {step} bytes, expected a multiple of {size}, the size \
-                     of its elements: give a copy"
-                )));
-            }
-            *stride = step / size;
-        }
-        let access = if read_only { Access::ReadOnly } else { Access::Write };
-        let data = std::ptr::with_exposed_provenance_mut(address);
-        let _keeper = Keeper::Object(array.clone().unbind());
-        Ok(Tensor { name, data, axes: lens.len(), shape, strides, element, access, _keeper })
     }
 
     fn taken(name: &'static str, managed: Managed) -> PyResult<Self> {
@@ -363,16 +320,6 @@ fn by_dtype(name: &str) -> Option<ElementType> {
     }
 }
 
-/// The elements of a NumPy type: by its letter, since names are put together anew each time.
-fn by_letter(dtype: &Bound<'_, PyAny>) -> PyResult<Option<ElementType>> {
-    let py = dtype.py();
-    match dtype.getattr(intern!(py, "char"))?.extract()? {
-        'f' => Ok(Some(ElementType::F32)),
-        'e' => Ok(Some(ElementType::F16)),
-        _ => Ok(by_dtype(&dtype.getattr(intern!(py, "name"))?.extract::<String>()?)),
-    }
-}
-
 fn element_of(dtype: DataType) -> Option<ElementType> {
     match (dtype.code, dtype.bits, dtype.lanes) {
         (dlpack::FLOAT, 32, 1) => Some(ElementType::F32),
@@ -397,16 +344,4 @@ fn describe(dtype: DataType) -> String {
         1 => format!("{kind}{bits}"),
         lanes => format!("{kind}{bits} × {lanes}"),
     }
-}
-
-/// NumPy's class of arrays.
-pub(crate) fn ndarray(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
-    static NDARRAY: PyOnceLock<Py<PyType>> = PyOnceLock::new();
-    NDARRAY.import(py, "numpy", "ndarray")
-}
-
-/// NumPy's class of arrays with a mask.
-fn masked(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
-    static MASKED: PyOnceLock<Py<PyType>> = PyOnceLock::new();
-    MASKED.import(py, "numpy.ma", "MaskedArray")
 }
