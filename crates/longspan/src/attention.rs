@@ -254,7 +254,7 @@ pub struct Attention {
     pub(crate) score: Score,
     pub(crate) threads: Threads,
     pub(crate) isa: Option<Isa>,
-    pub(crate) workspaces: Workspaces,
+    pub(crate) workspaces: Arc<Workspaces>,
 }
 
 impl Attention {
@@ -266,7 +266,7 @@ impl Attention {
             score: Score::Plain,
             threads: Threads::Auto,
             isa: None,
-            workspaces: Workspaces::default(),
+            workspaces: Arc::default(),
         }
     }
 
@@ -296,6 +296,23 @@ impl Attention {
     #[must_use]
     pub fn isa(mut self, isa: Isa) -> Self {
         self.isa = Some(isa);
+        self
+    }
+
+    /// Works in the scratch of `other` in place of its own. Scratch never shrinks: many layouts
+    /// that take turns then keep that of the largest call, not each their own.
+    ///
+    /// ```
+    /// use longspan::{Attention, Layout, Pattern, Shape};
+    ///
+    /// let layout = |tokens| Layout::compile(&Pattern::causal(), &Shape::new(tokens, tokens));
+    /// let long = Attention::new(layout(1_000)?);
+    /// let short = Attention::new(layout(100)?).share_scratch(&long);
+    /// # Ok::<_, longspan::Error>(())
+    /// ```
+    #[must_use]
+    pub fn share_scratch(mut self, other: &Attention) -> Self {
+        self.workspaces = other.workspaces.clone();
         self
     }
 

@@ -9,7 +9,8 @@
 //! compile.rs    pattern → runs           walk.rs    one row: positions → blocks
 //! blocks.rs     foreign blocks → runs    pool.rs    which masks are stored
 //! transpose.rs  columns of runs          masks.rs   bits of Partial blocks
-//! picture.rs    a view from afar         parts.rs   runs with equal masks, for
+//! picture.rs    a view from afar         shade.rs   its colours
+//!                                        parts.rs   runs with equal masks, for
 //!                                        count.rs   counting and
 //!                                        digest.rs  telling layouts apart
 //! ```
@@ -30,6 +31,7 @@ mod masks;
 mod parts;
 mod picture;
 mod pool;
+mod shade;
 mod transpose;
 mod walk;
 
@@ -38,6 +40,7 @@ pub use count::Counts;
 pub use digest::LayoutHash;
 pub use masks::Masks;
 pub use picture::{Cell, Picture};
+pub use shade::Shade;
 pub use transpose::Transpose;
 
 use masks::MaskTable;

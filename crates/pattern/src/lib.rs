@@ -42,7 +42,8 @@ pub use cache::{CacheStats, LayoutCache};
 pub use error::{Error, Result};
 pub use heads::Heads;
 pub use layout::{
-    BlockMasks, Blocks, Cell, Counts, Layout, LayoutHash, Masks, Picture, Run, RunKind, Transpose,
+    BlockMasks, Blocks, Cell, Counts, Layout, LayoutHash, Masks, Picture, Run, RunKind, Shade,
+    Transpose,
 };
 pub use pattern::{Level, Pattern};
 pub use positions::{Positions, Progression};

@@ -15,12 +15,12 @@
 //! Sizes are in pixels of a picture that is looked at in half its size, as it is on a screen with
 //! two pixels a point.
 
-use longspan_pattern::Layout;
+use longspan_pattern::{Layout, Shade};
 use plotters_backend::text_anchor::HPos;
 
 use super::axis::Axis;
 use super::grid::{Grid, MASKS, Meaning, Partials, Room};
-use super::palette::{FAINT_INK, INK, LEVELS, LINE, PAGE, Shade};
+use super::palette::{Colour, FAINT_INK, INK, LINE, PAGE};
 use super::scene::Scene;
 use super::text::{Face, Type};
 use crate::inspect::Inspection;
@@ -252,9 +252,9 @@ impl Panel {
         scene.rectangle(x - outside, y - outside, width + 2 * outside, height + 2 * outside, LINE);
         let (padded_width, padded_height) = (width + 2 * PADDING, height + 2 * PADDING);
         scene.rectangle(x - PADDING, y - PADDING, padded_width, padded_height, PAGE);
-        scene.rectangle(x, y, width, height, Shade::Empty.colour());
+        scene.rectangle(x, y, width, height, Shade::Empty.into());
         for patch in grid.patches(|shade| shade != Shade::Empty) {
-            let colour = patch.shade.colour();
+            let colour = Colour::from(patch.shade);
             scene.rectangle(x + patch.x, y + patch.y, patch.width, patch.height, colour);
         }
         if !matches!(grid.meaning, Meaning::Blocks(..)) {
@@ -304,7 +304,7 @@ impl Panel {
 fn legend(scene: &mut Scene, meaning: Meaning, top: i32, width: i32) -> i32 {
     let set = Type::new(Face::Sans, TEXT, INK);
     let ramp = |kind: fn(u8) -> Shade| {
-        (1..=LEVELS).step_by(2).chain([LEVELS]).map(kind).collect::<Vec<_>>()
+        (1..=Shade::LEVELS).step_by(2).chain([Shade::LEVELS]).map(kind).collect::<Vec<_>>()
     };
     let (full, partial) = (vec![Shade::FULL], vec![Shade::PARTIAL]);
     let entries: &[(Vec<Shade>, &str)] = match meaning {
@@ -340,7 +340,7 @@ fn legend(scene: &mut Scene, meaning: Meaning, top: i32, width: i32) -> i32 {
         let upper = y + (leading(TEXT) - SWATCH) / 2;
         scene.rectangle(x - FRAME, upper - FRAME, swatches + 2 * FRAME, SWATCH + 2 * FRAME, LINE);
         for (index, shade) in (0..).zip(shades) {
-            scene.rectangle(x + index * SWATCH, upper, SWATCH, SWATCH, shade.colour());
+            scene.rectangle(x + index * SWATCH, upper, SWATCH, SWATCH, (*shade).into());
         }
         scene.text(x + swatches + 12, y + leading(TEXT) / 2, *text, set);
         x += length + 44;

@@ -8,10 +8,9 @@
 
 use std::collections::HashMap;
 
-use longspan_pattern::{Layout, RunKind};
+use longspan_pattern::{Layout, RunKind, Shade};
 
 use super::axis::Axis;
-use super::palette::{Shade, level};
 
 /// A side that is shorter than the other by more than this is stretched to it.
 const FLATTEST: f64 = 0.25;
@@ -133,7 +132,7 @@ impl Grid {
                             let seen: u32 = mask.iter().map(|word| word.count_ones()).sum();
                             let keys = layout.column_tokens(column);
                             let all = (queries.end - queries.start) * (keys.end - keys.start);
-                            Shade::Partial(level(f64::from(seen) / all as f64))
+                            Shade::Partial(Shade::level(f64::from(seen) / all as f64))
                         }
                     };
                     self.set(column, y, shade);
@@ -145,12 +144,7 @@ impl Grid {
     fn fill_bins(&mut self, layout: &Layout) {
         let picture = layout.picture(self.across.cells, self.down.cells);
         for (shade, cell) in self.cells.iter_mut().zip(&picture.cells) {
-            let active = cell.full + cell.partial;
-            *shade = match level(active.into()) {
-                _ if active == 0.0 => Shade::Empty,
-                level if cell.full >= cell.partial => Shade::Full(level),
-                level => Shade::Partial(level),
-            };
+            *shade = Shade::of(*cell);
         }
     }
 

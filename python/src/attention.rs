@@ -1,0 +1,198 @@
+//! What a user calls: `attention`, `forward`, `backward`.
+
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyTuple, PyType};
+
+use crate::call::{Call, Found};
+use crate::errors;
+use crate::options::Options;
+use crate::tensor::Tensor;
+
+/// A class of the package's Python part.
+fn class<'py>(
+    py: Python<'py>,
+    cell: &'static PyOnceLock<Py<PyType>>,
+    name: &str,
+) -> PyResult<&'py Bound<'py, PyType>> {
+    cell.import(py, "longspan._results", name)
+}
+
+/// Exact attention: `softmax(scale * q @ k.T) @ v` over the pairs that `pattern` lets through, and
+/// nothing else is computed.
+///
+/// `q`, `k`, `v` are NumPy arrays or any tensors with `__dlpack__` in the CPU's memory, of f32,
+/// bf16 or f16, with axes `(batch, heads, tokens, dim)`, or `(batch, tokens, heads, dim)` for
+/// `order="bshd"`. Any strides will do; nothing is copied. Query heads may be a multiple of key
+/// heads. A query that sees no key has output 0 and log-sum-exp -inf.
+///
+/// `pattern` is a `Pattern`, its text, or a `Layout`. Layouts of patterns are kept from call to
+/// call. With fewer queries than keys the queries are the *last* positions.
+///
+/// Returns a new array with the axes of `q` and the head dim of `v`, or `out` if that is given and
+/// filled. A bf16 result is an array of the same type where `q` is NumPy's (`ml_dtypes.bfloat16`),
+/// else a `longspan.Array` for `torch.from_dlpack`. With `return_lse` also the log-sum-exp of each
+/// row, f32, `(batch, heads, tokens)`.
+///
+/// Other Python threads run meanwhile. Ctrl-C ends the call; `out` then holds anything.
+///
+/// - `block`, `query_offset`, `key_offset`, `key_ranges`: see `Pattern.compile`.
+/// - `scale`: what scores are multiplied by, `1 / sqrt(dim)` where left out.
+/// - `softcap`: scores become `cap * tanh(score / cap)`.
+/// - `alibi_slopes`: one a query head; `slope * |query - key|` is taken off scores.
+/// - `threads`: how many work on it, all CPUs where left out; results don't depend on it.
+/// - `isa`: the instruction set, the fastest where left out.
+///
+/// >>> import longspan, numpy
+/// >>> q = numpy.random.default_rng(0).standard_normal((1, 4, 1000, 32), dtype="float32")
+/// >>> out = longspan.attention(q, q, q, "causal & (window(128, 0) | sinks(4))")
+/// >>> out.shape
+/// (1, 4, 1000, 32)
+/// >>> numpy.array_equal(out[0, :, 0], q[0, :, 0])  # the first query sees only itself
+/// True
+#[pyfunction]
+#[pyo3(
+    signature = (q, k, v, pattern, *, out=None, return_lse=false, **options),
+    text_signature = "(q, k, v, pattern, *, order='bhsd', block=None, out=None, return_lse=False, \
+        scale=None, softcap=None, alibi_slopes=None, query_offset=None, key_offset=None, \
+        key_ranges=None, threads=None, isa=None)"
+)]
+#[expect(clippy::too_many_arguments, reason = "they are named in Python")]
+pub(crate) fn attention<'py>(
+    py: Python<'py>,
+    q: &Bound<'py, PyAny>,
+    k: &Bound<'py, PyAny>,
+    v: &Bound<'py, PyAny>,
+    pattern: &Bound<'py, PyAny>,
+    out: Option<&Bound<'py, PyAny>>,
+    return_lse: bool,
+    options: Option<&Bound<'py, PyDict>>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let call = Call::import([q, k, v], pattern, Options::read("attention", options)?)?;
+    let (result, tensor) = match out {
+        Some(out) => (out.clone(), Tensor::import("out", out)?),
+        None => call.new_tensor("out", call.output, q)?,
+    };
+    let (lse, rows) = call.new_rows(py, "lse")?;
+    call.forward(py, &tensor, rows.rows_mut(call.output)?, None)?;
+    match return_lse {
+        true => Ok((result, lse).into_pyobject(py)?.into_any()),
+        false => Ok(result),
+    }
+}
+
+/// The forward pass, with all that `backward` needs: `Output(out, lse, lse_rest)`.
+///
+/// `lse` is the log-sum-exp of each row in f32, `(batch, heads, tokens)`; `lse_rest` is what
+/// rounding it left out, so that gradients are exact however large scores are. Arguments are those
+/// of `attention`.
+///
+/// >>> import longspan, numpy
+/// >>> x = numpy.random.default_rng(0).standard_normal((1, 2, 50, 8), dtype="float32")
+/// >>> output = longspan.forward(x, x, x, "window(8, 8)")
+/// >>> output.lse.shape
+/// (1, 2, 50)
+/// >>> dq, dk, dv = longspan.backward(x, x, x, output, numpy.ones_like(output.out), "window(8, 8)")
+/// >>> bool(abs(dv.sum() - output.out.size) < 1e-2)  # each row's weights sum to 1
+/// True
+#[pyfunction]
+#[pyo3(
+    signature = (q, k, v, pattern, *, out=None, **options),
+    text_signature = "(q, k, v, pattern, *, order='bhsd', block=None, out=None, scale=None, \
+        softcap=None, alibi_slopes=None, query_offset=None, key_offset=None, key_ranges=None, \
+        threads=None, isa=None)"
+)]
+pub(crate) fn forward<'py>(
+    py: Python<'py>,
+    q: &Bound<'py, PyAny>,
+    k: &Bound<'py, PyAny>,
+    v: &Bound<'py, PyAny>,
+    pattern: &Bound<'py, PyAny>,
+    out: Option<&Bound<'py, PyAny>>,
+    options: Option<&Bound<'py, PyDict>>,
+) -> PyResult<Bound<'py, PyAny>> {
+    static OUTPUT: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    let call = Call::import([q, k, v], pattern, Options::read("forward", options)?)?;
+    let (result, tensor) = match out {
+        Some(out) => (out.clone(), Tensor::import("out", out)?),
+        None => call.new_tensor("out", call.output, q)?,
+    };
+    let (lse, rows) = call.new_rows(py, "lse")?;
+    let (rest, rest_rows) = call.new_rows(py, "lse_rest")?;
+    let rest_rows = rest_rows.rows_mut(call.output)?;
+    call.forward(py, &tensor, rows.rows_mut(call.output)?, Some(rest_rows))?;
+    class(py, &OUTPUT, "Output")?.call1((result, lse, rest))
+}
+
+/// The gradients of `forward`: `Gradients(dq, dk, dv)`.
+///
+/// `output` is what `forward` returned, or `(out, lse)`, at the cost of exactness where the
+/// log-sum-exp is large. `dout` is the gradient with respect to `out`, and `dlse` that with respect
+/// to the log-sum-exp, if there is one. `pattern` and the options have to be those of the forward
+/// pass.
+///
+/// >>> import longspan, numpy
+/// >>> x = numpy.random.default_rng(0).standard_normal((1, 2, 50, 8), dtype="float32")
+/// >>> output = longspan.forward(x, x, x, "causal")
+/// >>> gradients = longspan.backward(x, x, x, output, x, "causal")
+/// >>> gradients.dk.shape
+/// (1, 2, 50, 8)
+#[pyfunction]
+#[pyo3(
+    signature = (q, k, v, output, dout, pattern, *, dlse=None, **options),
+    text_signature = "(q, k, v, output, dout, pattern, *, dlse=None, order='bhsd', block=None, \
+        scale=None, softcap=None, alibi_slopes=None, query_offset=None, key_offset=None, \
+        key_ranges=None, threads=None, isa=None)"
+)]
+#[expect(clippy::too_many_arguments, reason = "they are named in Python")]
+pub(crate) fn backward<'py>(
+    py: Python<'py>,
+    q: &Bound<'py, PyAny>,
+    k: &Bound<'py, PyAny>,
+    v: &Bound<'py, PyAny>,
+    output: &Bound<'py, PyAny>,
+    dout: &Bound<'py, PyAny>,
+    pattern: &Bound<'py, PyAny>,
+    dlse: Option<&Bound<'py, PyAny>>,
+    options: Option<&Bound<'py, PyDict>>,
+) -> PyResult<Bound<'py, PyAny>> {
+    static GRADIENTS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    let call = Call::import([q, k, v], pattern, Options::read("backward", options)?)?;
+    let (out, lse, lse_rest) = parts(output)?;
+    let out = Tensor::import("out", &out)?;
+    let lse = Tensor::import("lse", &lse)?;
+    let lse_rest = lse_rest.map(|rest| Tensor::import("lse_rest", &rest)).transpose()?;
+    let dout = Tensor::import("dout", dout)?;
+    let dlse = dlse.map(|dlse| Tensor::import("dlse", dlse)).transpose()?;
+    let found = Found {
+        out: &out,
+        lse: &lse,
+        lse_rest: lse_rest.as_ref(),
+        dout: &dout,
+        dlse: dlse.as_ref(),
+    };
+    let (dq, dq_tensor) = call.new_tensor("dq", call.queries, q)?;
+    let (dk, dk_tensor) = call.new_tensor("dk", call.k.dims(call.order)?, q)?;
+    let (dv, dv_tensor) = call.new_tensor("dv", call.v.dims(call.order)?, q)?;
+    call.backward(py, &found, [&dq_tensor, &dk_tensor, &dv_tensor])?;
+    class(py, &GRADIENTS, "Gradients")?.call1((dq, dk, dv))
+}
+
+/// The parts of what `forward` returned.
+#[expect(clippy::type_complexity, reason = "three objects, the last of which may be missing")]
+fn parts<'py>(
+    output: &Bound<'py, PyAny>,
+) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>, Option<Bound<'py, PyAny>>)> {
+    let parts = match output.cast::<PyTuple>() {
+        Ok(parts) if [2, 3].contains(&parts.len()) => parts,
+        _ => {
+            return Err(errors::kind(format!(
+                "output is a {}, expected what forward returned: (out, lse, lse_rest), or \
+                 (out, lse)",
+                output.get_type().name()?
+            )));
+        }
+    };
+    let rest = if parts.len() == 3 { Some(parts.get_item(2)?) } else { None };
+    Ok((parts.get_item(0)?, parts.get_item(1)?, rest.filter(|rest| !rest.is_none())))
+}

@@ -1,0 +1,183 @@
+//! A call: tensors that came in, checked against each other, and both passes over them.
+//!
+//! ```text
+//! objects ──import──▶ Tensor ──view──▶ longspan::View ──▶ kernels, without the interpreter's lock
+//! ```
+//!
+//! Results are new NumPy arrays, or an [`Array`] for numbers that NumPy has no type for.
+
+use longspan::{
+    Arrived, Attention, Dims, ElementType, GradientsMut, Hook, Inputs, Order, OutputMut, Progress,
+};
+use pyo3::IntoPyObjectExt;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyTuple;
+
+use crate::array::Array;
+use crate::errors;
+use crate::options::Options;
+use crate::signals;
+use crate::tensor::{Tensor, ndarray, with_element};
+
+/// The tensors that every call reads, and how to compute with them.
+pub(crate) struct Call {
+    q: Tensor,
+    pub(crate) k: Tensor,
+    pub(crate) v: Tensor,
+    pub(crate) order: Order,
+    /// The axes of queries and of values.
+    pub(crate) queries: Dims,
+    pub(crate) output: Dims,
+    attention: Attention,
+}
+
+impl Call {
+    pub(crate) fn new(
+        [q, k, v]: [Tensor; 3],
+        pattern: &Bound<'_, PyAny>,
+        options: Options,
+    ) -> PyResult<Self> {
+        k.same_element(&q)?;
+        v.same_element(&q)?;
+        let order = options.order;
+        let (queries, keys, values) = (q.dims(order)?, k.dims(order)?, v.dims(order)?);
+        let attention = options.attention(pattern, queries, keys)?;
+        let output = Dims { dim: values.dim, ..queries };
+        Ok(Call { q, k, v, order, queries, output, attention })
+    }
+
+    pub(crate) fn import(
+        [q, k, v]: [&Bound<'_, PyAny>; 3],
+        pattern: &Bound<'_, PyAny>,
+        options: Options,
+    ) -> PyResult<Self> {
+        let tensors = [Tensor::import("q", q)?, Tensor::import("k", k)?, Tensor::import("v", v)?];
+        Call::new(tensors, pattern, options)
+    }
+
+    /// Writes output and log-sum-exp.
+    pub(crate) fn forward(
+        &self,
+        py: Python<'_>,
+        out: &Tensor,
+        lse: &mut [f32],
+        lse_rest: Option<&mut [f32]>,
+    ) -> PyResult<()> {
+        out.same_element(&self.q)?;
+        with_element!(self.q.element(), E => {
+            let inputs = self.inputs::<E>()?;
+            let output = OutputMut { out: out.view_mut(self.order)?, lse, lse_rest };
+            compute(py, |hook| self.attention.forward_into(inputs, output, hook))
+        })
+    }
+
+    /// Writes gradients.
+    pub(crate) fn backward(
+        &self,
+        py: Python<'_>,
+        arrived: &Found<'_>,
+        [dq, dk, dv]: [&Tensor; 3],
+    ) -> PyResult<()> {
+        for tensor in [arrived.out, arrived.dout, dq, dk, dv] {
+            tensor.same_element(&self.q)?;
+        }
+        with_element!(self.q.element(), E => {
+            let inputs = self.inputs::<E>()?;
+            let arrived = Arrived {
+                out: arrived.out.view(self.order)?,
+                lse: arrived.lse.rows(self.output)?,
+                lse_rest: arrived.lse_rest.map(|rest| rest.rows(self.output)).transpose()?,
+                dout: arrived.dout.view(self.order)?,
+                dlse: arrived.dlse.map(|dlse| dlse.rows(self.output)).transpose()?,
+            };
+            let gradients = GradientsMut {
+                dq: dq.view_mut(self.order)?,
+                dk: dk.view_mut(self.order)?,
+                dv: dv.view_mut(self.order)?,
+            };
+            compute(py, |hook| self.attention.backward_into(inputs, arrived, gradients, hook))
+        })
+    }
+
+    fn inputs<E: longspan::Element>(&self) -> PyResult<Inputs<'_, E>> {
+        Ok(Inputs {
+            q: self.q.view(self.order)?,
+            k: self.k.view(self.order)?,
+            v: self.v.view(self.order)?,
+        })
+    }
+
+    /// A new tensor of the kind that `like` is, whose elements it has.
+    pub(crate) fn new_tensor<'py>(
+        &self,
+        name: &'static str,
+        dims: Dims,
+        like: &Bound<'py, PyAny>,
+    ) -> PyResult<(Bound<'py, PyAny>, Tensor)> {
+        let py = like.py();
+        let Dims { batch, tokens, heads, dim } = dims;
+        let shape = match self.order {
+            Order::BatchHeadTokenDim => [batch, heads, tokens, dim],
+            Order::BatchTokenHeadDim => [batch, tokens, heads, dim],
+        };
+        let of_numpy = like.is_instance(ndarray(py)?)?;
+        let array = match self.q.element() {
+            _ if of_numpy => empty(py, shape, like.getattr("dtype")?)?,
+            ElementType::F32 => empty(py, shape, "float32")?,
+            ElementType::F16 => empty(py, shape, "float16")?,
+            _ => {
+                let (array, tensor) = Array::zeros(py, name, shape)?;
+                return Ok((array.into_bound(py), tensor));
+            }
+        };
+        let tensor = Tensor::import(name, &array)?;
+        Ok((array, tensor))
+    }
+
+    /// A new NumPy array with a number for each row.
+    pub(crate) fn new_rows<'py>(
+        &self,
+        py: Python<'py>,
+        name: &'static str,
+    ) -> PyResult<(Bound<'py, PyAny>, Tensor)> {
+        let Dims { batch, heads, tokens, .. } = self.output;
+        let array = empty(py, [batch, heads, tokens], "float32")?;
+        let tensor = Tensor::import(name, &array)?;
+        Ok((array, tensor))
+    }
+}
+
+/// What the forward pass found, and the gradients that arrive at it.
+pub(crate) struct Found<'a> {
+    pub(crate) out: &'a Tensor,
+    pub(crate) lse: &'a Tensor,
+    pub(crate) lse_rest: Option<&'a Tensor>,
+    pub(crate) dout: &'a Tensor,
+    pub(crate) dlse: Option<&'a Tensor>,
+}
+
+/// Runs a pass without the interpreter's lock, asking for signals between tiles.
+fn compute(
+    py: Python<'_>,
+    pass: impl FnOnce(Hook<'_>) -> longspan::Result<()> + Send,
+) -> PyResult<()> {
+    let work = |watch: &mut signals::Watch| {
+        let mut between = |_: Progress| watch.look();
+        pass(Hook::new(&mut between))
+    };
+    signals::released(py, work, errors::raise)
+}
+
+/// `numpy.empty(shape, dtype)`.
+fn empty<'py, const N: usize>(
+    py: Python<'py>,
+    shape: [usize; N],
+    dtype: impl IntoPyObject<'py>,
+) -> PyResult<Bound<'py, PyAny>> {
+    static EMPTY: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let empty = EMPTY
+        .get_or_try_init(py, || PyResult::Ok(py.import("numpy")?.getattr("empty")?.unbind()))?;
+    let dtype = dtype.into_bound_py_any(py)?;
+    empty.bind(py).call1((PyTuple::new(py, shape)?, dtype))
+}

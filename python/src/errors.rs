@@ -1,0 +1,62 @@
+//! Errors of the library as Python's exceptions, with the same message.
+//!
+//! | exception | when |
+//! |---|---|
+//! | `ValueError` | a value breaks a rule: shapes, arguments of patterns, text, options |
+//! | `TypeError` | an argument is of the wrong kind, or holds other numbers than f32, bf16, f16 |
+//! | `OverflowError` | sizes that can't be counted in 64 bits |
+//! | `MemoryError` | a layout outgrew its bound |
+//! | `BufferError` | a producer's DLPack capsule can't be used |
+//! | `KeyboardInterrupt` | Ctrl-C while a call computed |
+
+use longspan::Error;
+use longspan_pattern::Error as PatternError;
+use pyo3::exceptions::{PyMemoryError, PyOverflowError, PyTypeError, PyValueError};
+use pyo3::prelude::*;
+
+/// An error of a call.
+pub(crate) fn raise(error: Error) -> PyErr {
+    match error {
+        Error::Pattern(error) => raise_pattern(error),
+        Error::Overflow { .. } => PyOverflowError::new_err(error.to_string()),
+        error => PyValueError::new_err(error.to_string()),
+    }
+}
+
+/// An error of a pattern or a layout.
+pub(crate) fn raise_pattern(error: PatternError) -> PyErr {
+    let message = error.to_string();
+    match error {
+        PatternError::TooLarge { .. } => PyMemoryError::new_err(message),
+        PatternError::TooFar { .. } | PatternError::TooManyBlocks { .. } => {
+            PyOverflowError::new_err(message)
+        }
+        _ => PyValueError::new_err(message),
+    }
+}
+
+/// A value that breaks a rule of the binding.
+pub(crate) fn value(message: impl Into<String>) -> PyErr {
+    PyValueError::new_err(message.into())
+}
+
+/// An argument of the wrong kind.
+pub(crate) fn kind(message: impl Into<String>) -> PyErr {
+    PyTypeError::new_err(message.into())
+}
+
+/// A producer's own error, with the argument that it is about where Python has notes (3.11).
+pub(crate) fn noted(py: Python<'_>, error: PyErr, name: &str) -> PyErr {
+    let note = format!("while {name} was read");
+    match error.value(py).call_method1("add_note", (note,)) {
+        Ok(_) | Err(_) => error,
+    }
+}
+
+/// A tensor that lies elsewhere.
+pub(crate) fn not_on_cpu(name: &str, device: &str) -> PyErr {
+    value(format!(
+        "{name} is on {device}, expected the CPU: copy it there, or stay on the GPU with \
+         FlexAttention and the mask that Layout.to_block_mask makes"
+    ))
+}

@@ -1,0 +1,219 @@
+//! `longspan.Layout`: a pattern compiled to blocks.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use longspan::{Layout as Compiled, LayoutSet, Layouts};
+use longspan_pattern::Error;
+use pyo3::prelude::*;
+use pyo3::types::PyBool;
+
+use crate::picture;
+
+/// A pattern compiled for given lengths: which blocks of queries and keys are seen in full, in part
+/// or not at all. Made by `Pattern.compile`.
+///
+/// Where it differs by batch entry or by head, `batch` and `heads` say for how many it is.
+///
+/// >>> import longspan
+/// >>> layout = longspan.Pattern("causal & window(64, 0)").compile(1000)
+/// >>> layout
+/// <longspan.Layout of 1000 × 1000 tokens, blocks of 64, 6.3 % of all pairs>
+/// >>> layout.rows, layout.columns, layout.active_blocks
+/// (16, 16, 31)
+#[pyclass(frozen, module = "longspan")]
+pub(crate) struct Layout {
+    /// A set has one entry, or one head, along an axis that it is the same for.
+    layouts: Layouts,
+    batch: Option<usize>,
+    heads: Option<usize>,
+}
+
+impl Layout {
+    /// A layout for every batch entry and head.
+    pub(crate) fn same(layout: Compiled) -> Self {
+        Layout { layouts: layout.into(), batch: None, heads: None }
+    }
+
+    /// Layouts that differ by batch entry, by head or by both; `None` where they don't, and the
+    /// set has one of it.
+    pub(crate) fn each(set: LayoutSet, batch: Option<usize>, heads: Option<usize>) -> Self {
+        Layout { layouts: set.into(), batch, heads }
+    }
+
+    /// The layouts of a call with so many batch entries and heads. Where the set is for other
+    /// numbers of them, the call itself refuses it.
+    pub(crate) fn widened(&self, batch: usize, heads: usize) -> Result<Layouts, Error> {
+        let Layouts::Each(set) = &self.layouts else { return Ok(self.layouts.clone()) };
+        let (batch, heads) = (self.batch.unwrap_or(batch), self.heads.unwrap_or(heads));
+        let at = |entry: usize, head: usize| {
+            let entry = self.batch.map_or(0, |_| entry);
+            let head = self.heads.map_or(0, |_| head);
+            set.layouts()[set.index(entry, head)].clone()
+        };
+        let pairs = (0..batch).flat_map(|entry| (0..heads).map(move |head| (entry, head)));
+        LayoutSet::new(batch, heads, pairs.map(|(entry, head)| at(entry, head))).map(Layouts::Each)
+    }
+
+    /// The layout of each batch entry and head that it tells apart, one after the other.
+    fn all(&self) -> Vec<&Compiled> {
+        match &self.layouts {
+            Layouts::One(layout) => vec![layout],
+            Layouts::Each(set) => {
+                let pairs = (0..set.batch()).flat_map(|b| (0..set.heads()).map(move |h| (b, h)));
+                pairs.map(|(entry, head)| set.get(entry, head)).collect()
+            }
+        }
+    }
+
+    /// All that differ.
+    fn distinct(&self) -> Vec<&Compiled> {
+        match &self.layouts {
+            Layouts::One(layout) => vec![layout],
+            Layouts::Each(set) => set.layouts().iter().map(|layout| &**layout).collect(),
+        }
+    }
+
+    /// One of them; they agree on tokens and blocks. Nothing of a set without entries or heads.
+    fn first(&self) -> Option<&Compiled> {
+        self.distinct().into_iter().next()
+    }
+
+    fn sum(&self, number: impl Fn(&Compiled) -> u128) -> u128 {
+        self.all().into_iter().map(number).sum()
+    }
+}
+
+#[pymethods]
+impl Layout {
+    /// Queries.
+    #[getter]
+    fn tokens_q(&self) -> u64 {
+        self.first().map_or(0, Compiled::queries)
+    }
+
+    /// Keys.
+    #[getter]
+    fn tokens_k(&self) -> u64 {
+        self.first().map_or(0, Compiled::keys)
+    }
+
+    /// Tokens a block.
+    #[getter]
+    fn block(&self) -> usize {
+        self.first().map_or(0, |layout| layout.block().get())
+    }
+
+    /// Rows of query blocks.
+    #[getter]
+    fn rows(&self) -> usize {
+        self.first().map_or(0, |layout| layout.rows().len())
+    }
+
+    /// Columns of key blocks.
+    #[getter]
+    fn columns(&self) -> u32 {
+        self.first().map_or(0, Compiled::columns)
+    }
+
+    /// Batch entries it is for; `None` where it is for any.
+    #[getter]
+    fn batch(&self) -> Option<usize> {
+        self.batch
+    }
+
+    /// Query heads it is for; `None` where it is for any.
+    #[getter]
+    fn heads(&self) -> Option<usize> {
+        self.heads
+    }
+
+    /// The share of all pairs of a query and a key that is seen, over all that it tells apart.
+    #[getter]
+    fn density(&self, py: Python<'_>) -> f64 {
+        py.detach(|| {
+            let all = self.all();
+            let sum: f64 = all.iter().map(|layout| layout.density()).sum();
+            if all.is_empty() { 0.0 } else { sum / all.len() as f64 }
+        })
+    }
+
+    /// Blocks of which anything is seen, over all that it tells apart.
+    #[getter]
+    fn active_blocks(&self, py: Python<'_>) -> u128 {
+        py.detach(|| self.sum(|layout| layout.counts().active_blocks()))
+    }
+
+    /// Pairs of a query and a key that are seen, over all that it tells apart.
+    #[getter]
+    fn active_pairs(&self, py: Python<'_>) -> u128 {
+        py.detach(|| self.sum(|layout| layout.counts().active_pairs))
+    }
+
+    /// Bytes that the distinct layouts hold at present.
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.distinct().iter().map(|layout| layout.bytes()).sum()
+    }
+
+    fn __eq__(&self, other: &Bound<'_, PyAny>) -> Py<PyAny> {
+        let py = other.py();
+        let Ok(other) = other.cast::<Layout>() else { return py.NotImplemented() };
+        let other = other.get();
+        let equal = py.detach(|| {
+            (self.batch, self.heads) == (other.batch, other.heads)
+                && self.tokens() == other.tokens()
+                && self.all() == other.all()
+        });
+        PyBool::new(py, equal).to_owned().into_any().unbind()
+    }
+
+    fn __hash__(&self, py: Python<'_>) -> u64 {
+        py.detach(|| {
+            let mut hasher = DefaultHasher::new();
+            self.tokens().hash(&mut hasher);
+            self.all().iter().for_each(|layout| layout.hash().to_string().hash(&mut hasher));
+            hasher.finish()
+        })
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> String {
+        let (q, k) = (self.tokens_q(), self.tokens_k());
+        let batch = self.batch.map(|batch| format!(", {batch} batch entries"));
+        let heads = self.heads.map(|heads| format!(", {heads} heads"));
+        format!(
+            "<longspan.Layout of {q} × {k} tokens, blocks of {}, {:.1} % of all pairs{}{}>",
+            self.block(),
+            100.0 * self.density(py),
+            batch.unwrap_or_default(),
+            heads.unwrap_or_default()
+        )
+    }
+
+    fn __str__(&self, py: Python<'_>) -> String {
+        let summary = self.__repr__(py);
+        let picture = self.first().map(|layout| py.detach(|| picture::text(layout)));
+        format!("{summary}\n{}", picture.unwrap_or_default())
+    }
+
+    fn __copy__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __deepcopy__(slf: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
+        slf
+    }
+
+    /// What a notebook shows: full blocks dark, partial ones light; a cell is a block, or many.
+    fn _repr_svg_(&self, py: Python<'_>) -> String {
+        py.detach(|| {
+            let distinct = self.distinct();
+            picture::svg(&distinct, distinct.len())
+        })
+    }
+}
+
+impl Layout {
+    fn tokens(&self) -> (u64, u64, usize) {
+        (self.tokens_q(), self.tokens_k(), self.block())
+    }
+}

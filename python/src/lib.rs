@@ -1,0 +1,51 @@
+//! The Rust side of the Python package: `longspan._longspan`.
+//!
+//! | module | what it has |
+//! |---|---|
+//! | `attention`, `raw` | what users call, what the package's own glue calls |
+//! | `call` | tensors checked against each other, and the passes over them |
+//! | `options` | what they take by keyword; layouts and scratch that outlive a call |
+//! | `tensor`, `dlpack`, `array` | tensors that come in, how they are handed over, those that go out |
+//! | `pattern`, `primitives`, `layout` | the classes `Pattern` and `Layout`, functions that make patterns |
+//! | `picture` | what notebooks and terminals show |
+//! | `signals`, `errors` | Ctrl-C, the interpreter's lock; exceptions |
+
+mod array;
+mod attention;
+mod call;
+mod dlpack;
+mod errors;
+mod layout;
+mod options;
+mod pattern;
+mod picture;
+mod primitives;
+mod raw;
+mod signals;
+mod tensor;
+
+/// Attention for sequences too long for attention.
+#[pyo3::pymodule]
+mod _longspan {
+    #[pymodule_export]
+    use crate::array::Array;
+    #[pymodule_export]
+    use crate::attention::{attention, backward, forward};
+    #[pymodule_export]
+    use crate::layout::Layout;
+    #[pymodule_export]
+    use crate::options::cache_stats;
+    #[pymodule_export]
+    use crate::pattern::Pattern;
+    #[pymodule_export]
+    use crate::primitives::{
+        blocks, blocks_dilated, butterfly, causal, dilated, documents, full, global_tokens, heads,
+        hierarchical, packed, random, sinks, sliding_window, strided, window,
+    };
+    #[pymodule_export]
+    use crate::raw::{raw_backward, raw_forward};
+
+    #[pymodule_export]
+    #[expect(non_upper_case_globals, reason = "as Python spells it")]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
+}

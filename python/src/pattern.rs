@@ -1,0 +1,261 @@
+//! `longspan.Pattern`: a predicate over positions, in Python's operators.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use longspan::{BlockSize, Heads, Layout as Compiled, LayoutSet, Padding, Shape};
+use pyo3::prelude::*;
+use pyo3::types::{PyString, PyTuple};
+
+use crate::errors;
+use crate::layout::Layout;
+use crate::picture;
+use crate::primitives::Whole;
+use crate::signals;
+
+/// Characters that a `repr` shows of a text, which may list a million lengths.
+const MOST_CHARACTERS: usize = 1_000;
+
+/// Which query may attend to which key, by position.
+///
+/// A pattern is made of primitives (`longspan.causal()`, `longspan.window(256, 0)`, …) with `&`,
+/// `|` and `~`, or read from text. It costs nothing until it is compiled.
+///
+/// >>> import longspan
+/// >>> pattern = longspan.Pattern("causal & (window(256, 0) | sinks(16))")
+/// >>> pattern == longspan.causal() & (longspan.window(256, 0) | longspan.sinks(16))
+/// True
+/// >>> pattern.allows(1000, 3), pattern.allows(1000, 700)
+/// (True, False)
+/// >>> print(~longspan.strided(4))
+/// !strided(4)
+#[pyclass(frozen, module = "longspan")]
+pub(crate) struct Pattern(pub(crate) Heads);
+
+impl Pattern {
+    /// The one pattern for all heads, to combine with another.
+    fn single(&self) -> PyResult<longspan::Pattern> {
+        match &self.0 {
+            Heads::Same(pattern) => Ok(pattern.clone()),
+            _ => Err(errors::value(
+                "heads(…) is outermost: combine the patterns inside it, as in \
+                 heads([a & b, a & c])",
+            )),
+        }
+    }
+
+    /// A pattern, or the text of one; nothing of other objects.
+    pub(crate) fn of(object: &Bound<'_, PyAny>) -> PyResult<Option<Heads>> {
+        if let Ok(pattern) = object.cast::<Pattern>() {
+            return Ok(Some(pattern.get().0.clone()));
+        }
+        match object.cast::<PyString>() {
+            Ok(text) => text.to_cow()?.parse().map(Some).map_err(errors::raise_pattern),
+            Err(_) => Ok(None),
+        }
+    }
+
+    fn combined(
+        &self,
+        other: &Bound<'_, PyAny>,
+        join: fn(longspan::Pattern, longspan::Pattern) -> longspan::Pattern,
+    ) -> PyResult<Py<PyAny>> {
+        let py = other.py();
+        let Ok(other) = other.cast::<Pattern>() else { return Ok(py.NotImplemented()) };
+        let joined = join(self.single()?, other.get().single()?);
+        Ok(Py::new(py, Pattern(joined.into()))?.into_any())
+    }
+}
+
+#[pymethods]
+impl Pattern {
+    #[new]
+    fn new(text: &str) -> PyResult<Self> {
+        text.parse().map(Pattern).map_err(errors::raise_pattern)
+    }
+
+    /// Whether the query at position `query` may attend to the key at position `key`.
+    ///
+    /// `head` says which one is meant of a pattern that differs by head.
+    ///
+    /// >>> import longspan
+    /// >>> longspan.window(2, 1).allows(5, 3)
+    /// True
+    #[pyo3(signature = (query, key, *, head=None))]
+    fn allows(&self, query: i64, key: i64, head: Option<usize>) -> PyResult<bool> {
+        let pattern = match (self.0.count(), head) {
+            (Some(count), None) => {
+                return Err(errors::value(format!(
+                    "the pattern differs by head, expected head=0 to head={}",
+                    count - 1
+                )));
+            }
+            (Some(count), Some(head)) if head >= count => {
+                return Err(errors::value(format!(
+                    "head is {head}, expected less than {count}, the number of patterns"
+                )));
+            }
+            (Some(count), Some(head)) => self.0.get(head, count),
+            (None, _) => self.0.get(0, 1),
+        };
+        Ok(pattern.map_err(errors::raise_pattern)?.allows(query, key))
+    }
+
+    /// How many query heads the pattern is for; `None` where it is the same for all.
+    #[getter]
+    fn heads(&self) -> Option<usize> {
+        self.0.count()
+    }
+
+    /// The pattern compiled to blocks, for `tokens_q` queries over `tokens_k` keys (as many where
+    /// left out).
+    ///
+    /// Query `i` stands at position `i + query_offset`, key `j` at `j + key_offset`. Left out,
+    /// `key_offset` is 0 and the queries are the *last* positions. `block` is the number of tokens
+    /// a block, 16 to 256.
+    ///
+    /// `key_ranges` has a pair `(first, end)` for each batch entry: the keys that hold tokens;
+    /// nobody sees the others.
+    ///
+    /// >>> import longspan
+    /// >>> layout = longspan.Pattern("causal & window(256, 0)").compile(8192)
+    /// >>> layout.tokens_q, layout.block
+    /// (8192, 64)
+    /// >>> longspan.causal().compile(100, key_ranges=[(0, 100), (40, 100)]).batch
+    /// 2
+    #[pyo3(signature = (
+        tokens_q, tokens_k=None, *, block=None, query_offset=None, key_offset=None,
+        key_ranges=None,
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "they are named in Python")]
+    fn compile(
+        &self,
+        py: Python<'_>,
+        tokens_q: Whole,
+        tokens_k: Option<Whole>,
+        block: Option<Whole>,
+        query_offset: Option<i64>,
+        key_offset: Option<i64>,
+        key_ranges: Option<Vec<(Whole, Whole)>>,
+    ) -> PyResult<Layout> {
+        let block = block.map(|block| block.0);
+        let places = Places { block, query_offset, key_offset };
+        let shape = places.shape(tokens_q.0, tokens_k.map_or(tokens_q.0, |tokens| tokens.0))?;
+        let key_ranges = key_ranges.map(pairs);
+        let one = match &self.0 {
+            Heads::Same(pattern) if key_ranges.is_none() => Some(pattern),
+            _ => None,
+        };
+        if let Some(pattern) = one {
+            let compile = |watch: &mut signals::Watch| {
+                Compiled::compile_with(pattern, &shape, |_, _| watch.look())
+            };
+            let layout = signals::released(py, compile, errors::raise_pattern)?;
+            return Ok(Layout::same(layout));
+        }
+        let (batch, heads) = (key_ranges.as_ref().map(Vec::len), self.0.count());
+        let padding = padding(key_ranges, 1);
+        let compile = |_: &mut signals::Watch| {
+            LayoutSet::compile(&self.0, heads.unwrap_or(1), &shape, &padding, None)
+        };
+        let set = signals::released(py, compile, errors::raise_pattern)?;
+        Ok(Layout::each(set, batch, heads))
+    }
+
+    fn __and__(&self, other: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
+        self.combined(other, |a, b| a & b)
+    }
+
+    fn __or__(&self, other: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
+        self.combined(other, |a, b| a | b)
+    }
+
+    fn __invert__(&self) -> PyResult<Self> {
+        Ok(Pattern((!self.single()?).into()))
+    }
+
+    fn __bool__(&self) -> PyResult<bool> {
+        Err(errors::kind("a pattern is neither true nor false: use & for and, | for or, ~ for not"))
+    }
+
+    fn __eq__(&self, other: &Bound<'_, PyAny>) -> Py<PyAny> {
+        let py = other.py();
+        match other.cast::<Pattern>() {
+            Ok(other) => {
+                let equal = self.0 == other.get().0;
+                pyo3::types::PyBool::new(py, equal).to_owned().into_any().unbind()
+            }
+            Err(_) => py.NotImplemented(),
+        }
+    }
+
+    fn __hash__(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.0.hash(&mut hasher);
+        hasher.finish()
+    }
+
+    fn __str__(&self) -> String {
+        self.0.to_string()
+    }
+
+    fn __repr__(&self) -> String {
+        let text = self.0.to_string();
+        match text.char_indices().nth(MOST_CHARACTERS) {
+            None => format!("longspan.Pattern(\"{text}\")"),
+            Some((end, _)) => format!("<longspan.Pattern {}…>", &text[..end]),
+        }
+    }
+
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyTuple>> {
+        (slf.get_type(), (slf.get().0.to_string(),)).into_pyobject(slf.py())
+    }
+
+    fn __copy__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __deepcopy__(slf: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
+        slf
+    }
+
+    /// What a notebook shows: the pattern over 4,096 tokens, or as many as its documents have.
+    fn _repr_svg_(&self, py: Python<'_>) -> Option<String> {
+        py.detach(|| picture::of_patterns(&self.0))
+    }
+}
+
+/// Where blocks and positions begin.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Places {
+    pub(crate) block: Option<u64>,
+    pub(crate) query_offset: Option<i64>,
+    pub(crate) key_offset: Option<i64>,
+}
+
+impl Places {
+    pub(crate) fn shape(&self, tokens_q: u64, tokens_k: u64) -> PyResult<Shape> {
+        let mut shape = Shape::new(tokens_q, tokens_k);
+        if let Some(block) = self.block {
+            shape = shape.block(BlockSize::new(block).map_err(errors::raise_pattern)?);
+        }
+        if let Some(offset) = self.query_offset {
+            shape = shape.query_offset(offset);
+        }
+        if let Some(offset) = self.key_offset {
+            shape = shape.key_offset(offset);
+        }
+        Ok(shape)
+    }
+}
+
+pub(crate) fn pairs(ranges: Vec<(Whole, Whole)>) -> Vec<(u64, u64)> {
+    ranges.into_iter().map(|(first, end)| (first.0, end.0)).collect()
+}
+
+/// The padding of so many batch entries, unless ranges count them.
+pub(crate) fn padding(ranges: Option<Vec<(u64, u64)>>, batch: usize) -> Padding {
+    match ranges {
+        Some(ranges) => Padding::Each(ranges.iter().map(|&(first, end)| first..end).collect()),
+        None => Padding::None(batch),
+    }
+}

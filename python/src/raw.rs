@@ -1,0 +1,85 @@
+//! What the package's own glue calls.
+//!
+//! Tensors are given as `(address, shape, strides, name of the type)`: reading these off a tensor
+//! that one holds anyway costs less than a capsule for each. Nothing here is for users: an address
+//! can't be checked.
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::call::{Call, Found};
+use crate::options::Options;
+use crate::tensor::Tensor;
+
+/// `forward` on tensors that are given as `(address, shape, strides, name of the type)`, in
+/// elements; writes `out`, `lse` and, unless it is None, `lse_rest`. For the package's own glue,
+/// which holds on to the tensors.
+#[pyfunction]
+#[pyo3(signature = (q, k, v, out, lse, lse_rest, pattern, **options))]
+#[expect(clippy::too_many_arguments, reason = "only the glue calls it")]
+pub(crate) fn raw_forward(
+    py: Python<'_>,
+    q: &Bound<'_, PyAny>,
+    k: &Bound<'_, PyAny>,
+    v: &Bound<'_, PyAny>,
+    out: &Bound<'_, PyAny>,
+    lse: &Bound<'_, PyAny>,
+    lse_rest: Option<&Bound<'_, PyAny>>,
+    pattern: &Bound<'_, PyAny>,
+    options: Option<&Bound<'_, PyDict>>,
+) -> PyResult<()> {
+    let call = raw_call([q, k, v], pattern, Options::read("raw_forward", options)?)?;
+    let out = raw("out", out)?;
+    let lse = raw("lse", lse)?;
+    let rest = lse_rest.map(|rest| raw("lse_rest", rest)).transpose()?;
+    let rest = rest.as_ref().map(|rest| rest.rows_mut(call.output)).transpose()?;
+    call.forward(py, &out, lse.rows_mut(call.output)?, rest)
+}
+
+/// `backward` on such tensors; writes `dq`, `dk` and `dv`. `lse_rest` and `dlse` may be None.
+#[pyfunction]
+#[pyo3(signature = (q, k, v, out, lse, lse_rest, dout, dlse, dq, dk, dv, pattern, **options))]
+#[expect(clippy::too_many_arguments, reason = "only the glue calls it")]
+pub(crate) fn raw_backward(
+    py: Python<'_>,
+    q: &Bound<'_, PyAny>,
+    k: &Bound<'_, PyAny>,
+    v: &Bound<'_, PyAny>,
+    out: &Bound<'_, PyAny>,
+    lse: &Bound<'_, PyAny>,
+    lse_rest: Option<&Bound<'_, PyAny>>,
+    dout: &Bound<'_, PyAny>,
+    dlse: Option<&Bound<'_, PyAny>>,
+    dq: &Bound<'_, PyAny>,
+    dk: &Bound<'_, PyAny>,
+    dv: &Bound<'_, PyAny>,
+    pattern: &Bound<'_, PyAny>,
+    options: Option<&Bound<'_, PyDict>>,
+) -> PyResult<()> {
+    let call = raw_call([q, k, v], pattern, Options::read("raw_backward", options)?)?;
+    let (out, lse, dout) = (raw("out", out)?, raw("lse", lse)?, raw("dout", dout)?);
+    let lse_rest = lse_rest.map(|rest| raw("lse_rest", rest)).transpose()?;
+    let dlse = dlse.map(|dlse| raw("dlse", dlse)).transpose()?;
+    let found = Found {
+        out: &out,
+        lse: &lse,
+        lse_rest: lse_rest.as_ref(),
+        dout: &dout,
+        dlse: dlse.as_ref(),
+    };
+    let (dq, dk, dv) = (raw("dq", dq)?, raw("dk", dk)?, raw("dv", dv)?);
+    call.backward(py, &found, [&dq, &dk, &dv])
+}
+
+fn raw(name: &'static str, tuple: &Bound<'_, PyAny>) -> PyResult<Tensor> {
+    // SAFETY: the glue reads these numbers off tensors that it holds on to until the call returns.
+    unsafe { Tensor::raw(name, tuple) }
+}
+
+fn raw_call(
+    [q, k, v]: [&Bound<'_, PyAny>; 3],
+    pattern: &Bound<'_, PyAny>,
+    options: Options,
+) -> PyResult<Call> {
+    Call::new([raw("q", q)?, raw("k", k)?, raw("v", v)?], pattern, options)
+}
