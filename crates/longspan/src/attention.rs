@@ -16,6 +16,7 @@ use crate::check;
 use crate::element::{Element, ElementType};
 use crate::error::{Error, Result};
 use crate::isa::Isa;
+use crate::precision::{Numbers, Precision};
 use crate::run;
 use crate::score::Score;
 use crate::state::State;
@@ -254,6 +255,7 @@ pub struct Attention {
     pub(crate) score: Score,
     pub(crate) threads: Threads,
     pub(crate) isa: Option<Isa>,
+    pub(crate) precision: Precision,
     pub(crate) workspaces: Arc<Workspaces>,
 }
 
@@ -266,6 +268,7 @@ impl Attention {
             score: Score::Plain,
             threads: Threads::Auto,
             isa: None,
+            precision: Precision::Fastest,
             workspaces: Arc::default(),
         }
     }
@@ -297,6 +300,18 @@ impl Attention {
     pub fn isa(mut self, isa: Isa) -> Self {
         self.isa = Some(isa);
         self
+    }
+
+    /// What products are made of, where there is a choice.
+    #[must_use]
+    pub fn precision(mut self, precision: Precision) -> Self {
+        self.precision = precision;
+        self
+    }
+
+    /// What is stored, multiplied and accumulated in calls on tensors of `E`, on this CPU.
+    pub fn numbers<E: Element>(&self) -> Result<Numbers> {
+        Ok(self.precision.numbers(E::TYPE, Isa::choose(self.isa)?))
     }
 
     /// Works in the scratch of `other` in place of its own. Scratch never shrinks: many layouts

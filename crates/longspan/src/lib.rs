@@ -41,6 +41,7 @@ mod isa;
 mod kernel;
 pub mod limits;
 mod plan;
+mod precision;
 mod run;
 mod score;
 mod simd;
@@ -61,6 +62,7 @@ pub use longspan_pattern::{
     BlockMasks, BlockSize, Blocks, Counts, Heads, Layout, LayoutCache, LayoutSet, Level, Masks,
     Padding, ParseError, Pattern, Positions, Progression, Run, RunKind, Shape,
 };
+pub use precision::{Numbers, Precision};
 pub use score::Score;
 pub use state::{State, merge_outputs};
 pub use threads::Threads;

@@ -12,7 +12,7 @@ use crate::attention::{
     Arrived, Attention, GradientsMut, Hook, Inputs, OutputMut, Progress, RowStatistics,
 };
 use crate::check::{self, Sizes};
-use crate::element::{Element, store};
+use crate::element::{Element, ElementType, store};
 use crate::error::{Error, Result};
 use crate::isa::Isa;
 use crate::kernel::Raw;
@@ -198,12 +198,13 @@ pub(crate) fn dispatch<E: Element>(attention: &Attention, pass: impl Pass<E>) ->
         }
     }
     let (isa, score) = (Isa::choose(attention.isa)?, &attention.score);
-    let pass = match isa {
-        Isa::Amx => match E::on_matrix_unit(pass, score) {
+    let numbers = attention.precision.numbers(E::TYPE, isa);
+    let pass = match numbers.multiplied {
+        ElementType::F32 => pass,
+        _ => match E::on_matrix_unit(pass, score) {
             Ok(result) => return result,
             Err(pass) => pass,
         },
-        _ => pass,
     };
     simd::dispatch(isa, Chosen(score, pass, PhantomData))
 }

@@ -6,7 +6,7 @@
 
 use half::{bf16, f16};
 use longspan::{
-    Arrived, Attention, Dims, GradientsMut, Hook, Inputs, Isa, Layout, Order, Pattern,
+    Arrived, Attention, Dims, ElementType, GradientsMut, Hook, Inputs, Isa, Layout, Order, Pattern,
     RowStatistics, Shape, State, Strides, Tensor, View, row_deltas,
 };
 use longspan_testing::{
@@ -325,5 +325,24 @@ fn decoding_multiplies_nothing_as_bf16() {
         let got = Run { attention: &attention, tensors: &tensors, results: placement }.both();
         let out = Measure::all(&problem, &truth, &naive, &got, Sample::ALL)[0];
         assert!(out.holds(), "{isa}, {out}");
+    }
+}
+
+/// Asked to be exact, every instruction set multiplies f32 numbers, and says so.
+#[test]
+fn exact_products_are_those_of_f32() {
+    let case = AttentionCase::new("exact", Rule::Causal, 331);
+    let problem = case.problem().rounded(Precision::Bf16);
+    let (truth, naive) = (truth(&problem, Sample::ALL), naive(&problem, Sample::ALL));
+    let placement = Placement::Contiguous(Order::BatchTokenHeadDim);
+    let tensors = TensorsOf::<bf16>::of(&problem, placement);
+    for isa in Isa::available() {
+        let attention = attention(&case, isa, 1).precision(longspan::Precision::Exact);
+        let numbers = attention.numbers::<bf16>().unwrap();
+        assert_eq!((numbers.stored, numbers.multiplied), (ElementType::Bf16, ElementType::F32));
+        let got = Run { attention: &attention, tensors: &tensors, results: placement }.both();
+        for measure in Measure::all(&problem, &truth, &naive, &got, Sample::ALL) {
+            assert!(measure.holds(), "{isa}, {measure}");
+        }
     }
 }
