@@ -252,10 +252,13 @@ impl Plan {
     }
 }
 
+/// The most rows of a unit.
+pub(crate) const MOST_ROWS: usize = 8;
+
 /// How many of `rows` rows of so many lanes go through the keys together. Short calls keep units
 /// for a few threads.
 fn together(lanes: usize, rows: usize) -> u32 {
-    (MOST_LANES / lanes.max(1)).min(rows / UNITS).clamp(1, 8) as u32
+    (MOST_LANES / lanes.max(1)).min(rows / UNITS).clamp(1, MOST_ROWS) as u32
 }
 
 /// Active blocks of a row.
@@ -265,7 +268,7 @@ pub(crate) fn blocks_of(layout: &Layout, row: u32) -> u64 {
 
 /// Into how many pieces a run falls: one, or each of its Partial blocks. Sharing with other rows may
 /// cut a Full run in two.
-fn pieces_of(run: &Run) -> usize {
+pub(crate) fn pieces_of(run: &Run) -> usize {
     if run.kind() == RunKind::Full { 2 } else { run.len as usize }
 }
 

@@ -207,6 +207,9 @@ pub(crate) trait Tiles: Copy + Send + Sync {
     const MOST_LANES: usize;
     const MOST_SCORES: usize;
 
+    /// Whether it takes time to make an operand of a tensor ready.
+    const PACKS: bool;
+
     /// Tiles of queries whose sums over queries are one product.
     const GROUP: usize;
 

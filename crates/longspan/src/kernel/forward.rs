@@ -27,8 +27,8 @@ pub(crate) mod softmax;
 use longspan_pattern::Masks;
 
 pub(crate) use self::lists::Lists;
-use self::lists::{Piece, even};
-use self::parts::Part;
+use self::lists::{Piece, even, touching};
+use self::parts::{Part, Ready};
 use self::scratch::Room;
 
 use super::Raw;
@@ -195,36 +195,27 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
                     key += keys;
                 }
             }
-            for row in unit.rows.0..unit.rows.1 {
-                lists.rest(layout, row, unit.columns);
-                let mut at = 0;
-                while at < lists.pieces.len() {
-                    // Pieces that touch go together, cut evenly; long Full ones by themselves, so
-                    // that they are not cut into groups of vectors.
-                    let mut end = at + 1;
-                    while end < lists.pieces.len()
-                        && lists.pieces[end].from == lists.pieces[end - 1].to
-                        && lists.pieces[end].is_long() == lists.pieces[end - 1].is_long()
-                    {
-                        end += 1;
-                    }
-                    let pieces = &lists.pieces[at..end];
-                    let (mut key, last) =
-                        (pieces[0].from as usize, pieces[pieces.len() - 1].to as usize);
-                    while key < last {
-                        let keys = even(last - key, LONGEST);
-                        masked |= self.mixed(
-                            stack,
-                            room,
-                            row,
-                            pieces,
-                            (key, keys),
-                            masks,
-                            &mut lists.bits,
-                        );
+            // Where it takes time to make keys ready, that is done once for all rows too, in parts
+            // that start where blocks do.
+            let aligned = layout.block().get().is_multiple_of(X::GRAIN);
+            if X::PACKS && aligned && lists.unite(layout, unit) {
+                for span in 0..lists.united.len() {
+                    let (mut key, end) = lists.united[span];
+                    while key < end {
+                        let keys = even(end - key, LONGEST);
+                        let keys = keys.next_multiple_of(X::GRAIN).min(end - key);
+                        let ready = self.ready(room, stack, key, keys);
+                        for row in unit.rows.0..unit.rows.1 {
+                            lists.rest(layout, row, unit.columns);
+                            masked |= self.row(stack, room, row, Some(&ready), masks, lists);
+                        }
                         key += keys;
                     }
-                    at = end;
+                }
+            } else {
+                for row in unit.rows.0..unit.rows.1 {
+                    lists.rest(layout, row, unit.columns);
+                    masked |= self.row(stack, room, row, None, masks, lists);
                 }
             }
             if masked && !stack.careful && !self.all_finite(stack, unit, room) {
@@ -256,6 +247,39 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         }
     }
 
+    /// The listed pieces of a row, or what is in them of keys that are ready. Returns whether any were
+    /// masked.
+    unsafe fn row(
+        &self,
+        stack: &Stack<'_, X::Element>,
+        room: &Room,
+        row: u32,
+        ready: Option<&Ready<X>>,
+        masks: &mut Masks<'_>,
+        lists: &mut Lists,
+    ) -> bool {
+        let (first, end) = ready.map_or((0, usize::MAX), |ready| (ready.first, ready.end));
+        let (mut pieces, bits) = (&lists.pieces[..], &mut lists.bits);
+        let mut masked = false;
+        while let Some((group, rest)) = pieces.split_at_checked(touching(pieces)) {
+            let [Piece { from, .. }, ..] = group else { break };
+            let to = group[group.len() - 1].to as usize;
+            let (mut key, to) = ((*from as usize).max(first), to.min(end));
+            while key < to {
+                let keys = even(to - key, LONGEST);
+                // SAFETY: the caller's.
+                masked |= unsafe {
+                    let own = ready.is_none().then(|| self.ready(room, stack, key, keys));
+                    let ready = ready.or(own.as_ref()).expect("one of both");
+                    self.mixed(stack, room, row, group, ready, (key, keys), masks, bits)
+                };
+                key += keys;
+            }
+            pieces = rest;
+        }
+        masked
+    }
+
     /// A stretch of keys of one row, some of them masked. Returns whether any were.
     #[allow(clippy::too_many_arguments)]
     unsafe fn mixed(
@@ -264,6 +288,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         room: &Room,
         row: u32,
         pieces: &[Piece],
+        ready: &Ready<X>,
         (key, keys): (usize, usize),
         masks: &mut Masks<'_>,
         bits: &mut [[u64; LONGEST]],
@@ -273,7 +298,6 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         let mut masked = false;
         // SAFETY: the caller's.
         unsafe {
-            let ready = self.ready(room, stack, key, keys);
             self.place_keys(room, stack, row, key, keys);
             for piece in pieces {
                 let (from, to) = (piece.from as usize, piece.to as usize);
@@ -308,14 +332,14 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
             for tile in self.tiles_of(room, stack, row) {
                 if masked {
                     let bits = &bits[tile.first / LANES][..keys];
-                    self.masked(&tile, room, stack, &ready, bits);
+                    self.masked(&tile, room, stack, ready, key, bits);
                 } else {
                     let lanes = (0, tile.lanes);
                     self.stretches(
                         &tile,
                         room,
                         stack,
-                        &ready,
+                        ready,
                         Part { keys: (key, keys), offset: 0, lanes, bits: None },
                     );
                 }

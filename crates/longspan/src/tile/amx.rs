@@ -151,6 +151,7 @@ impl Tiles for Amx {
     const TARGET_ROWS: usize = SIDE;
     const MOST_LANES: usize = 2 * SIDE;
     const MOST_SCORES: usize = 512 * Self::MOST_LANES;
+    const PACKS: bool = true;
     const GROUP: usize = 4;
     const FOLDS: bool = false;
 

@@ -47,6 +47,7 @@ impl<S: Simd, E: Element> Tiles for Direct<S, E> {
     const TARGET_ROWS: usize = 1;
     const MOST_LANES: usize = LANES;
     const MOST_SCORES: usize = 128 * LANES;
+    const PACKS: bool = !matches!(E::TYPE, ElementType::F32);
     const GROUP: usize = 1;
     const FOLDS: bool = true;
 

@@ -3,7 +3,7 @@
 use longspan_pattern::{Layout, Run, RunKind};
 
 use super::LONGEST;
-use crate::plan::Unit;
+use crate::plan::{MOST_ROWS, Unit, pieces_of};
 use crate::simd::LANES;
 
 /// The next stretch of `left` keys: all that are left, cut evenly into stretches of at most `most`.
@@ -27,6 +27,17 @@ impl Piece {
     }
 }
 
+/// Pieces of a row that can be looked through for every stretch.
+const FEW_PIECES: usize = 32;
+
+/// How many of the first pieces go together: those that touch, long Full ones by themselves, so that
+/// they are not cut into groups of vectors.
+pub(super) fn touching(pieces: &[Piece]) -> usize {
+    let goes_on =
+        |pair: &&[Piece]| pair[0].to == pair[1].from && pair[0].is_long() == pair[1].is_long();
+    pieces.len().min(1) + pieces.windows(2).take_while(goes_on).count()
+}
+
 /// Lists of a thread, kept from unit to unit.
 #[derive(Debug, Default)]
 pub(crate) struct Lists {
@@ -35,6 +46,8 @@ pub(crate) struct Lists {
     narrower: Vec<(u64, u64)>,
     /// What one row sees besides.
     pub(super) pieces: Vec<Piece>,
+    /// What some rows of a unit see besides.
+    pub(super) united: Vec<(usize, usize)>,
     /// For each tile of a row, a word a key.
     pub(super) bits: Vec<[u64; LONGEST]>,
 }
@@ -49,6 +62,9 @@ impl Lists {
         self.narrower.reserve(pieces);
         self.pieces.clear();
         self.pieces.reserve(pieces);
+        self.united.clear();
+        // A Full run may be cut by everything that is shared.
+        self.united.reserve(MOST_ROWS * 2 * FEW_PIECES);
     }
 
     /// Finds what all rows of a unit see in full.
@@ -79,6 +95,32 @@ impl Lists {
             }
             std::mem::swap(&mut self.shared, &mut self.narrower);
         }
+    }
+
+    /// Finds what some rows of a unit see and isn't shared: disjoint, in order. Gives up where there is
+    /// one row, or one has too many pieces to look through for each of these.
+    pub(super) fn unite(&mut self, layout: &Layout, unit: &Unit) -> bool {
+        self.united.clear();
+        let rows = unit.rows.0..unit.rows.1;
+        let mut counts =
+            rows.clone().map(|row| layout.row(row).iter().map(pieces_of).sum::<usize>());
+        if rows.len() < 2 || counts.any(|count| count > FEW_PIECES) {
+            return false;
+        }
+        for row in rows {
+            self.rest(layout, row, unit.columns);
+            let pieces = self.pieces.iter().map(|piece| (piece.from as usize, piece.to as usize));
+            self.united.extend(pieces);
+        }
+        self.united.sort_unstable();
+        self.united.dedup_by(|next, last| {
+            let joins = next.0 <= last.1;
+            if joins {
+                last.1 = last.1.max(next.1);
+            }
+            joins
+        });
+        true
     }
 
     /// Lists what a row sees in some columns and isn't shared.

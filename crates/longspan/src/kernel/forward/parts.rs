@@ -13,8 +13,9 @@ use crate::tile::{Ahead, Rows, Stretch, Strided, Tiles};
 /// Some keys and their values, ready.
 #[derive(Clone, Copy)]
 pub(super) struct Ready<X: Tiles> {
-    /// The first key.
+    /// The first key, and the one after the last.
     pub(super) first: usize,
+    pub(super) end: usize,
     pub(super) keys: X::Left,
     pub(super) values: X::Left,
 }
@@ -48,13 +49,14 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
             let v = self.v.head(entry, head, key).transposed();
             Ready {
                 first: key,
+                end: key + keys,
                 keys: self.tiles.left(k, keys, self.dim, room.keys),
                 values: self.tiles.left(v, self.value_dim, keys, room.values),
             }
         }
     }
 
-    /// A stretch of keys with a word of `bits` each.
+    /// A stretch of keys from `key` on with a word of `bits` each.
     ///
     /// Queries see different keys at the edge of a window: vectors of them are then worked on by
     /// themselves, in groups of four, two or one, over no more keys than a group sees. The widest
@@ -65,6 +67,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         room: &Room,
         stack: &Stack<'_, X::Element>,
         ready: &Ready<X>,
+        key: usize,
         bits: &[u64],
     ) {
         let width = X::Simd::WIDTH;
@@ -97,7 +100,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
             if start < end {
                 let lane = index * size * width;
                 let lanes = (lane, (tile.lanes - lane).min(size * width));
-                let keys = (ready.first + start, end - start);
+                let keys = (key + start, end - start);
                 let bits = Some(bits[start..].as_ptr());
                 // SAFETY: parts of what the caller vouches for.
                 unsafe {
