@@ -10,6 +10,9 @@ few ranges a row, or bits where there are many.
 
 Numbers are 32 bits wide, as in FlexAttention's kernels, unless positions need 64; an argument that
 is larger than any position can be is cut down to the largest number, which says the same.
+
+Constants are defaults of arguments. As variables of an enclosing function torch would make symbols
+of them once a second pattern comes with other numbers, and its CPU kernels can't be compiled then.
 """
 
 from __future__ import annotations
@@ -93,14 +96,14 @@ def mask_mod(layout: _longspan.Layout, device: torch.device) -> MaskMod:
 
 def moved(offset: int, largest: int) -> Callable[[Tensor], Tensor]:
     if largest > 1 << 31:
-        return lambda number: number.to(torch.int64) + offset
-    return (lambda number: number + offset) if offset else (lambda number: number)
+        return lambda number, offset=offset: number.to(torch.int64) + offset
+    return (lambda number, offset=offset: number + offset) if offset else (lambda number: number)
 
 
 def in_range(key_ranges: list[tuple[int, int]], places: Places) -> Callable[[Tensor, Tensor], Tensor]:
     if len(key_ranges) == 1:
         ((first, end),) = key_ranges
-        return lambda b, kv_idx: (kv_idx >= first) & (kv_idx < end)
+        return lambda b, kv_idx, first=first, end=end: (kv_idx >= first) & (kv_idx < end)
     firsts, ends = (places.table(numpy.array(x)) for x in zip(*key_ranges, strict=True))
     return lambda b, kv_idx: (kv_idx >= firsts[b]) & (kv_idx < ends[b])
 
@@ -147,11 +150,11 @@ def causal(places: Places) -> Rule:
 
 def window(places: Places, left: int, right: int) -> Rule:
     q, k = places.q.at, places.k.at
-    left, right = places.cut(left), places.cut(right)
+    most, least = places.cut(left), -places.cut(right)
 
-    def rule(q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    def rule(q_idx: Tensor, kv_idx: Tensor, most: int = most, least: int = least) -> Tensor:
         distance = q(q_idx) - k(kv_idx)
-        return (distance <= left) & (distance >= -right)
+        return (distance <= most) & (distance >= least)
 
     return rule
 
@@ -160,8 +163,8 @@ def below(axis: Axis, tokens: int) -> Callable[[Tensor], Tensor]:
     """Whether a position is in ``0..tokens``."""
     at = axis.at
     if axis.low() >= 0:
-        return lambda number: at(number) < tokens
-    return lambda number: (at(number) < tokens) & (at(number) >= 0)
+        return lambda number, tokens=tokens: at(number) < tokens
+    return lambda number, tokens=tokens: (at(number) < tokens) & (at(number) >= 0)
 
 
 def sinks(places: Places, tokens: int) -> Rule:
@@ -177,14 +180,15 @@ def global_tokens(places: Places, tokens: int) -> Rule:
 
 def strided(places: Places, stride: int) -> Rule:
     q, k, stride = places.q.at, places.k.at, places.cut(stride)
-    return lambda q_idx, kv_idx: (q(q_idx) - k(kv_idx)) % stride == 0
+    return lambda q_idx, kv_idx, stride=stride: (q(q_idx) - k(kv_idx)) % stride == 0
 
 
 def hierarchical(places: Places, levels: list[tuple[int, int, int]]) -> Rule:
     def level(reach: int, stride: int, grain: int) -> Rule:
         near = window(places, reach, reach)
         k, stride, grain = places.k.at, places.cut(stride), places.cut(grain)
-        return lambda q_idx, kv_idx: near(q_idx, kv_idx) & ((k(kv_idx) // grain) % stride == 0)
+        tooth = lambda kv_idx, stride=stride, grain=grain: (k(kv_idx) // grain) % stride == 0
+        return lambda q_idx, kv_idx: near(q_idx, kv_idx) & tooth(kv_idx)
 
     return any_of([level(*each) for each in levels])
 
@@ -205,7 +209,13 @@ def dilated(places: Places, segment: int, rate: int, offset: int = 0) -> Rule:
     q, k = places.q.at, places.k.at
     segment, rate, offset = places.cut(segment), places.cut(rate), places.cut(offset)
 
-    def rule(q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    def rule(
+        q_idx: Tensor,
+        kv_idx: Tensor,
+        segment: int = segment,
+        rate: int = rate,
+        offset: int = offset,
+    ) -> Tensor:
         query, key = q(q_idx), k(kv_idx)
         same = query // segment == key // segment
         return same & (query % segment % rate == offset) & (key % segment % rate == offset)
@@ -215,22 +225,23 @@ def dilated(places: Places, segment: int, rate: int, offset: int = 0) -> Rule:
 
 def blocks_dilated(places: Places, block: int, rates: list[int]) -> Rule:
     q, k, block = places.q.at, places.k.at, places.cut(block)
+
+    def apart(distance: int) -> Rule:
+        def rule(
+            q_idx: Tensor, kv_idx: Tensor, block: int = block, distance: int = distance
+        ) -> Tensor:
+            return abs(q(q_idx) // block - k(kv_idx) // block) == distance
+
+        return rule
+
     distances = sorted({0, *(places.cut(rate) for rate in rates)})
-
-    def rule(q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        distance = abs(q(q_idx) // block - k(kv_idx) // block)
-        seen = distance == 0
-        for each in distances[1:]:
-            seen = seen | (distance == each)
-        return seen
-
-    return not_negative(places, rule)
+    return not_negative(places, any_of([apart(distance) for distance in distances]))
 
 
 def butterfly(places: Places, block: int) -> Rule:
     q, k, block = places.q.at, places.k.at, places.cut(block)
 
-    def rule(q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    def rule(q_idx: Tensor, kv_idx: Tensor, block: int = block) -> Tensor:
         differ = (q(q_idx) // block) ^ (k(kv_idx) // block)
         return (differ & (differ - 1)) == 0
 
@@ -305,7 +316,13 @@ def block_rows(places: Places, block: int, pattern: _longspan.Pattern) -> Rule:
     ranges = [joined(row[:count]) for row, count in zip(indices[0, 0], counts[0, 0], strict=True)]
     most = max((len(starts) for starts, _ in ranges), default=0)
 
-    def row_and_column(q_idx: Tensor, kv_idx: Tensor) -> tuple[Tensor, Tensor]:
+    def row_and_column(
+        q_idx: Tensor,
+        kv_idx: Tensor,
+        block: int = block,
+        first_row: int = first_row,
+        first: int = first,
+    ) -> tuple[Tensor, Tensor]:
         return q(q_idx) // block - first_row, k(kv_idx) // block - first
 
     if most == 0:
@@ -316,7 +333,7 @@ def block_rows(places: Places, block: int, pattern: _longspan.Pattern) -> Rule:
             low[row, : len(starts)], high[row, : len(ends)] = starts, ends
         lows, highs = places.table(low.ravel()), places.table(high.ravel())
 
-        def in_ranges(q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        def in_ranges(q_idx: Tensor, kv_idx: Tensor, most: int = most) -> Tensor:
             row, column = row_and_column(q_idx, kv_idx)
             seen = (column >= lows[row * most]) & (column < highs[row * most])
             for i in range(1, most):
@@ -339,7 +356,7 @@ def block_rows(places: Places, block: int, pattern: _longspan.Pattern) -> Rule:
         bits[row] = numpy.packbits(flags, bitorder="little")
     table = torch.from_numpy(bits.view("<i4").ravel().astype("int32")).to(places.device)
 
-    def in_bits(q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    def in_bits(q_idx: Tensor, kv_idx: Tensor, words: int = words) -> Tensor:
         row, column = row_and_column(q_idx, kv_idx)
         return ((table[row * words + column // 32] >> (column % 32)) & 1) == 1
 
