@@ -8,8 +8,8 @@
 //! indices  [batch, heads, lines, width]   their numbers, ascending; zeros behind them
 //! ```
 //!
-//! Only what a line has is written. NumPy's zeros are pages that nobody has touched, so lists as
-//! wide as the layout has columns take the memory of what is in them, rounded up to a page a line.
+//! Only what a line has is written, the rest are NumPy's zeros: the time follows the number of
+//! blocks, and for lists as wide as the layout has columns the pages that are touched.
 //!
 //! A block that reaches past the last token is never full there: FlexAttention takes what isn't
 //! there for not seen, so that its kernels look at the mask where a sequence ends.
