@@ -2,11 +2,14 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use longspan::{Layout as Compiled, LayoutSet, Layouts};
+use longspan::{Heads, Layout as Compiled, LayoutSet, Layouts};
 use longspan_pattern::Error;
+use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::PyBool;
+use pyo3::types::{PyBool, PyTuple};
 
+use crate::block_lists::{self, Width};
+use crate::pattern::Pattern;
 use crate::picture;
 
 /// A pattern compiled for given lengths: which blocks of queries and keys are seen in full, in part
@@ -26,18 +29,35 @@ pub(crate) struct Layout {
     layouts: Layouts,
     batch: Option<usize>,
     heads: Option<usize>,
+    source: Source,
+}
+
+/// The keys that hold tokens, first and end, a pair a batch entry.
+type KeyRanges = Vec<(u64, u64)>;
+
+/// What a layout was compiled from.
+pub(crate) struct Source {
+    pub(crate) pattern: Heads,
+    /// The position of the first query, and of the first key.
+    pub(crate) offsets: (i64, i64),
+    pub(crate) key_ranges: Option<KeyRanges>,
 }
 
 impl Layout {
     /// A layout for every batch entry and head.
-    pub(crate) fn same(layout: Compiled) -> Self {
-        Layout { layouts: layout.into(), batch: None, heads: None }
+    pub(crate) fn same(layout: Compiled, source: Source) -> Self {
+        Layout { layouts: layout.into(), batch: None, heads: None, source }
     }
 
     /// Layouts that differ by batch entry, by head or by both; `None` where they don't, and the
     /// set has one of it.
-    pub(crate) fn each(set: LayoutSet, batch: Option<usize>, heads: Option<usize>) -> Self {
-        Layout { layouts: set.into(), batch, heads }
+    pub(crate) fn each(
+        set: LayoutSet,
+        batch: Option<usize>,
+        heads: Option<usize>,
+        source: Source,
+    ) -> Self {
+        Layout { layouts: set.into(), batch, heads, source }
     }
 
     /// The layouts of a call with so many batch entries and heads. Where the set is for other
@@ -153,6 +173,54 @@ impl Layout {
     #[getter]
     fn nbytes(&self) -> usize {
         self.distinct().iter().map(|layout| layout.bytes()).sum()
+    }
+
+    /// The layout as torch's `BlockMask`, for `flex_attention` on a GPU or on the CPU.
+    ///
+    /// Blocks are those of the layout; FlexAttention's kernels are tuned for `block=128`. The
+    /// mask's `mask_mod` is made from the pattern's expression. Needs torch.
+    ///
+    /// With `width="all"` the lists of blocks have room for all blocks of a row, as torch's own
+    /// have: FlexAttention on the CPU and its FlashAttention-4 backend take no others.
+    /// `width="longest"` has room for the longest row alone. Triton's kernels read such lists too,
+    /// and beyond a million tokens they are what fits; torch can't print them as a picture.
+    ///
+    /// ```python
+    /// layout = longspan.Pattern("causal & window(1024, 0)").compile(65536, block=128)
+    /// mask = layout.to_block_mask("cuda")
+    /// out = torch.compile(flex_attention)(q, k, v, block_mask=mask)
+    /// ```
+    #[pyo3(
+        signature = (device=None, *, width="all"),
+        text_signature = "($self, device='cpu', *, width='all')"
+    )]
+    pub(crate) fn to_block_mask<'py>(
+        slf: &Bound<'py, Self>,
+        device: Option<Bound<'py, PyAny>>,
+        width: &str,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        Width::read(width)?;
+        let py = slf.py();
+        let device = device.unwrap_or_else(|| intern!(py, "cpu").clone().into_any());
+        let glue = py.import("longspan.block_mask")?;
+        glue.call_method1("to_block_mask", (slf, device, width))
+    }
+
+    /// `(counts, indices)` of partial and full blocks by rows, then by columns, as eight arrays of
+    /// int32. For the package's own glue.
+    fn _block_lists<'py>(&self, py: Python<'py>, width: &str) -> PyResult<Bound<'py, PyTuple>> {
+        let (batch, heads) = match &self.layouts {
+            Layouts::One(_) => (1, 1),
+            Layouts::Each(set) => (set.batch(), set.heads()),
+        };
+        block_lists::lists(py, &self.all(), batch, heads, Width::read(width)?)
+    }
+
+    /// The pattern, the positions of the first query and the first key, and the key ranges that it
+    /// was compiled from. For the package's own glue.
+    fn _source(&self) -> (Pattern, (i64, i64), Option<KeyRanges>) {
+        let Source { pattern, offsets, key_ranges } = &self.source;
+        (Pattern(pattern.clone()), *offsets, key_ranges.clone())
     }
 
     fn __eq__(&self, other: &Bound<'_, PyAny>) -> Py<PyAny> {

@@ -7,11 +7,13 @@
 //! | `options` | what they take by keyword; layouts and scratch that outlive a call |
 //! | `tensor`, `dlpack`, `array` | tensors that come in, how they are handed over, those that go out |
 //! | `pattern`, `primitives`, `layout` | the classes `Pattern` and `Layout`, functions that make patterns |
+//! | `block_lists` | a layout as FlexAttention's lists of blocks |
 //! | `picture` | what notebooks and terminals show |
 //! | `signals`, `errors` | Ctrl-C, the interpreter's lock; exceptions |
 
 mod array;
 mod attention;
+mod block_lists;
 mod call;
 mod dlpack;
 mod errors;

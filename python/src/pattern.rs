@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
 
 use crate::errors;
-use crate::layout::Layout;
+use crate::layout::{Layout, Source};
 use crate::picture;
 use crate::primitives::Whole;
 use crate::signals;
@@ -52,6 +52,42 @@ impl Pattern {
             Ok(text) => text.to_cow()?.parse().map(Some).map_err(errors::raise_pattern),
             Err(_) => Ok(None),
         }
+    }
+
+    fn compiled(
+        &self,
+        py: Python<'_>,
+        tokens_q: u64,
+        tokens_k: u64,
+        places: Places,
+        key_ranges: Option<Vec<(u64, u64)>>,
+    ) -> PyResult<Layout> {
+        let shape = places.shape(tokens_q, tokens_k)?;
+        // Lengths that don't fit are an error of the compilation below.
+        let aligned = tokens_k.wrapping_sub(tokens_q) as i64;
+        let source = Source {
+            pattern: self.0.clone(),
+            offsets: (places.query_offset.unwrap_or(aligned), places.key_offset.unwrap_or(0)),
+            key_ranges: key_ranges.clone(),
+        };
+        let one = match &self.0 {
+            Heads::Same(pattern) if key_ranges.is_none() => Some(pattern),
+            _ => None,
+        };
+        if let Some(pattern) = one {
+            let compile = |watch: &mut signals::Watch| {
+                Compiled::compile_with(pattern, &shape, |_, _| watch.look())
+            };
+            let layout = signals::released(py, compile, errors::raise_pattern)?;
+            return Ok(Layout::same(layout, source));
+        }
+        let (batch, heads) = (key_ranges.as_ref().map(Vec::len), self.0.count());
+        let padding = padding(key_ranges, 1);
+        let compile = |_: &mut signals::Watch| {
+            LayoutSet::compile(&self.0, heads.unwrap_or(1), &shape, &padding, None)
+        };
+        let set = signals::released(py, compile, errors::raise_pattern)?;
+        Ok(Layout::each(set, batch, heads, source))
     }
 
     fn combined(
@@ -139,26 +175,39 @@ impl Pattern {
     ) -> PyResult<Layout> {
         let block = block.map(|block| block.0);
         let places = Places { block, query_offset, key_offset };
-        let shape = places.shape(tokens_q.0, tokens_k.map_or(tokens_q.0, |tokens| tokens.0))?;
-        let key_ranges = key_ranges.map(pairs);
-        let one = match &self.0 {
-            Heads::Same(pattern) if key_ranges.is_none() => Some(pattern),
-            _ => None,
-        };
-        if let Some(pattern) = one {
-            let compile = |watch: &mut signals::Watch| {
-                Compiled::compile_with(pattern, &shape, |_, _| watch.look())
-            };
-            let layout = signals::released(py, compile, errors::raise_pattern)?;
-            return Ok(Layout::same(layout));
-        }
-        let (batch, heads) = (key_ranges.as_ref().map(Vec::len), self.0.count());
-        let padding = padding(key_ranges, 1);
-        let compile = |_: &mut signals::Watch| {
-            LayoutSet::compile(&self.0, heads.unwrap_or(1), &shape, &padding, None)
-        };
-        let set = signals::released(py, compile, errors::raise_pattern)?;
-        Ok(Layout::each(set, batch, heads))
+        let tokens_k = tokens_k.map_or(tokens_q.0, |tokens| tokens.0);
+        self.compiled(py, tokens_q.0, tokens_k, places, key_ranges.map(pairs))
+    }
+
+    /// The pattern as torch's `BlockMask`, for `flex_attention` on a GPU or on the CPU: compiled to
+    /// blocks of `block` tokens, then `Layout.to_block_mask`. Needs torch.
+    ///
+    /// ```python
+    /// mask = longspan.Pattern("causal & window(1024, 0)").to_block_mask(65536, device="cuda")
+    /// out = torch.compile(flex_attention)(q, k, v, block_mask=mask)
+    /// ```
+    #[pyo3(signature = (
+        tokens_q, tokens_k=None, *, device=None, block=Whole(128), query_offset=None,
+        key_offset=None, key_ranges=None, width="all",
+    ), text_signature = "($self, tokens_q, tokens_k=None, *, device='cpu', block=128, \
+        query_offset=None, key_offset=None, key_ranges=None, width='all')")]
+    #[expect(clippy::too_many_arguments, reason = "they are named in Python")]
+    fn to_block_mask<'py>(
+        &self,
+        py: Python<'py>,
+        tokens_q: Whole,
+        tokens_k: Option<Whole>,
+        device: Option<Bound<'py, PyAny>>,
+        block: Whole,
+        query_offset: Option<i64>,
+        key_offset: Option<i64>,
+        key_ranges: Option<Vec<(Whole, Whole)>>,
+        width: &str,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let places = Places { block: Some(block.0), query_offset, key_offset };
+        let tokens_k = tokens_k.map_or(tokens_q.0, |tokens| tokens.0);
+        let layout = self.compiled(py, tokens_q.0, tokens_k, places, key_ranges.map(pairs))?;
+        Layout::to_block_mask(&Bound::new(py, layout)?, device, width)
     }
 
     fn __and__(&self, other: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
