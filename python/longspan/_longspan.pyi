@@ -45,6 +45,7 @@ class _Tensor(Protocol):
 
 _Order = Literal["bhsd", "bshd"]
 _Isa = Literal["portable", "neon", "avx2", "avx512", "amx"]
+_Precision = Literal["fastest", "exact"]
 _What = Pattern | str | Layout
 #: A torch.device, or its name.
 _Device = Any
@@ -179,6 +180,7 @@ def attention(
     key_ranges: Sequence[tuple[int, int]] | None = None,
     threads: int | None = None,
     isa: _Isa | None = None,
+    precision: _Precision | None = None,
 ) -> Any: ...
 @overload
 def attention(
@@ -199,6 +201,7 @@ def attention(
     key_ranges: Sequence[tuple[int, int]] | None = None,
     threads: int | None = None,
     isa: _Isa | None = None,
+    precision: _Precision | None = None,
 ) -> tuple[Any, numpy.ndarray]: ...
 def forward(
     q: _Tensor,
@@ -217,6 +220,7 @@ def forward(
     key_ranges: Sequence[tuple[int, int]] | None = None,
     threads: int | None = None,
     isa: _Isa | None = None,
+    precision: _Precision | None = None,
 ) -> Output: ...
 def backward(
     q: _Tensor,
@@ -237,6 +241,7 @@ def backward(
     key_ranges: Sequence[tuple[int, int]] | None = None,
     threads: int | None = None,
     isa: _Isa | None = None,
+    precision: _Precision | None = None,
 ) -> Gradients: ...
 def raw_forward(
     q: _Raw,

@@ -42,6 +42,7 @@ fn class<'py>(
 /// - `alibi_slopes`: one a query head; `slope * |query - key|` is taken off scores.
 /// - `threads`: how many work on it, all CPUs where left out; results don't depend on it.
 /// - `isa`: the instruction set, the fastest where left out.
+/// - `precision`: `"exact"` to multiply f32 numbers where bf16 on a matrix unit would be faster.
 ///
 /// >>> import longspan, numpy
 /// >>> q = numpy.random.default_rng(0).standard_normal((1, 4, 1000, 32), dtype="float32")
@@ -55,7 +56,7 @@ fn class<'py>(
     signature = (q, k, v, pattern, *, out=None, return_lse=false, **options),
     text_signature = "(q, k, v, pattern, *, order='bhsd', block=None, out=None, return_lse=False, \
         scale=None, softcap=None, alibi_slopes=None, query_offset=None, key_offset=None, \
-        key_ranges=None, threads=None, isa=None)"
+        key_ranges=None, threads=None, isa=None, precision=None)"
 )]
 #[expect(clippy::too_many_arguments, reason = "they are named in Python")]
 pub(crate) fn attention<'py>(
@@ -100,7 +101,7 @@ pub(crate) fn attention<'py>(
     signature = (q, k, v, pattern, *, out=None, **options),
     text_signature = "(q, k, v, pattern, *, order='bhsd', block=None, out=None, scale=None, \
         softcap=None, alibi_slopes=None, query_offset=None, key_offset=None, key_ranges=None, \
-        threads=None, isa=None)"
+        threads=None, isa=None, precision=None)"
 )]
 pub(crate) fn forward<'py>(
     py: Python<'py>,
@@ -142,7 +143,7 @@ pub(crate) fn forward<'py>(
     signature = (q, k, v, output, dout, pattern, *, dlse=None, **options),
     text_signature = "(q, k, v, output, dout, pattern, *, dlse=None, order='bhsd', block=None, \
         scale=None, softcap=None, alibi_slopes=None, query_offset=None, key_offset=None, \
-        key_ranges=None, threads=None, isa=None)"
+        key_ranges=None, threads=None, isa=None, precision=None)"
 )]
 #[expect(clippy::too_many_arguments, reason = "they are named in Python")]
 pub(crate) fn backward<'py>(

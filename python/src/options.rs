@@ -7,8 +7,8 @@ use std::num::NonZeroUsize;
 use std::sync::LazyLock;
 
 use longspan::{
-    Attention, Dims, Heads, Isa, LayoutCache, LayoutSet, Layouts, Order, Pattern as Rule, Score,
-    Shape, Threads,
+    Attention, Dims, Heads, Isa, LayoutCache, LayoutSet, Layouts, Order, Pattern as Rule,
+    Precision, Score, Shape, Threads,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
@@ -31,7 +31,7 @@ static SCRATCH: LazyLock<Attention> = LazyLock::new(|| {
     Attention::new(nothing.expect("no tokens, no error"))
 });
 
-const NAMES: [&str; 10] = [
+const NAMES: [&str; 11] = [
     "order",
     "block",
     "query_offset",
@@ -42,6 +42,7 @@ const NAMES: [&str; 10] = [
     "alibi_slopes",
     "threads",
     "isa",
+    "precision",
 ];
 
 /// The keyword arguments that every call has.
@@ -53,6 +54,7 @@ pub(crate) struct Options {
     score: Score,
     threads: Threads,
     isa: Option<Isa>,
+    precision: Precision,
 }
 
 /// What decides who sees whom.
@@ -72,6 +74,7 @@ impl Options {
             score: Score::Plain,
             threads: Threads::Auto,
             isa: None,
+            precision: Precision::Fastest,
         };
         let Some(options) = options else { return Ok(read) };
         for (name, value) in options {
@@ -116,6 +119,7 @@ impl Options {
                 let text = value.extract::<String>()?;
                 self.isa = Some(text.parse().map_err(errors::raise)?);
             }
+            "precision" => self.precision = precision(value)?,
             other => unreachable!("{other} is in NAMES"),
         }
         Ok(())
@@ -143,8 +147,11 @@ impl Options {
             Asked::Layouts(layouts) => layouts,
             Asked::Patterns(heads) => self.compile(pattern.py(), &heads, q, k)?,
         };
-        let mut attention =
-            Attention::new(layouts).score(self.score).threads(self.threads).share_scratch(&SCRATCH);
+        let mut attention = Attention::new(layouts)
+            .score(self.score)
+            .threads(self.threads)
+            .precision(self.precision)
+            .share_scratch(&SCRATCH);
         if let Some(scale) = self.scale {
             attention = attention.scale(scale);
         }
@@ -205,6 +212,17 @@ fn order(value: &Bound<'_, PyAny>) -> PyResult<Order> {
         other => Err(errors::value(format!(
             "order is {other:?}, expected \"bhsd\" (batch, heads, tokens, dim) or \"bshd\" (batch, \
              tokens, heads, dim)"
+        ))),
+    }
+}
+
+fn precision(value: &Bound<'_, PyAny>) -> PyResult<Precision> {
+    match &*value.extract::<String>()? {
+        "fastest" => Ok(Precision::Fastest),
+        "exact" => Ok(Precision::Exact),
+        other => Err(errors::value(format!(
+            "precision is {other:?}, expected \"fastest\" (bf16 products where a matrix unit has them) \
+             or \"exact\" (f32 products)"
         ))),
     }
 }

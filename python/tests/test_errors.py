@@ -53,6 +53,7 @@ def named(value):
         ({"threads": 0}, "threads is 0, expected 1 to 4096"),
         ({"threads": 5000}, "5000 threads asked for, expected 1 to 4096"),
         ({"isa": "sse9"}, "sse9.*expected portable, neon, avx2, avx512 or amx"),
+        ({"precision": "f64"}, "precision is \"f64\", expected \"fastest\".*\"exact\""),
         ({"isa": "neon"}, "instruction set neon asked for, this CPU has"),
         ({"out": axes(1, 2, 41, 8)}, "out has tokens 41, expected 40"),
         ({"out": X}, "out and q overlap"),
@@ -97,7 +98,7 @@ def test_kinds(arguments, message):
 
 def test_none_means_left_out():
     names = ("order", "block", "query_offset", "key_offset", "key_ranges", "scale", "softcap")
-    names += ("alibi_slopes", "threads", "isa", "out")
+    names += ("alibi_slopes", "threads", "isa", "precision", "out")
     assert numpy.array_equal(call(**dict.fromkeys(names)), call())
 
 
