@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from longspan import Layout, Pattern
 from longspan.torch import _op, _run
@@ -179,11 +178,18 @@ class _OverLayout(torch.autograd.Function):
         return tuple(found)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, dout, dlse, _):
         if dout is None and dlse is None:
             return (None,) * 5
-        q, k, v, *found = ctx.saved_tensors
-        layout, scores = ctx.how
-        gradients = _run.backward(q, k, v, Found(*found), dout, dlse, layout, scores, Places())
-        return (*gradients, None, None)
+        return (*_OverLayoutBackward.apply(*ctx.saved_tensors, dout, dlse, *ctx.how), None, None)
+
+
+class _OverLayoutBackward(torch.autograd.Function):
+    """A function of its own, so that a second derivative is an error and not nothing."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, out, lse, lse_rest, dout, dlse, layout, scores):
+        found = Found(out, lse, lse_rest)
+        return _run.backward(q, k, v, found, dout, dlse, layout, scores, Places())
+
+    backward = staticmethod(_op.no_second_derivative)
