@@ -77,7 +77,8 @@ def attention(
     if isinstance(pattern, Layout):
         found = _over_layout(q, k, v, pattern, Scores(scale, softcap), places)
     elif _is_direct(q, k, v):
-        found = _run.forward(q, k, v, _known(pattern), Scores(scale, softcap), places)
+        found = _run.empty_output(q, v)
+        _run.forward(found, q, k, v, _known(pattern), Scores(scale, softcap), places)
     else:
         text, places = text_of(pattern), [_tensor(place) for place in places]
         found = _op.attention(q, k, v, text, scale, softcap, *places)
@@ -170,7 +171,7 @@ class _OverLayout(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, layout, scores):
-        found = _run.forward(q, k, v, layout, scores, Places())
+        found = _run.forward(_run.empty_found(q, v), q, k, v, layout, scores, Places())
         ctx.save_for_backward(q, k, v, *found)
         ctx.how = layout, scores
         ctx.mark_non_differentiable(found.lse_rest)
