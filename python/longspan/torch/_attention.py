@@ -55,8 +55,9 @@ def attention(
     ``key_offset`` is 0 and the queries are the *last* positions. A key cache whose slots aren't all
     filled has to say so.
 
-    Under ``torch.compile`` the pattern is text or a ``Pattern``, and a constant of the graph: give
-    as tensors what changes. A ``Layout`` is for eager mode, and has its own offsets and padding.
+    Under ``torch.compile`` the pattern is text (or a ``Pattern``, where torch is recent enough to
+    take one), and a constant of the graph: give as tensors what changes. A ``Layout`` is for eager
+    mode, and has its own offsets and padding.
     """
     _check("q", q)
     _check("k", k)

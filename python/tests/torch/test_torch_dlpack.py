@@ -22,7 +22,8 @@ def test_functions_for_arrays_take_tensors(rng):
     assert result.dtype == torch.bfloat16
     reference = torch.nn.functional.scaled_dot_product_attention(half, half, half, is_causal=True)
     assert torch.allclose(result.float(), reference.float(), atol=0.02)
-    with pytest.raises(BufferError, match="require gradient"):
+    # Torch's own error; its kind depends on the version.
+    with pytest.raises((BufferError, RuntimeError), match="require gradient"):
         longspan.attention(q.clone().requires_grad_(), q, q, "causal")
     with pytest.raises(ValueError, match="meta|to_block_mask|device"):
         longspan.attention(q.to("meta"), q, q, "causal")
