@@ -1,0 +1,197 @@
+"""``attention``: what a caller says, checked and put into the operator's words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longspan import Layout, Pattern
+from longspan.torch import _op, _run
+from longspan.torch._run import Found, Places, Scores
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pattern: Pattern | str | Layout,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    softcap: float | None = None,
+    return_lse: bool = False,
+    key_padding: Tensor | None = None,
+    cu_seqlens: Tensor | tuple[Tensor, Tensor] | None = None,
+    query_offset: int | Tensor | None = None,
+    key_offset: int | Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention over the pairs that ``pattern`` allows, with gradients.
+
+    Tensors are ``(batch, head, token, dim)`` on the CPU, f32, bf16 or f16, with any strides. A query
+    that sees nothing gives zeros.
+
+    >>> import torch, longspan.torch
+    >>> q = torch.randn(1, 4, 2048, 32, requires_grad=True)
+    >>> out = longspan.torch.attention(q, q, q, "causal & (window(256, 0) | sinks(16))")
+    >>> out.sum().backward()
+    >>> q.grad.shape
+    torch.Size([1, 4, 2048, 32])
+
+    ``scale`` is ``1 / sqrt(dim)`` unless given. With ``enable_gqa`` there may be fewer key heads
+    than query heads. ``softcap`` squashes scores to ``softcap * tanh(score / softcap)``.
+
+    ``return_lse`` adds the log-sum-exp of each row, f32, ``(batch, head, token)``; it has gradients
+    too.
+
+    ``key_padding`` says which keys hold tokens: int64 ``(batch, 2)`` of the first and the end, or
+    bool ``(batch, tokens)``, true in a single stretch of each row.
+
+    ``cu_seqlens``, int32 or int64 ``(sequences + 1,)``, packs sequences side by side: each sees
+    itself, and the pattern counts positions within it. A pair of them is for queries and keys.
+
+    Query ``i`` stands at position ``i + query_offset``, key ``j`` at ``j + key_offset``. Left out,
+    ``key_offset`` is 0 and the queries are the *last* positions. A key cache whose slots aren't all
+    filled has to say so.
+
+    Under ``torch.compile`` the pattern is text (or a ``Pattern``, where torch is recent enough to
+    take one), and a constant of the graph: give as tensors what changes. A ``Layout`` is for eager
+    mode, and has its own offsets and padding.
+    """
+    _check("q", q)
+    _check("k", k)
+    _check("v", v)
+    if q.dtype != k.dtype or q.dtype != v.dtype or torch.is_autocast_enabled("cpu"):
+        q, k, v = _same_type(q, k, v)
+    if q.shape[1] != k.shape[1] and not enable_gqa:
+        raise ValueError(
+            f"q has {q.shape[1]} heads and k has {k.shape[1]}, expected as many, or enable_gqa=True"
+        )
+    cu_q, cu_k = cu_seqlens if isinstance(cu_seqlens, (tuple, list)) else (cu_seqlens, cu_seqlens)
+    if cu_seqlens is not None and (query_offset is not None or key_offset is not None):
+        raise ValueError(
+            "cu_seqlens and an offset: expected one of both, packed sequences count their own "
+            "positions"
+        )
+    places = Places(key_padding, cu_q, cu_k, query_offset, key_offset)
+    if isinstance(pattern, Layout):
+        found = _over_layout(q, k, v, pattern, Scores(scale, softcap), places)
+    elif _is_direct(q, k, v):
+        found = _run.empty_output(q, v)
+        _run.forward(found, q, k, v, _known(pattern), Scores(scale, softcap), places)
+    else:
+        text, places = text_of(pattern), [_tensor(place) for place in places]
+        found = _op.attention(q, k, v, text, scale, softcap, *places)
+    return (found[0], found[1]) if return_lse else found[0]
+
+
+def _check(name: str, x: Tensor) -> None:
+    if x.device.type != "cpu":
+        raise ValueError(
+            f"{name} is on {x.device}, expected the CPU: copy it there, or stay on the device with "
+            "torch's flex_attention and the mask that Layout.to_block_mask makes"
+        )
+    if x.ndim != 4:
+        raise ValueError(
+            f"{name} has {x.ndim} axes, expected 4: (batch, head, token, dim); x[None] adds one"
+        )
+
+
+def _same_type(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What autocast makes of tensors, by the rule of torch's own attention: all but f64 become the
+    type that it asks for. Without it types have to agree."""
+    if torch.is_autocast_enabled("cpu"):
+        dtype = torch.get_autocast_dtype("cpu")
+        q, k, v = (
+            x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x
+            for x in (q, k, v)
+        )
+    if q.dtype != k.dtype or q.dtype != v.dtype:
+        raise TypeError(
+            f"q, k and v hold {q.dtype}, {k.dtype} and {v.dtype}, expected one type: convert them, or "
+            "let torch.autocast do so"
+        )
+    return q, k, v
+
+
+def _is_direct(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether nobody but the kernel would look at a call of the operator: no gradient, no mode that
+    traces or counts, no transform of functions. Decoding a token takes tens of microseconds, of
+    which the dispatcher's way through Python would be 20."""
+    return (
+        not torch.compiler.is_compiling()
+        and type(q) is type(k) is type(v) is Tensor
+        and not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
+        and not (q.is_neg() or k.is_neg() or v.is_neg())
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._functorch.peek_interpreter_stack() is None
+    )
+
+
+def _known(pattern: Any) -> Pattern | str:
+    if isinstance(pattern, (str, Pattern)):
+        return pattern
+    raise TypeError(
+        f"pattern is a {type(pattern).__name__}, expected a longspan.Pattern, its text, or a "
+        "longspan.Layout"
+    )
+
+
+@torch.compiler.assume_constant_result
+def text_of(pattern: Any) -> str:
+    """A constant of compiled graphs: those who compile keep the pattern as it is."""
+    return str(_known(pattern))
+
+
+def _tensor(place: int | Tensor | None) -> Tensor | None:
+    """An offset as the operator takes it: a number would be a constant of a compiled graph."""
+    if place is None or isinstance(place, Tensor):
+        return place
+    return torch.full((), place, dtype=torch.int64, device="cpu")
+
+
+def _over_layout(
+    q: Tensor, k: Tensor, v: Tensor, layout: Layout, scores: Scores, places: Places
+) -> tuple[Tensor, ...]:
+    if torch.compiler.is_compiling():
+        raise TypeError(
+            "pattern is a longspan.Layout, expected a Pattern or its text under torch.compile: a "
+            "layout is no part of a graph"
+        )
+    for name, value in zip(Places._fields, places):
+        if value is not None:
+            raise ValueError(
+                f"{name}: a layout has its own; leave it out, or give it to Pattern.compile"
+            )
+    return _OverLayout.apply(q, k, v, layout, scores)
+
+
+class _OverLayout(torch.autograd.Function):
+    """Attention over a layout, which no operator can take; held as long as the graph is."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, layout, scores):
+        found = _run.forward(_run.empty_found(q, v), q, k, v, layout, scores, Places())
+        ctx.save_for_backward(q, k, v, *found)
+        ctx.how = layout, scores
+        ctx.mark_non_differentiable(found.lse_rest)
+        ctx.set_materialize_grads(False)
+        return tuple(found)
+
+    @staticmethod
+    def backward(ctx, dout, dlse, _):
+        if dout is None and dlse is None:
+            return (None,) * 5
+        return (*_OverLayoutBackward.apply(*ctx.saved_tensors, dout, dlse, *ctx.how), None, None)
+
+
+class _OverLayoutBackward(torch.autograd.Function):
+    """A function of its own, so that a second derivative is an error and not nothing."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, out, lse, lse_rest, dout, dlse, layout, scores):
+        found = Found(out, lse, lse_rest)
+        return _run.backward(q, k, v, found, dout, dlse, layout, scores, Places())
+
+    backward = staticmethod(_op.no_second_derivative)

@@ -1,0 +1,233 @@
+"""Tensors that hold real numbers, handed to the compiled part.
+
+Nothing here is traced: a tensor is read where it lies, and what differs by batch (offsets, padding,
+lengths of packed sequences) has come as tensors whose values are looked at only now. So a graph that
+``torch.compile`` made once serves every length and every packing.
+
+Results lie in memory as ``(batch, token, head, dim)``, whatever the strides of what came in, as
+those of torch's own attention on a CPU do: a model goes on with ``out.transpose(1, 2).flatten(2)``,
+which then copies nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import longspan
+from longspan._longspan import raw_backward, raw_forward
+
+#: The types that kernels have, by the names that the compiled part knows.
+NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+#: Texts up to this length are read once. Longer ones list lengths or blocks, which are best given
+#: as tensors or as a layout.
+_SHORT = 1_000
+
+
+class Places(NamedTuple):
+    """What changes from batch to batch."""
+
+    key_padding: Tensor | None = None
+    """The keys that hold tokens: ``(batch, 2)`` of first and end, or ``(batch, tokens)`` of bools."""
+    cu_seqlens_q: Tensor | None = None
+    """Where sequences of queries begin, and the last one ends."""
+    cu_seqlens_k: Tensor | None = None
+    query_offset: int | Tensor | None = None
+    key_offset: int | Tensor | None = None
+
+
+class Scores(NamedTuple):
+    """What is done to scores."""
+
+    scale: float | None = None
+    softcap: float | None = None
+
+
+class Found(NamedTuple):
+    """What the forward pass makes; the backward pass needs all of it."""
+
+    out: Tensor
+    lse: Tensor
+    lse_rest: Tensor | None
+    """What rounding ``lse`` to f32 left out; only the backward pass needs it."""
+
+
+def empty(like: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
+    """An axis of heads before that of tokens, the other way round in memory."""
+    _, heads, tokens, dim = shape
+    strides = (tokens * heads * dim, dim, heads * dim, 1)
+    return torch.empty_strided(shape, strides, dtype=like.dtype, device=like.device)
+
+
+def empty_output(q: Tensor, v: Tensor) -> Found:
+    """Room for what a caller gets."""
+    batch, heads, tokens, _ = q.shape
+    rows = (batch, heads, tokens)
+    out = empty(q, (*rows, v.shape[3]))
+    return Found(out, torch.empty(rows, dtype=torch.float32, device=q.device), None)
+
+
+def empty_found(q: Tensor, v: Tensor) -> Found:
+    """Room for what the backward pass needs too."""
+    found = empty_output(q, v)
+    return found._replace(lse_rest=torch.empty_like(found.lse))
+
+
+def forward(
+    found: Found, q: Tensor, k: Tensor, v: Tensor, pattern: Any, scores: Scores, places: Places
+) -> Found:
+    """Attention, written to ``found``; ``pattern`` is a pattern, text or a layout."""
+    raw_forward(
+        _raw(q),
+        _raw(k),
+        _raw(v),
+        _raw(found.out),
+        _raw(found.lse),
+        None if found.lse_rest is None else _raw(found.lse_rest),
+        _what(pattern, places),
+        **_options(scores, places, k),
+    )
+    return found
+
+
+def backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    found: Found,
+    dout: Tensor | None,
+    dlse: Tensor | None,
+    pattern: Any,
+    scores: Scores,
+    places: Places,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients; one that didn't arrive is zero."""
+    if dout is None:
+        dout = found.out.new_zeros(()).expand(found.out.shape)
+    # Held by name until the call returns: only addresses are handed over.
+    lse, lse_rest = found.lse.contiguous(), found.lse_rest.contiguous()
+    dlse = None if dlse is None else dlse.contiguous()
+    dq, dk, dv = (empty(x, x.shape) for x in (q, k, v))
+    raw_backward(
+        _raw(q),
+        _raw(k),
+        _raw(v),
+        _raw(found.out),
+        _raw(lse),
+        _raw(lse_rest),
+        _raw(dout),
+        None if dlse is None else _raw(dlse),
+        _raw(dq),
+        _raw(dk),
+        _raw(dv),
+        _what(pattern, places),
+        **_options(scores, places, k),
+    )
+    return dq, dk, dv
+
+
+def _raw(x: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...], str]:
+    name = NAMES.get(x.dtype)
+    return x.data_ptr(), x.shape, x.stride(), str(x.dtype)[6:] if name is None else name
+
+
+def _options(scores: Scores, places: Places, k: Tensor) -> dict[str, Any]:
+    return {
+        "scale": scores.scale,
+        "softcap": scores.softcap,
+        "key_ranges": _key_ranges(places.key_padding, k),
+        "query_offset": _offset("query_offset", places.query_offset),
+        "key_offset": _offset("key_offset", places.key_offset),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _what(pattern: Any, places: Places) -> Any:
+    """The pattern, put into sequences where there are any."""
+    if isinstance(pattern, str):
+        pattern = _read(pattern) if len(pattern) <= _SHORT else longspan.Pattern(pattern)
+    if places.cu_seqlens_q is None:
+        return pattern
+    lengths_q = _lengths("cu_seqlens_q", places.cu_seqlens_q)
+    same = places.cu_seqlens_k is None or places.cu_seqlens_k is places.cu_seqlens_q
+    lengths_k = lengths_q if same else _lengths("cu_seqlens_k", places.cu_seqlens_k)
+    return longspan.packed(lengths_q, lengths_k, pattern)
+
+
+@functools.lru_cache(maxsize=256)
+def _read(text: str) -> longspan.Pattern:
+    return longspan.Pattern(text)
+
+
+def _lengths(name: str, bounds: Tensor) -> list[int]:
+    """The distances of neighbours."""
+    if bounds.ndim != 1 or bounds.dtype not in (torch.int32, torch.int64) or not len(bounds):
+        raise ValueError(
+            f"{name} is a {_described(bounds)}, expected int32 or int64 of shape (sequences + 1,): "
+            "0, then where each sequence ends"
+        )
+    values = bounds.tolist()
+    lengths = [end - start for start, end in zip(values, values[1:])]
+    if values[0] != 0 or min(lengths, default=0) < 0:
+        at = next((i + 1 for i, length in enumerate(lengths) if length < 0), 0)
+        raise ValueError(
+            f"{name}[{at}] is {values[at]}, expected "
+            + ("0, where the first sequence begins" if at == 0 else f"at least {values[at - 1]}, "
+               "the number before it")
+        )
+    return lengths
+
+
+def _offset(name: str, offset: int | Tensor | None) -> int | None:
+    if not isinstance(offset, Tensor):
+        return offset
+    if offset.ndim != 0 or offset.dtype not in (torch.int32, torch.int64):
+        raise ValueError(
+            f"{name} is a {_described(offset)}, expected a number, or an int64 without axes"
+        )
+    return int(offset.item())
+
+
+def _key_ranges(padding: Tensor | None, k: Tensor) -> list[tuple[int, int]] | None:
+    """The first and the end of the keys that hold tokens, for each batch entry."""
+    if padding is None:
+        return None
+    batch, tokens = k.shape[0], k.shape[2]
+    if padding.dtype == torch.bool:
+        return _ranges_of_mask(padding, batch, tokens)
+    if padding.dtype not in (torch.int32, torch.int64) or padding.shape != (batch, 2):
+        raise ValueError(
+            f"key_padding is a {_described(padding)}, expected int64 of shape ({batch}, 2), the "
+            f"first key with a token and the end of them, or bool of shape ({batch}, {tokens})"
+        )
+    return [(first, end) for first, end in padding.tolist()]
+
+
+def _ranges_of_mask(mask: Tensor, batch: int, tokens: int) -> list[tuple[int, int]]:
+    if mask.shape != (batch, tokens):
+        raise ValueError(
+            f"key_padding is a {_described(mask)}, expected shape ({batch}, {tokens}): true where a "
+            "key holds a token"
+        )
+    if tokens == 0:
+        return [(0, 0)] * batch
+    counts = mask.sum(1)
+    firsts = mask.int().argmax(1) * (counts > 0)
+    ends = firsts + counts
+    at = torch.arange(tokens, device=mask.device)
+    apart = (mask != ((at >= firsts[:, None]) & (at < ends[:, None]))).any(1)
+    if apart.any():
+        row = int(apart.int().argmax())
+        raise ValueError(
+            f"key_padding[{row}] is true in more than one stretch, expected a single one (padding "
+            "on the left, on the right, or both): give sequences that lie side by side as cu_seqlens"
+        )
+    return list(zip(firsts.tolist(), ends.tolist()))
+
+
+def _described(x: Tensor) -> str:
+    return f"{str(x.dtype)[6:]} tensor of shape {tuple(x.shape)}"
