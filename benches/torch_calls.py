@@ -1,6 +1,6 @@
 """What a call from torch costs beside what it computes. Prints ratios; run it on a quiet machine.
 
-    python python/benches/torch_calls.py
+    python benches/torch_calls.py
 
 *Decoding*: one query over 4,096 keys against torch's own attention, at most 1.5 times as long.
 *Hand-over*: a product, attention, a product, against the three apart; at most 10 % is lost where
