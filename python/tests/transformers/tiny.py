@@ -22,9 +22,10 @@ SIZES = {
     "bos_token_id": 1,
     "eos_token_id": None,
 }
-#: How far outputs may be from those of eager attention, as a share of the largest number. Both are
-#: f32 and sum the same terms in another order: about 1e-6 a layer, grown by the large weights.
-TOLERANCE = 2e-5
+#: How far outputs and gradients may be from those of eager attention, as a share of the largest
+#: number. Both are f32 and sum the same terms in another order: up to 3e-6 was seen, on one kind of
+#: CPU.
+TOLERANCE = 1e-5
 
 
 def llama(**options):
@@ -48,6 +49,8 @@ def gemma2(**options):
         sliding_window=WINDOW,
         layer_types=["sliding_attention", "full_attention"],
         attn_logit_softcapping=3.0,
+        # Tied, it would say the same token again and again.
+        tie_word_embeddings=False,
         **options,
     )
     return _sharpened(transformers.Gemma2ForCausalLM, config)
