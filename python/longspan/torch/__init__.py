@@ -10,5 +10,6 @@ many threads as torch itself is told to use.
 """
 
 from longspan.torch._attention import attention
+from longspan.torch._compat import flash_attention, scaled_dot_product_attention
 
-__all__ = ["attention"]
+__all__ = ["attention", "flash_attention", "scaled_dot_product_attention"]

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from longspan import Layout, Pattern
 from longspan.torch import _op, _run
@@ -74,11 +73,14 @@ def attention(
             "cu_seqlens and an offset: expected one of both, packed sequences count their own "
             "positions"
         )
-    places = Places(key_padding, cu_q, cu_k, _tensor(query_offset), _tensor(key_offset))
+    places = Places(key_padding, cu_q, cu_k, query_offset, key_offset)
     if isinstance(pattern, Layout):
         found = _over_layout(q, k, v, pattern, Scores(scale, softcap), places)
+    elif _is_direct(q, k, v):
+        found = _run.forward(q, k, v, _known(pattern), Scores(scale, softcap), places)
     else:
-        found = _op.attention(q, k, v, _text(pattern), scale, softcap, *places)
+        text, places = text_of(pattern), [_tensor(place) for place in places]
+        found = _op.attention(q, k, v, text, scale, softcap, *places)
     return (found[0], found[1]) if return_lse else found[0]
 
 
@@ -111,22 +113,40 @@ def _same_type(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]
     return q, k, v
 
 
-def _text(pattern: Any) -> str:
-    if isinstance(pattern, str):
+def _is_direct(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether nobody but the kernel would look at a call of the operator: no gradient, no mode that
+    traces or counts, no transform of functions. Decoding a token takes tens of microseconds, of
+    which the dispatcher's way through Python would be 20."""
+    return (
+        not torch.compiler.is_compiling()
+        and type(q) is type(k) is type(v) is Tensor
+        and not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
+        and not (q.is_neg() or k.is_neg() or v.is_neg())
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._functorch.peek_interpreter_stack() is None
+    )
+
+
+def _known(pattern: Any) -> Pattern | str:
+    if isinstance(pattern, (str, Pattern)):
         return pattern
-    if isinstance(pattern, Pattern):
-        return str(pattern)
     raise TypeError(
         f"pattern is a {type(pattern).__name__}, expected a longspan.Pattern, its text, or a "
         "longspan.Layout"
     )
 
 
-def _tensor(offset: int | Tensor | None) -> Tensor | None:
+@torch.compiler.assume_constant_result
+def text_of(pattern: Any) -> str:
+    """A constant of compiled graphs: those who compile keep the pattern as it is."""
+    return str(_known(pattern))
+
+
+def _tensor(place: int | Tensor | None) -> Tensor | None:
     """An offset as the operator takes it: a number would be a constant of a compiled graph."""
-    if offset is None or isinstance(offset, Tensor):
-        return offset
-    return torch.full((), offset, dtype=torch.int64)
+    if place is None or isinstance(place, Tensor):
+        return place
+    return torch.full((), place, dtype=torch.int64, device="cpu")
 
 
 def _over_layout(
@@ -158,11 +178,18 @@ class _OverLayout(torch.autograd.Function):
         return tuple(found)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, dout, dlse, _):
         if dout is None and dlse is None:
             return (None,) * 5
-        q, k, v, *found = ctx.saved_tensors
-        layout, scores = ctx.how
-        gradients = _run.backward(q, k, v, Found(*found), dout, dlse, layout, scores, Places())
-        return (*gradients, None, None)
+        return (*_OverLayoutBackward.apply(*ctx.saved_tensors, dout, dlse, *ctx.how), None, None)
+
+
+class _OverLayoutBackward(torch.autograd.Function):
+    """A function of its own, so that a second derivative is an error and not nothing."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, out, lse, lse_rest, dout, dlse, layout, scores):
+        found = Found(out, lse, lse_rest)
+        return _run.backward(q, k, v, found, dout, dlse, layout, scores, Places())
+
+    backward = staticmethod(_op.no_second_derivative)

@@ -78,7 +78,8 @@ def _gradients(ctx, dout, dlse, _):
     return (*gradients, *nothing)
 
 
-def _no_second_derivative(ctx, *_: Tensor):
+def no_second_derivative(ctx, *_: Tensor):
+    """The backward pass of backward passes."""
     raise RuntimeError(
         "longspan.torch.attention has no second derivative: leave out create_graph=True, or use "
         "torch's scaled_dot_product_attention with its math backend where one is needed"
@@ -93,7 +94,7 @@ torch.library.register_autograd(
     "longspan::attention", _gradients, setup_context=_save, lib=_LIBRARY
 )
 torch.library.register_autograd(
-    "longspan::attention_backward", _no_second_derivative, lib=_LIBRARY
+    "longspan::attention_backward", no_second_derivative, lib=_LIBRARY
 )
 
 attention = torch.ops.longspan.attention.default

@@ -29,15 +29,15 @@ _SHORT = 1_000
 
 
 class Places(NamedTuple):
-    """What changes from batch to batch, as tensors."""
+    """What changes from batch to batch."""
 
     key_padding: Tensor | None = None
     """The keys that hold tokens: ``(batch, 2)`` of first and end, or ``(batch, tokens)`` of bools."""
     cu_seqlens_q: Tensor | None = None
     """Where sequences of queries begin, and the last one ends."""
     cu_seqlens_k: Tensor | None = None
-    query_offset: Tensor | None = None
-    key_offset: Tensor | None = None
+    query_offset: int | Tensor | None = None
+    key_offset: int | Tensor | None = None
 
 
 class Scores(NamedTuple):
@@ -58,8 +58,9 @@ class Found(NamedTuple):
 
 def empty(like: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
     """An axis of heads before that of tokens, the other way round in memory."""
-    batch, heads, tokens, dim = shape
-    return like.new_empty((batch, tokens, heads, dim)).transpose(1, 2)
+    _, heads, tokens, dim = shape
+    strides = (tokens * heads * dim, dim, heads * dim, 1)
+    return torch.empty_strided(shape, strides, dtype=like.dtype, device=like.device)
 
 
 def empty_found(q: Tensor, v: Tensor) -> Found:
@@ -67,12 +68,12 @@ def empty_found(q: Tensor, v: Tensor) -> Found:
     batch, heads, tokens, _ = q.shape
     rows = (batch, heads, tokens)
     out = empty(q, (*rows, v.shape[3]))
-    lse = q.new_empty(rows, dtype=torch.float32)
+    lse = torch.empty(rows, dtype=torch.float32, device=q.device)
     return Found(out, lse, torch.empty_like(lse))
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, pattern: Any, scores: Scores, places: Places) -> Found:
-    """Attention; ``pattern`` is text or a layout."""
+    """Attention; ``pattern`` is a pattern, text or a layout."""
     found = empty_found(q, v)
     raw_forward(
         _raw(q),
@@ -132,7 +133,7 @@ def _options(scores: Scores, places: Places, k: Tensor) -> dict[str, Any]:
     return {
         "scale": scores.scale,
         "softcap": scores.softcap,
-        "key_ranges": key_ranges(places.key_padding, k),
+        "key_ranges": _key_ranges(places.key_padding, k),
         "query_offset": _offset("query_offset", places.query_offset),
         "key_offset": _offset("key_offset", places.key_offset),
         "threads": torch.get_num_threads(),
@@ -175,9 +176,9 @@ def _lengths(name: str, bounds: Tensor) -> list[int]:
     return lengths
 
 
-def _offset(name: str, offset: Tensor | None) -> int | None:
-    if offset is None:
-        return None
+def _offset(name: str, offset: int | Tensor | None) -> int | None:
+    if not isinstance(offset, Tensor):
+        return offset
     if offset.ndim != 0 or offset.dtype not in (torch.int32, torch.int64):
         raise ValueError(
             f"{name} is a {_described(offset)}, expected a number, or an int64 without axes"
@@ -185,7 +186,7 @@ def _offset(name: str, offset: Tensor | None) -> int | None:
     return int(offset.item())
 
 
-def key_ranges(padding: Tensor | None, k: Tensor) -> list[tuple[int, int]] | None:
+def _key_ranges(padding: Tensor | None, k: Tensor) -> list[tuple[int, int]] | None:
     """The first and the end of the keys that hold tokens, for each batch entry."""
     if padding is None:
         return None
@@ -211,7 +212,7 @@ def _ranges_of_mask(mask: Tensor, batch: int, tokens: int) -> list[tuple[int, in
     counts = mask.sum(1)
     firsts = mask.int().argmax(1) * (counts > 0)
     ends = firsts + counts
-    at = torch.arange(tokens)
+    at = torch.arange(tokens, device=mask.device)
     apart = (mask != ((at >= firsts[:, None]) & (at < ends[:, None]))).any(1)
     if apart.any():
         row = int(apart.int().argmax())

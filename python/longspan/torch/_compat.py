@@ -1,0 +1,169 @@
+"""The same attention under the names and rules of other libraries.
+
+| | tensors | causal, where queries and keys differ in number |
+|---|---|---|
+| ``scaled_dot_product_attention``, of torch | ``(batch, head, token, dim)`` | the *first* positions (top left) |
+| ``flash_attention``, of flash-attn | ``(batch, token, head, dim)`` | the *last* positions (bottom right) |
+
+Every argument is honoured, or refused with what to do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from longspan import Layout, Pattern
+from longspan.torch._attention import attention, text_of
+
+#: Further than any key: the longest side of a window.
+_FAR = 1 << 60
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Pattern | str | Layout | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """torch's function of that name; ``attn_mask`` is a pattern in place of a tensor.
+
+    ``is_causal`` counts from the first query and the first key, as torch does; the positions of a
+    pattern are those of ``attention``, where queries are the last ones.
+
+    >>> import torch, longspan.torch
+    >>> q, k = torch.randn(1, 4, 10, 32), torch.randn(1, 4, 30, 32)
+    >>> ours = longspan.torch.scaled_dot_product_attention(q, k, k, is_causal=True)
+    >>> theirs = torch.nn.functional.scaled_dot_product_attention(q, k, k, is_causal=True)
+    >>> torch.allclose(ours, theirs, atol=1e-5)
+    True
+    """
+    _without_dropout(dropout_p)
+    if isinstance(attn_mask, Tensor):
+        raise TypeError(
+            "attn_mask is a tensor, expected a longspan.Pattern, its text, a longspan.Layout or None: "
+            "a mask of padding is key_padding of longspan.torch.attention, and any other is best "
+            "said as a pattern (longspan.blocks takes one made of blocks)"
+        )
+    if attn_mask is not None and is_causal:
+        raise ValueError("attn_mask and is_causal: expected one of both; a pattern has `causal & …`")
+    axes = query.ndim
+    if not 2 <= axes <= 4 or key.ndim != axes or value.ndim != axes:
+        raise ValueError(
+            f"query, key and value have {query.ndim}, {key.ndim} and {value.ndim} axes, expected 2 to "
+            "4, as many each: (batch, head, token, dim); flatten further ones into the batch"
+        )
+    for _ in range(4 - axes):
+        query, key, value = query[None], key[None], value[None]
+    pattern, offset = attn_mask, None
+    if attn_mask is None:
+        pattern, offset = ("causal", 0) if is_causal else ("full", None)
+    out = attention(
+        query, key, value, pattern, scale=scale, enable_gqa=enable_gqa, query_offset=offset
+    )
+    for _ in range(4 - axes):
+        out = out[0]
+    return out
+
+
+def flash_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    deterministic: bool = False,
+    return_lse: bool = False,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    pattern: Pattern | str | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention as flash-attn's functions have it: ``(batch, token, head, dim)``, fewer key heads
+    than query heads allowed, and queries the last positions.
+
+    ``window_size`` is ``(left, right)``, both ends included, -1 for no end; ``causal`` makes the
+    right one 0. ``pattern`` narrows what these allow. ``softcap`` 0 is none. Results are the same
+    from call to call with or without ``deterministic``.
+
+    With ``cu_seqlens_q`` (and ``cu_seqlens_k`` where it differs) tensors may also be
+    ``(tokens, head, dim)``; each sequence sees itself.
+
+    ``return_lse`` adds the log-sum-exp, ``(batch, head, token)``, or ``(head, token)`` of tensors
+    without a batch.
+
+    >>> import torch, longspan.torch
+    >>> q = torch.randn(2, 100, 4, 32)
+    >>> longspan.torch.flash_attention(q, q, q, causal=True, window_size=(16, 0)).shape
+    torch.Size([2, 100, 4, 32])
+    """
+    _without_dropout(dropout_p)
+    if alibi_slopes is not None:
+        raise ValueError(
+            "alibi_slopes: expected None, it has no gradients for torch yet; longspan.attention and "
+            "longspan.backward take it"
+        )
+    if cu_seqlens_k is not None and cu_seqlens_q is None:
+        raise ValueError("cu_seqlens_k without cu_seqlens_q: expected both, or the latter alone")
+    packed = q.ndim == 3 and cu_seqlens_q is not None
+    if packed:
+        q, k, v = q[None], k[None], v[None]
+    cu_seqlens = cu_seqlens_q if cu_seqlens_k is None else (cu_seqlens_q, cu_seqlens_k)
+    out, lse = attention(
+        _turned("q", q),
+        _turned("k", k),
+        _turned("v", v),
+        _within(pattern, causal, window_size),
+        scale=softmax_scale,
+        enable_gqa=True,
+        softcap=None if softcap == 0 else softcap,
+        return_lse=True,
+        cu_seqlens=cu_seqlens,
+    )
+    out = out.transpose(1, 2)
+    if packed:
+        out, lse = out[0], lse[0]
+    return (out, lse) if return_lse else out
+
+
+def _turned(name: str, x: Tensor) -> Tensor:
+    if x.ndim != 4:
+        raise ValueError(
+            f"{name} has {x.ndim} axes, expected 4: (batch, token, head, dim), or with cu_seqlens_q "
+            "3: (tokens, head, dim)"
+        )
+    return x.transpose(1, 2)
+
+
+def _within(pattern: Pattern | str | None, causal: bool, window_size: tuple[int, int]) -> str:
+    """The text of a pattern inside a window."""
+    left, right = window_size
+    for side in (left, right):
+        if side < -1:
+            raise ValueError(f"window_size has {side}, expected 0 or more, or -1 for no end")
+    if causal:
+        right = 0
+    if left == -1 and right == -1:
+        text = "full"
+    elif (left, right) == (-1, 0):
+        text = "causal"
+    else:
+        text = f"window({_FAR if left == -1 else left}, {_FAR if right == -1 else right})"
+    return text if pattern is None else f"{text} & ({text_of(pattern)})"
+
+
+def _without_dropout(dropout_p: float) -> None:
+    if dropout_p != 0:
+        raise ValueError(
+            f"dropout_p is {dropout_p}, expected 0: attention weights aren't dropped here; set the "
+            "model's attention dropout to 0, or use torch.nn.Dropout on the output"
+        )
