@@ -82,7 +82,10 @@ def attention(
     else:
         entries = zip(query.split(1), key.split(1), value.split(1), mask.cu_seqlens)
         out = torch.cat(
-            [over_pattern(*qkv, mask.pattern, cu_seqlens=bounds, **scores) for *qkv, bounds in entries]
+            [
+                over_pattern(*qkv, mask.pattern, cu_seqlens=bounds, **scores)
+                for *qkv, bounds in entries
+            ]
         )
     return out.transpose(1, 2).contiguous(), None
 
@@ -102,9 +105,7 @@ def _refuse(module: torch.nn.Module, others: dict[str, Any]) -> None:
         )
 
 
-def _whole(
-    module: torch.nn.Module, query: Tensor, key: Tensor, others: dict[str, Any]
-) -> Mask:
+def _whole(module: torch.nn.Module, query: Tensor, key: Tensor, others: dict[str, Any]) -> Mask:
     """A layer that never asks for a mask sees everything, if it says that it isn't causal."""
     causal = others.get("is_causal")
     causal = getattr(module, "is_causal", None) if causal is None else causal

@@ -36,8 +36,12 @@ def prompt(side):
 
 def generated(model, side, cache):
     out = model.generate(
-        **prompt(side), **CACHES[cache](model), max_new_tokens=NEW, do_sample=False,
-        output_logits=True, return_dict_in_generate=True,
+        **prompt(side),
+        **CACHES[cache](model),
+        max_new_tokens=NEW,
+        do_sample=False,
+        output_logits=True,
+        return_dict_in_generate=True,
     )
     return out.sequences[:, PROMPT:], torch.stack(out.logits, 1)
 
@@ -64,13 +68,16 @@ def test_caches_agree(name):
         assert torch.equal(first, other)
 
 
-@pytest.mark.parametrize("cache, forgotten", [
-    ("static", "query_offset"),
-    ("static, more slots", "query_offset"),
-    ("dynamic", "key_offset"),
-    ("dynamic", "key_padding"),
-    ("chunked prefill", "key_padding"),
-])
+@pytest.mark.parametrize(
+    "cache, forgotten",
+    [
+        ("static", "query_offset"),
+        ("static, more slots", "query_offset"),
+        ("dynamic", "key_offset"),
+        ("dynamic", "key_padding"),
+        ("chunked prefill", "key_padding"),
+    ],
+)
 def test_what_is_forgotten_is_seen(monkeypatch, cache, forgotten):
     """The comparison above would fail if an offset or padding were left to chance."""
     model = MODELS["mistral" if forgotten == "key_offset" else "llama"]()

@@ -111,9 +111,7 @@ def test_padding_inside_the_function():
     function = made.and_masks(made.causal_mask_function, made.padding_mask_function(held))
     places = PLACES["second chunk"]
     expected = seen_by_theirs(function, 2, PADDINGS["right"], **places)
-    found = mask(
-        batch_size=2, mask_function=function, attention_mask=PADDINGS["right"], **places
-    )
+    found = mask(batch_size=2, mask_function=function, attention_mask=PADDINGS["right"], **places)
     assert torch.equal(seen_by(found), expected)
 
 
@@ -121,7 +119,9 @@ def test_a_padding_of_ones_is_none():
     """Then layouts are the same for the whole batch."""
     ones = torch.ones((2, 17), dtype=torch.bool)
     found = mask(
-        batch_size=2, mask_function=made.causal_mask_function, attention_mask=ones,
+        batch_size=2,
+        mask_function=made.causal_mask_function,
+        attention_mask=ones,
         **PLACES["all"],
     )
     assert found.key_padding is None
@@ -131,7 +131,10 @@ def test_an_offset_is_a_copy():
     """A static cache moves its counter on between mask and attention."""
     counter = torch.tensor(7)
     found = mask(
-        batch_size=1, q_length=2, kv_length=20, q_offset=counter,
+        batch_size=1,
+        q_length=2,
+        kv_length=20,
+        q_offset=counter,
         mask_function=made.causal_mask_function,
     )
     counter.add_(2)
@@ -152,7 +155,10 @@ def test_size_follows_the_batch():
     held = torch.ones((2, tokens), dtype=torch.bool)
     held[1, :1000] = False
     found = mask(
-        batch_size=2, q_length=tokens, kv_length=tokens, attention_mask=held,
+        batch_size=2,
+        q_length=tokens,
+        kv_length=tokens,
+        attention_mask=held,
         mask_function=FUNCTIONS["sliding"],
     )
     assert found.key_padding.tolist() == [[0, tokens], [1000, tokens]]

@@ -157,3 +157,22 @@ def test_half_types():
     assert got.dtype == torch.bfloat16
     # Both round to bf16 after each layer, at other places.
     assert apart(got.float(), exact) < 2 * apart(eager, exact)
+
+
+@pytest.mark.parametrize("name", ["llama", "modernbert"])
+def test_compiled(name):
+    """One graph, padding and all; holes in a padding are found when it runs."""
+    torch._dynamo.reset()
+    model = MODELS[name]()
+    ids, held = tokens(len(LENGTHS)), padding("left", LENGTHS)
+    expected = with_attention(
+        model, "eager", lambda m: m(input_ids=ids, attention_mask=held).logits.detach()
+    )
+    model.set_attn_implementation("longspan")
+    # Without a C++ compiler.
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    got = compiled(input_ids=ids, attention_mask=held).logits.detach()
+    assert apart(got[held.bool()], expected[held.bool()]) < TOLERANCE
+    held[0, 5:9] = 0
+    with pytest.raises(ValueError, match="more than one stretch"):
+        compiled(input_ids=ids, attention_mask=held)

@@ -23,15 +23,18 @@ def on_even_keys(batch, head, query, key):
     return key % 2 == 0
 
 
-@pytest.mark.parametrize("function, named", [
-    (on_even_keys, "test_refusals.on_even_keys"),
-    (made.and_masks(made.causal_mask_function, on_even_keys), "test_refusals.on_even_keys"),
-    (made.or_masks(made.causal_mask_function, on_even_keys), "test_refusals.on_even_keys"),
-    (made.blockwise_overlay(torch.zeros((2, 9))), "blockwise_overlay.<locals>.inner_mask"),
-    (made.add_offsets_to_mask_function(made.causal_mask_function, 1, 1), "add_offsets_to_mask"),
-    (lambda *at: at[3] <= at[2], "<lambda>"),
-    (print, "builtins.print"),
-])
+@pytest.mark.parametrize(
+    "function, named",
+    [
+        (on_even_keys, "test_refusals.on_even_keys"),
+        (made.and_masks(made.causal_mask_function, on_even_keys), "test_refusals.on_even_keys"),
+        (made.or_masks(made.causal_mask_function, on_even_keys), "test_refusals.on_even_keys"),
+        (made.blockwise_overlay(torch.zeros((2, 9))), "blockwise_overlay.<locals>.inner_mask"),
+        (made.add_offsets_to_mask_function(made.causal_mask_function, 1, 1), "add_offsets_to_mask"),
+        (lambda *at: at[3] <= at[2], "<lambda>"),
+        (print, "builtins.print"),
+    ],
+)
 def test_unknown_functions(function, named):
     with pytest.raises(NotImplementedError, match=named.replace(".", r"\.")) as error:
         mask(mask_function=function, **PLACES)
@@ -50,31 +53,69 @@ def test_a_function_of_the_same_name():
         mask(mask_function=causal_mask_function, **PLACES)
 
 
-@pytest.mark.parametrize("given, message", [
-    ({"mask_function": made.or_masks(
-        made.causal_mask_function, made.packed_sequence_mask_function(torch.zeros((2, 9))),
-    )}, "inside or_masks"),
-    ({"mask_function": made.packed_sequence_mask_function(
-        torch.tensor([[0, 0, 1, 1, 0, 0, 2, 2, 2]] * 2)
-    )}, "3 sequences in 4 stretches"),
-    ({"mask_function": made.packed_sequence_mask_function(torch.zeros((2, 9))), "q_offset": 4},
-     "9 queries from 4 on"),
-    ({"mask_function": made.packed_sequence_mask_function(torch.zeros((2, 9))),
-      "attention_mask": torch.ones((2, 9))}, "together with padding"),
-    ({"mask_function": made.and_masks(
-        made.chunked_overlay(4, torch.zeros(2)),
-        made.packed_sequence_mask_function(torch.zeros((2, 9))),
-    )}, r"together with dilated\(4, 1\)"),
-    ({"mask_function": made.chunked_overlay(4, torch.tensor([0, 3]))}, r"\[0, 3\] tokens of padding"),
-    ({"mask_function": made.sliding_window_overlay(0)}, "a window of 0 tokens"),
-    ({"mask_function": made.causal_mask_function,
-      "attention_mask": torch.tensor([[1] * 9, [1, 1, 0, 1, 1, 1, 0, 0, 0]])},
-     r"attention_mask\[1\] is 1 in more than one stretch"),
-    ({"mask_function": made.causal_mask_function, "attention_mask": torch.ones((3, 9))},
-     r"shape \(3, 9\), expected \(2, positions\)"),
-    ({"mask_function": made.causal_mask_function, "device": "meta"}, "expected the CPU"),
-    ({}, "mask_function is missing"),
-])
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        (
+            {
+                "mask_function": made.or_masks(
+                    made.causal_mask_function,
+                    made.packed_sequence_mask_function(torch.zeros((2, 9))),
+                )
+            },
+            "inside or_masks",
+        ),
+        (
+            {
+                "mask_function": made.packed_sequence_mask_function(
+                    torch.tensor([[0, 0, 1, 1, 0, 0, 2, 2, 2]] * 2)
+                )
+            },
+            "3 sequences in 4 stretches",
+        ),
+        (
+            {
+                "mask_function": made.packed_sequence_mask_function(torch.zeros((2, 9))),
+                "q_offset": 4,
+            },
+            "9 queries from 4 on",
+        ),
+        (
+            {
+                "mask_function": made.packed_sequence_mask_function(torch.zeros((2, 9))),
+                "attention_mask": torch.ones((2, 9)),
+            },
+            "together with padding",
+        ),
+        (
+            {
+                "mask_function": made.and_masks(
+                    made.chunked_overlay(4, torch.zeros(2)),
+                    made.packed_sequence_mask_function(torch.zeros((2, 9))),
+                )
+            },
+            r"together with dilated\(4, 1\)",
+        ),
+        (
+            {"mask_function": made.chunked_overlay(4, torch.tensor([0, 3]))},
+            r"\[0, 3\] tokens of padding",
+        ),
+        ({"mask_function": made.sliding_window_overlay(0)}, "a window of 0 tokens"),
+        (
+            {
+                "mask_function": made.causal_mask_function,
+                "attention_mask": torch.tensor([[1] * 9, [1, 1, 0, 1, 1, 1, 0, 0, 0]]),
+            },
+            r"attention_mask\[1\] is 1 in more than one stretch",
+        ),
+        (
+            {"mask_function": made.causal_mask_function, "attention_mask": torch.ones((3, 9))},
+            r"shape \(3, 9\), expected \(2, positions\)",
+        ),
+        ({"mask_function": made.causal_mask_function, "device": "meta"}, "expected the CPU"),
+        ({}, "mask_function is missing"),
+    ],
+)
 def test_masks(given, message):
     with pytest.raises((NotImplementedError, ValueError, TypeError), match=message):
         mask(**PLACES, **given)
@@ -126,14 +167,17 @@ def direct(found, tokens_q=9, tokens_k=9, module=None, **options):
 CAUSAL = {"mask_function": made.causal_mask_function, **PLACES}
 
 
-@pytest.mark.parametrize("name, value, message", [
-    ("s_aux", torch.zeros(4), "learned sink"),
-    ("position_bias", torch.zeros((1, 4, 9, 9)), "bias of every pair"),
-    ("cu_seq_lens_q", torch.tensor([0, 9]), "position_ids"),
-    ("cache", object(), "paged"),
-    ("head_mask", torch.ones(4), "head_mask: longspan has no meaning"),
-    ("output_attentions", True, "never made"),
-])
+@pytest.mark.parametrize(
+    "name, value, message",
+    [
+        ("s_aux", torch.zeros(4), "learned sink"),
+        ("position_bias", torch.zeros((1, 4, 9, 9)), "bias of every pair"),
+        ("cu_seq_lens_q", torch.tensor([0, 9]), "position_ids"),
+        ("cache", object(), "paged"),
+        ("head_mask", torch.ones(4), "head_mask: longspan has no meaning"),
+        ("output_attentions", True, "never made"),
+    ],
+)
 def test_arguments_of_layers(name, value, message):
     direct(mask(**CAUSAL), **{name: None})
     with pytest.raises(NotImplementedError, match=message):

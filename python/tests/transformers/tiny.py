@@ -45,7 +45,8 @@ def gemma2(**options):
         **SIZES,
         num_key_value_heads=2,
         head_dim=16,
-        query_pre_attn_scalar=16,
+        # Not the head dim, so that the scale is not the default one.
+        query_pre_attn_scalar=24,
         sliding_window=WINDOW,
         layer_types=["sliding_attention", "full_attention"],
         attn_logit_softcapping=3.0,
