@@ -1,7 +1,7 @@
 """``attention``: what a layer of transformers calls.
 
-Everything that a layer hands over is honoured or refused. ``None``, ``False`` and a dropout of 0 ask
-for nothing.
+Everything that a layer hands over is honoured or refused. ``None``, ``False`` and a dropout of 0
+ask for nothing.
 """
 
 from __future__ import annotations
@@ -111,9 +111,9 @@ def _whole(module: torch.nn.Module, query: Tensor, key: Tensor, others: dict[str
     causal = getattr(module, "is_causal", None) if causal is None else causal
     if causal is not False:
         raise NotImplementedError(
-            f"{type(module).__name__} has is_causal={causal} and no mask, so where its queries stand "
-            "among the keys is unknown; expected a model that makes its masks with transformers' "
-            'masking_utils, or attn_implementation="sdpa"'
+            f"{type(module).__name__} has is_causal={causal} and no mask, so where its queries "
+            "stand among the keys is unknown; expected a model that makes its masks with "
+            'transformers.masking_utils, or attn_implementation="sdpa"'
         )
     return Mask("full", None, len(query), query.shape[2], key.shape[2], 0, 0, None, None, None)
 
@@ -123,19 +123,20 @@ def _check(mask: Any, query: Tensor, key: Tensor, sliding_window: int | None) ->
     if not isinstance(mask, Mask):
         what = f"tensor of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else repr(mask)
         raise NotImplementedError(
-            f"attention_mask is a {what}, expected (batch, positions) of 0 and 1, or none: longspan "
-            'takes no mask of every pair; use attn_implementation="sdpa" for it'
+            f"attention_mask is a {what}, expected (batch, positions) of 0 and 1, or none: "
+            'longspan takes no mask of every pair; use attn_implementation="sdpa" for it'
         )
     expected = (mask.batch, mask.tokens_q, mask.tokens_k)
     got = (query.shape[0], query.shape[2], key.shape[2])
     if got != expected:
         raise ValueError(
             f"{got[1]} queries and {got[2]} keys of {got[0]} batch entries, and a mask for "
-            f"{expected[1]}, {expected[2]} and {expected[0]}: expected the mask of this layer's cache"
+            f"{expected[1]}, {expected[2]} and {expected[0]}: expected the mask of this layer's "
+            "cache"
         )
     if sliding_window is not None and mask.window != sliding_window:
         raise ValueError(
             f"a layer with sliding_window={sliding_window} and a mask with "
-            f"{'none' if mask.window is None else mask.window}, expected the same: one of both would "
-            "be ignored"
+            f"{'none' if mask.window is None else mask.window}, expected the same: one of both "
+            "would be ignored"
         )

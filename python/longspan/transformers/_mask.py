@@ -1,7 +1,7 @@
 """``mask``: what transformers asks of a mask, in a small object.
 
-A model asks for a mask once a pass (once for each kind of layer), with lengths, offsets, padding and
-a function over positions. All of that goes into one ``Mask``, which every layer hands to
+A model asks for a mask once a pass (once for each kind of layer), with lengths, offsets, padding
+and a function over positions. All of that goes into one ``Mask``, which every layer hands to
 ``attention``. Its size follows the batch, and the number of packed sequences.
 
 **Offsets are taken as given.** A static cache hands over keys whose last slots are empty, a sliding
@@ -65,8 +65,8 @@ def mask(
     device: torch.device | str = "cpu",
     **hints: Any,
 ) -> Mask:
-    """Called by transformers, by keyword. ``hints`` are for masks of every pair: their type, when to
-    leave them out, and the width that ``mask_function`` has too."""
+    """Called by transformers, by keyword. ``hints`` are for masks of every pair: their type, when
+    to leave them out, and the width that ``mask_function`` has too."""
     if torch.device(device).type != "cpu":
         raise ValueError(f"the model is on {device}, expected the CPU: model.to('cpu')")
     if mask_function is None:
@@ -111,9 +111,10 @@ def _key_padding(found: Mask, paddings: list[Tensor]) -> Tensor | None:
     if not torch.equal(held, stretch):
         row = int((held != stretch).any(1).int().argmax())
         raise NotImplementedError(
-            f"attention_mask[{row}] is 1 in more than one stretch, expected a single one: padding on "
-            "the left, on the right, or both. For sequences side by side leave attention_mask out and "
-            'give position_ids that begin anew in each; otherwise use attn_implementation="sdpa"'
+            f"attention_mask[{row}] is 1 in more than one stretch, expected a single one: padding "
+            "on the left, on the right, or both. For sequences side by side leave attention_mask "
+            "out and give position_ids that begin anew in each; otherwise use "
+            'attn_implementation="sdpa"'
         )
     return torch.stack((firsts, firsts + counts), 1)
 

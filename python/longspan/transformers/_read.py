@@ -2,14 +2,14 @@
 
 transformers composes masks of small functions over ``(batch, head, query, key)``: some of a module,
 some closures made by a factory, joined by ``and_masks`` and ``or_masks``. A closure of a known
-factory has the very code object that the factory's other closures have, and its variables lie in its
-cells. So it is recognised for certain, whatever its name, and what it closes over is read.
+factory has the very code object that the factory's other closures have, and its variables lie in
+its cells. So it is recognised for certain, whatever its name, and what it closes over is read.
 
 | function | pattern |
 |---|---|
 | ``causal_mask_function`` | ``causal`` |
 | ``bidirectional_mask_function`` | ``full`` |
-| ``sliding_window_overlay(w)`` | ``window(w - 1, 0)`` beside ``causal``, else without an end to the right |
+| ``sliding_window_overlay(w)`` | ``window(w - 1, 0)`` beside ``causal``, else open to the right |
 | ``sliding_window_bidirectional_overlay(w)`` | ``window(w, w)`` |
 | ``chunked_overlay(c, left_padding)`` | ``dilated(c, 1)``, without padding on the left |
 | ``packed_sequence_mask_function(ids)`` | sequences side by side |
@@ -59,8 +59,8 @@ def read(function: Callable) -> Reading:
     reader = _READERS.get(getattr(function, "__code__", None))
     if reader is None:
         raise NotImplementedError(
-            f"mask function {named(function)}: longspan doesn't know which positions it allows, and "
-            "would have to ask for every pair. Expected what transformers makes of causal, "
+            f"mask function {named(function)}: longspan doesn't know which positions it allows, "
+            "and would have to ask for every pair. Expected what transformers makes of causal, "
             "bidirectional, sliding-window, chunked, padding and packed-sequence masks; for this "
             'model use attn_implementation="sdpa" or "flex_attention"'
         )

@@ -25,8 +25,8 @@ def register(name: str = "longspan") -> None:
     """
     if not isinstance(name, str) or not name or not name.isidentifier():
         raise ValueError(
-            f"name is {name!r}, expected a word such as 'longspan': transformers reads '/', ':', '@' "
-            "and '|' as parts of other names"
+            f"name is {name!r}, expected a word such as 'longspan': transformers reads '/', ':', "
+            "'@' and '|' as parts of other names"
         )
     if name in ("eager", "sdpa") or "flash" in name or "flex_attention" in name:
         raise ValueError(f"name is {name!r}, which is transformers' own, expected another word")
@@ -38,8 +38,8 @@ def register(name: str = "longspan") -> None:
 def _check_meanings() -> None:
     """The functions of this release of transformers mean what their patterns say.
 
-    They are recognised by what they are, not by what they compute. So a release in which a window is
-    one token wider under the same name is found here, and not in a model's output.
+    They are recognised by what they are, not by what they compute. So a release in which a window
+    is one token wider under the same name is found here, and not in a model's output.
     """
     at = torch.arange(_POSITIONS)
     zero = torch.zeros((1, 1), dtype=torch.int64)

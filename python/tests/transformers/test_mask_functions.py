@@ -1,4 +1,4 @@
-"""Mask functions become patterns that allow the same pairs, for any lengths, offsets and padding."""
+"""Mask functions become patterns that allow the same pairs, whatever lengths, offsets, padding."""
 
 import pytest
 import torch
