@@ -250,23 +250,3 @@ def test_raw_tensors(rng):
         _longspan.raw_forward((address, shape, strides, "int64"), *read[1:], *saved[:3], "causal")
     with pytest.raises(ValueError, match="q has 4 axes and 3 strides"):
         _longspan.raw_forward((address, shape, strides[1:], "float32"), *read[1:], *saved[:3], "causal")
-
-
-def test_torch(rng):
-    torch = pytest.importorskip("torch")
-    q = torch.from_numpy(rng.standard_normal(SHAPE, dtype="float32"))
-    expected = longspan.attention(q.numpy(), q.numpy(), q.numpy(), "causal")
-    assert numpy.array_equal(longspan.attention(q, q, q, "causal"), expected)
-    turned = q.transpose(1, 2).contiguous().transpose(1, 2)
-    out = torch.empty_like(q)
-    assert longspan.attention(turned, q, q, "causal", out=out) is out
-    assert numpy.array_equal(out.numpy(), expected)
-    half = q.bfloat16()
-    result = torch.from_dlpack(longspan.attention(half, half, half, "causal"))
-    assert result.dtype == torch.bfloat16
-    reference = torch.nn.functional.scaled_dot_product_attention(half, half, half, is_causal=True)
-    assert torch.allclose(result.float(), reference.float(), atol=0.02)
-    with pytest.raises(BufferError, match="require gradient"):
-        longspan.attention(q.clone().requires_grad_(), q, q, "causal")
-    with pytest.raises(ValueError, match="meta|to_block_mask|device"):
-        longspan.attention(q.to("meta"), q, q, "causal")

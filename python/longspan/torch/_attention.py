@@ -55,8 +55,9 @@ def attention(
     ``key_offset`` is 0 and the queries are the *last* positions. A key cache whose slots aren't all
     filled has to say so.
 
-    Under ``torch.compile`` the pattern is text or a ``Pattern``, and a constant of the graph: give
-    as tensors what changes. A ``Layout`` is for eager mode, and has its own offsets and padding.
+    Under ``torch.compile`` the pattern is text (or a ``Pattern``, where torch is recent enough to
+    take one), and a constant of the graph: give as tensors what changes. A ``Layout`` is for eager
+    mode, and has its own offsets and padding.
     """
     _check("q", q)
     _check("k", k)
@@ -77,7 +78,8 @@ def attention(
     if isinstance(pattern, Layout):
         found = _over_layout(q, k, v, pattern, Scores(scale, softcap), places)
     elif _is_direct(q, k, v):
-        found = _run.forward(q, k, v, _known(pattern), Scores(scale, softcap), places)
+        found = _run.empty_output(q, v)
+        _run.forward(found, q, k, v, _known(pattern), Scores(scale, softcap), places)
     else:
         text, places = text_of(pattern), [_tensor(place) for place in places]
         found = _op.attention(q, k, v, text, scale, softcap, *places)
@@ -170,7 +172,7 @@ class _OverLayout(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, layout, scores):
-        found = _run.forward(q, k, v, layout, scores, Places())
+        found = _run.forward(_run.empty_found(q, v), q, k, v, layout, scores, Places())
         ctx.save_for_backward(q, k, v, *found)
         ctx.how = layout, scores
         ctx.mark_non_differentiable(found.lse_rest)

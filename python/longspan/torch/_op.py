@@ -42,7 +42,8 @@ _LIBRARY.define(
 
 
 def _forward(q, k, v, pattern, scale, softcap, *places):
-    return tuple(_run.forward(q, k, v, pattern, Scores(scale, softcap), Places(*places)))
+    found, scores = _run.empty_found(q, v), Scores(scale, softcap)
+    return tuple(_run.forward(found, q, k, v, pattern, scores, Places(*places)))
 
 
 def _forward_fake(q, k, v, pattern, scale, softcap, *places):

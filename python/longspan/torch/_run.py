@@ -52,8 +52,8 @@ class Found(NamedTuple):
 
     out: Tensor
     lse: Tensor
-    lse_rest: Tensor
-    """What rounding ``lse`` to f32 left out."""
+    lse_rest: Tensor | None
+    """What rounding ``lse`` to f32 left out; only the backward pass needs it."""
 
 
 def empty(like: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
@@ -63,25 +63,31 @@ def empty(like: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
     return torch.empty_strided(shape, strides, dtype=like.dtype, device=like.device)
 
 
-def empty_found(q: Tensor, v: Tensor) -> Found:
-    """Room for what the forward pass makes."""
+def empty_output(q: Tensor, v: Tensor) -> Found:
+    """Room for what a caller gets."""
     batch, heads, tokens, _ = q.shape
     rows = (batch, heads, tokens)
     out = empty(q, (*rows, v.shape[3]))
-    lse = torch.empty(rows, dtype=torch.float32, device=q.device)
-    return Found(out, lse, torch.empty_like(lse))
+    return Found(out, torch.empty(rows, dtype=torch.float32, device=q.device), None)
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, pattern: Any, scores: Scores, places: Places) -> Found:
-    """Attention; ``pattern`` is a pattern, text or a layout."""
-    found = empty_found(q, v)
+def empty_found(q: Tensor, v: Tensor) -> Found:
+    """Room for what the backward pass needs too."""
+    found = empty_output(q, v)
+    return found._replace(lse_rest=torch.empty_like(found.lse))
+
+
+def forward(
+    found: Found, q: Tensor, k: Tensor, v: Tensor, pattern: Any, scores: Scores, places: Places
+) -> Found:
+    """Attention, written to ``found``; ``pattern`` is a pattern, text or a layout."""
     raw_forward(
         _raw(q),
         _raw(k),
         _raw(v),
         _raw(found.out),
         _raw(found.lse),
-        _raw(found.lse_rest),
+        None if found.lse_rest is None else _raw(found.lse_rest),
         _what(pattern, places),
         **_options(scores, places, k),
     )
