@@ -13,6 +13,8 @@ def installed(name):
 
 
 collect_ignore = [] if installed("torch") else ["torch"]
+if collect_ignore or not installed("transformers"):
+    collect_ignore.append("transformers")
 
 
 @pytest.fixture

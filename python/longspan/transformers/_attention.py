@@ -1,0 +1,142 @@
+"""``attention``: what a layer of transformers calls.
+
+Everything that a layer hands over is honoured or refused. ``None``, ``False`` and a dropout of 0
+ask for nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longspan.torch import attention as over_pattern
+from longspan.transformers._mask import Mask
+
+#: What layers hand over that attention has no use for, or that the mask says already.
+_NOT_OURS = frozenset(
+    (
+        "cache_position",
+        "is_causal",
+        "logits_to_keep",
+        "num_items_in_batch",
+        "output_hidden_states",
+        "output_router_logits",
+        "position_embeddings",
+        "position_ids",
+        "return_dict",
+        "use_cache",
+    )
+)
+
+#: Why something is refused, and what to do.
+_WHY = {
+    "output_attentions": "weights of all pairs are never made",
+    "s_aux": "there is no kernel for a learned sink",
+    "position_bias": "there is no kernel for a bias of every pair",
+    "cu_seq_lens_q": "packing is read from position_ids that begin anew; leave it out",
+    "cu_seq_lens_k": "packing is read from position_ids that begin anew; leave it out",
+    "max_length_q": "packing is read from position_ids that begin anew; leave it out",
+    "max_length_k": "packing is read from position_ids that begin anew; leave it out",
+    "seq_idx": "packing is read from position_ids that begin anew; leave it out",
+    "cache": "there is no paged cache; use generate with another cache",
+}
+
+
+def attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Mask | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    sliding_window: int | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Tensors ``(batch, head, token, dim)`` to ``(batch, token, head, dim)``, and no weights."""
+    if dropout:
+        raise NotImplementedError(
+            f"a dropout of {dropout} on attention weights, expected 0: set "
+            "config.attention_dropout = 0, or evaluate with model.eval()"
+        )
+    _refuse(module, others)
+    mask = _whole(module, query, key, others) if attention_mask is None else attention_mask
+    _check(mask, query, key, sliding_window)
+    scores = {"scale": scaling, "softcap": softcap, "enable_gqa": True}
+    if mask.cu_seqlens is None:
+        out = over_pattern(
+            query,
+            key,
+            value,
+            mask.pattern,
+            query_offset=mask.query_offset,
+            key_offset=mask.key_offset,
+            key_padding=mask.key_padding,
+            **scores,
+        )
+    elif len(mask.cu_seqlens) == 1:
+        out = over_pattern(query, key, value, mask.pattern, cu_seqlens=mask.cu_seqlens[0], **scores)
+    else:
+        entries = zip(query.split(1), key.split(1), value.split(1), mask.cu_seqlens)
+        out = torch.cat(
+            [
+                over_pattern(*qkv, mask.pattern, cu_seqlens=bounds, **scores)
+                for *qkv, bounds in entries
+            ]
+        )
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _refuse(module: torch.nn.Module, others: dict[str, Any]) -> None:
+    for name, value in others.items():
+        if name in _NOT_OURS or value is None or value is False:
+            continue
+        raise NotImplementedError(
+            f"{name}: {_WHY.get(name, 'longspan has no meaning for it')}; expected it left out, or "
+            'attn_implementation="eager"'
+        )
+    if getattr(getattr(module, "config", None), "output_attentions", False):
+        raise NotImplementedError(
+            f"config.output_attentions: {_WHY['output_attentions']}; expected False, or "
+            'attn_implementation="eager"'
+        )
+
+
+def _whole(module: torch.nn.Module, query: Tensor, key: Tensor, others: dict[str, Any]) -> Mask:
+    """A layer that never asks for a mask sees everything, if it says that it isn't causal."""
+    causal = others.get("is_causal")
+    causal = getattr(module, "is_causal", None) if causal is None else causal
+    if causal is not False:
+        raise NotImplementedError(
+            f"{type(module).__name__} has is_causal={causal} and no mask, so where its queries "
+            "stand among the keys is unknown; expected a model that makes its masks with "
+            'transformers.masking_utils, or attn_implementation="sdpa"'
+        )
+    return Mask("full", None, len(query), query.shape[2], key.shape[2], 0, 0, None, None, None)
+
+
+def _check(mask: Any, query: Tensor, key: Tensor, sliding_window: int | None) -> None:
+    """The mask is one of ours, for these tensors and this window."""
+    if not isinstance(mask, Mask):
+        what = f"tensor of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else repr(mask)
+        raise NotImplementedError(
+            f"attention_mask is a {what}, expected (batch, positions) of 0 and 1, or none: "
+            'longspan takes no mask of every pair; use attn_implementation="sdpa" for it'
+        )
+    expected = (mask.batch, mask.tokens_q, mask.tokens_k)
+    got = (query.shape[0], query.shape[2], key.shape[2])
+    if got != expected:
+        raise ValueError(
+            f"{got[1]} queries and {got[2]} keys of {got[0]} batch entries, and a mask for "
+            f"{expected[1]}, {expected[2]} and {expected[0]}: expected the mask of this layer's "
+            "cache"
+        )
+    if sliding_window is not None and mask.window != sliding_window:
+        raise ValueError(
+            f"a layer with sliding_window={sliding_window} and a mask with "
+            f"{'none' if mask.window is None else mask.window}, expected the same: one of both "
+            "would be ignored"
+        )

@@ -1,0 +1,167 @@
+"""``mask``: what transformers asks of a mask, in a small object.
+
+A model asks for a mask once a pass (once for each kind of layer), with lengths, offsets, padding
+and a function over positions. All of that goes into one ``Mask``, which every layer hands to
+``attention``. Its size follows the batch, and the number of packed sequences.
+
+**Offsets are taken as given.** A static cache hands over keys whose last slots are empty, a sliding
+cache keys whose first positions are gone: where queries stand can't be seen from lengths. A static
+cache's offset is the cache's own counter, which it moves on before attention is called, so it is
+copied.
+
+**generate** makes masks in advance where a cache is static, and hands them to the model as its
+``attention_mask``, which asks for a mask again. ``mask`` takes the padding out of such a one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longspan.transformers import _read
+
+
+@dataclass(frozen=True, eq=False)
+class Mask:
+    """Who sees whom in a pass through layers of one kind."""
+
+    pattern: str
+    window: int | None
+    """The ``sliding_window`` that goes with the pattern, by transformers' way of counting."""
+    batch: int
+    tokens_q: int
+    tokens_k: int
+    query_offset: int | Tensor
+    key_offset: int
+    key_padding: Tensor | None
+    """The keys that hold tokens: ``(batch, 2)`` of first and end, or bools while compiling."""
+    cu_seqlens: tuple[Tensor, ...] | None
+    """Where packed sequences begin: one tensor for all batch entries, or one for each."""
+    attention_mask: Tensor | None
+    """The padding that the model was given, ``(batch, positions)``."""
+
+    @property
+    def ndim(self) -> int:
+        """As many as the mask that others make has: not a padding of two axes."""
+        return 4
+
+    def contiguous(self) -> Mask:
+        """Itself: ``generate`` asks for it."""
+        return self
+
+
+def mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: Callable | None = None,
+    attention_mask: Tensor | Mask | None = None,
+    device: torch.device | str = "cpu",
+    **hints: Any,
+) -> Mask:
+    """Called by transformers, by keyword. ``hints`` are for masks of every pair: their type, when
+    to leave them out, and the width that ``mask_function`` has too."""
+    if torch.device(device).type != "cpu":
+        raise ValueError(f"the model is on {device}, expected the CPU: model.to('cpu')")
+    if mask_function is None:
+        raise TypeError("mask_function is missing, expected the function that says who sees whom")
+    reading = _read.read(mask_function)
+    if isinstance(attention_mask, Mask):
+        attention_mask = attention_mask.attention_mask
+    found = Mask(
+        pattern=reading.pattern,
+        window=reading.window,
+        batch=batch_size,
+        tokens_q=q_length,
+        tokens_k=kv_length,
+        query_offset=q_offset.clone() if isinstance(q_offset, Tensor) else q_offset,
+        key_offset=kv_offset,
+        key_padding=None,
+        cu_seqlens=None,
+        attention_mask=attention_mask,
+    )
+    if attention_mask is not None:
+        reading.padding.append(attention_mask)
+    if reading.ids:
+        return _packed(found, reading)
+    return replace(found, key_padding=_key_padding(found, reading.padding))
+
+
+def _key_padding(found: Mask, paddings: list[Tensor]) -> Tensor | None:
+    """The keys at hand that hold tokens; none where all do."""
+    if not paddings:
+        return None
+    held = torch.ones((found.batch, found.tokens_k), dtype=torch.bool)
+    for padding in paddings:
+        held &= _at_hand(padding, found)
+    if torch.compiler.is_compiling():
+        return held
+    if held.all():
+        return None
+    counts = held.sum(1)
+    firsts = held.int().argmax(1)
+    at = torch.arange(found.tokens_k)
+    stretch = (at >= firsts[:, None]) & (at < (firsts + counts)[:, None])
+    if not torch.equal(held, stretch):
+        row = int((held != stretch).any(1).int().argmax())
+        raise NotImplementedError(
+            f"attention_mask[{row}] is 1 in more than one stretch, expected a single one: padding "
+            "on the left, on the right, or both. For sequences side by side leave attention_mask "
+            "out and give position_ids that begin anew in each; otherwise use "
+            'attn_implementation="sdpa"'
+        )
+    return torch.stack((firsts, firsts + counts), 1)
+
+
+def _at_hand(padding: Tensor, found: Mask) -> Tensor:
+    """The part of a padding that is about the keys at hand. Positions past its end hold no token:
+    they are slots of a static cache that nobody has written."""
+    if padding.ndim != 2 or padding.shape[0] != found.batch:
+        raise ValueError(
+            f"attention_mask has shape {tuple(padding.shape)}, expected ({found.batch}, positions)"
+        )
+    part = padding[:, found.key_offset : found.key_offset + found.tokens_k].bool()
+    return torch.nn.functional.pad(part, (0, found.tokens_k - part.shape[1]))
+
+
+def _packed(found: Mask, reading: _read.Reading) -> Mask:
+    """Sequences side by side, which transformers knows without a cache alone."""
+    if len(reading.ids) > 1 or reading.padding or not reading.moves:
+        others = ["another packing"] * (len(reading.ids) > 1)
+        others += ["padding"] * bool(reading.padding)
+        others += [reading.pattern] * (not reading.moves)
+        raise NotImplementedError(
+            f"packed sequences together with {' and '.join(others)}, expected a causal, "
+            "bidirectional or sliding-window mask and no attention_mask"
+        )
+    (ids,) = reading.ids
+    shape = (found.batch, found.tokens_q)
+    offset = int(found.query_offset)
+    if ids.shape != shape or found.tokens_q != found.tokens_k or offset or found.key_offset:
+        raise NotImplementedError(
+            f"packed sequences of shape {tuple(ids.shape)} over {found.tokens_q} queries from "
+            f"{offset} on and {found.tokens_k} keys from {found.key_offset} on, expected the same "
+            "tokens as queries and keys: leave out past_key_values"
+        )
+    bounds = [_bounds(row) for row in ids]
+    same = all(torch.equal(bounds[0], other) for other in bounds[1:])
+    return replace(found, cu_seqlens=tuple(bounds[:1] if same else bounds))
+
+
+def _bounds(ids: Tensor) -> Tensor:
+    """Where sequences begin, and the last one ends."""
+    starts = torch.nonzero(ids[1:] != ids[:-1])[:, 0] + 1
+    distinct = len(torch.unique(ids))
+    if distinct != len(starts) + 1:
+        raise NotImplementedError(
+            f"packed sequences whose tokens don't lie side by side: {distinct} sequences in "
+            f"{len(starts) + 1} stretches, expected one each"
+        )
+    edges = starts.new_tensor([0]), starts, starts.new_tensor([len(ids)])
+    return torch.cat(edges)
