@@ -25,12 +25,21 @@ fn both(case: &AttentionCase, attention: &Attention) -> Values<f32> {
     Run { attention, tensors: &tensors, results: PLACEMENT }.both()
 }
 
-/// Threads of Longspan's pool in this process.
+/// Threads of Longspan's pool in this process. A thread has its creator's name until it first runs, so
+/// those with ours are waited for.
 fn workers() -> usize {
-    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
-    let names =
-        tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
-    names.filter(|name| name.starts_with("longspan-")).count()
+    let own = std::fs::read_to_string("/proc/thread-self/comm").unwrap();
+    for _ in 0..1000 {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+        let names =
+            tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+        let names: Vec<String> = names.collect();
+        if names.iter().filter(|&name| *name == own).count() == 1 {
+            return names.iter().filter(|name| name.starts_with("longspan-")).count();
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    panic!("threads that never run");
 }
 
 #[test]
