@@ -126,6 +126,7 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
         target: QueryTarget,
         masks: &mut Masks<'_>,
     ) {
+        const { assert!(X::GROUP <= MOST_GROUP) };
         let layout = stream.layout;
         let first_of_band = band as usize * self.grid.band;
         let mut group = Group::EMPTY;
