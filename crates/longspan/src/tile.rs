@@ -305,6 +305,7 @@ pub(crate) trait Tiles: Copy + Send + Sync {
 
 /// Where a tile of [`Differentiate`] goes besides its own matrices.
 #[derive(Debug, Clone, Copy)]
+#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only matrix units ask"))]
 pub(crate) struct Rooms {
     /// Room for the probabilities and for the gradients of products on the right, of all queries of a
     /// group.

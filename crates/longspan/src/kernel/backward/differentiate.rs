@@ -11,6 +11,7 @@ pub(crate) struct Differentiate<T> {
     pub(crate) gradients: Rows,
     pub(crate) products: Rows,
     pub(crate) queries: usize,
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only matrix units ask"))]
     pub(crate) keys: usize,
     /// Keys, and what fills up their last vector.
     pub(crate) lanes: usize,
