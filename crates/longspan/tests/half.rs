@@ -346,3 +346,34 @@ fn exact_products_are_those_of_f32() {
         }
     }
 }
+
+/// Scores in the thousands are computed with more care; their neighbours keep their bits.
+#[test]
+fn a_large_row_leaves_its_neighbours_alone() {
+    let dims = Dims { batch: 1, tokens: 96, heads: 1, dim: 32 };
+    let wave = |i: usize, shift: usize| bf16::from_f32(((i * 7 + shift) as f32).sin());
+    let tensor = |shift| {
+        let data = (0..dims.elements().unwrap()).map(|i| wave(i, shift)).collect();
+        Tensor::new(data, dims, Order::BatchHeadTokenDim).unwrap()
+    };
+    let (q, k, v) = (tensor(1), tensor(2), tensor(3));
+    let mut large = q.clone();
+    let row = 37 * dims.dim..38 * dims.dim;
+    for x in &mut large.as_mut_slice()[row.clone()] {
+        *x = bf16::from_f32(x.to_f32() * 65_536.0);
+    }
+    for isa in Isa::available() {
+        let layout = Layout::compile(&Pattern::full(), &Shape::new(96, 96)).unwrap();
+        let attention = Attention::new(layout).isa(isa);
+        let run = |q: &Tensor<bf16>| attention.forward(q.view(), k.view(), v.view()).unwrap();
+        let (before, after) = (run(&q), run(&large));
+        assert!(after.lse[37].abs() > 1024.0, "{isa}: {}", after.lse[37]);
+        let pairs = before.out.as_slice().iter().zip(after.out.as_slice());
+        for (at, (before, after)) in pairs.enumerate().filter(|(at, _)| !row.contains(at)) {
+            assert_eq!(before.to_bits(), after.to_bits(), "{isa}: number {at}");
+        }
+        for (at, (before, after)) in before.lse.iter().zip(&after.lse).enumerate() {
+            assert!(at == 37 || before.to_bits() == after.to_bits(), "{isa}: row {at}");
+        }
+    }
+}

@@ -83,8 +83,10 @@ const NEAR: u8 = 2;
 /// one: the greatest score is then off by 2^-23 of itself, which mustn't be seen in its weight of 1.
 #[inline(always)]
 fn near(maxima: &[f32]) -> bool {
-    maxima.iter().all(|&max| max.abs() < 1024.0 || max == f32::NEG_INFINITY)
+    maxima.iter().all(|&max| max.abs() < MOST_NEAR || max == f32::NEG_INFINITY)
 }
+
+const MOST_NEAR: f32 = 1024.0;
 
 /// Whether scores are used as the product left them, but for the scale. A negative one would make
 /// the greatest product the least score.
@@ -203,6 +205,14 @@ impl<T: Transform> Weigh<'_, T> {
         }
     }
 
+    /// `(score · scale − reference) · log2 e`, rounded as one.
+    #[inline(always)]
+    fn close<S: Simd>(&self, simd: S, score: S::F, reference: S::F) -> S::F {
+        let log2 = std::f32::consts::LOG2_E;
+        let reference = simd.mul(reference, simd.splat(-log2));
+        simd.fma(score, simd.splat(self.softmax.scale * log2), reference)
+    }
+
     #[inline(always)]
     unsafe fn weigh<S: Simd, const MASKED: bool, const SCORE: u8>(
         &self,
@@ -218,11 +228,14 @@ impl<T: Transform> Weigh<'_, T> {
             let at = self.softmax.scores.at(key, lane).first;
             let score = simd.load(at);
             let difference = match SCORE {
-                NEAR => {
-                    let reference = simd.mul(reference, simd.sub(simd.splat(0.0), log2));
-                    simd.fma(score, simd.splat(scale * std::f32::consts::LOG2_E), reference)
+                NEAR => self.close(simd, score, reference),
+                RAW => {
+                    let exact =
+                        simd.mul(simd.sub(simd.mul(score, simd.splat(scale)), reference), log2);
+                    // Lanes that are near don't notice their neighbours.
+                    let near = simd.less(simd.abs(reference), simd.splat(MOST_NEAR));
+                    simd.select(near, self.close(simd, score, reference), exact)
                 }
-                RAW => simd.mul(simd.sub(simd.mul(score, simd.splat(scale)), reference), log2),
                 _ => simd.mul(simd.sub(score, reference), log2),
             };
             let mut weight = exp2_coarse(simd, difference);
