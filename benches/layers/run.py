@@ -7,12 +7,13 @@
 Needs torch, matplotlib and the package `longspan`. Every cell is a process of its own, so that its
 peak memory is its own; engines take turns within a length. A training step is forward, backward and
 SGD. "attention" is what an engine takes beyond the same layers without any attention. Cells that
-wouldn't fit, by what scores and masks take, or that take over `--patience` seconds say so.
+don't fit, or that take over `--patience` seconds, say so.
 """
 
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -36,8 +37,9 @@ def arguments() -> argparse.Namespace:
     add("--engine", nargs="+", choices=ENGINES, default=list(ENGINES))
     add("--threads", type=int, default=2)
     add("--rounds", type=int, default=3, help="timed calls a cell, of which the best counts")
-    add("--patience", type=float, default=300, help="seconds a cell may take")
-    add("--memory", type=float, default=18, help="GiB a cell may take")
+    add("--budget", type=float, default=40, help="seconds after which no further call begins")
+    add("--patience", type=float, default=600, help="seconds a cell may take")
+    add("--memory", type=float, default=20, help="GiB a cell may take")
     add("--record", metavar="NAME", help="write benches/record/<date>-layers-NAME.*")
     add("--cell", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -56,6 +58,9 @@ def measure(cell: dict) -> dict:
     import torch
     from model import layers
 
+    # What doesn't fit is an error of this process, not the end of another one.
+    limit = int(cell["memory"] * GIB)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     torch.set_num_threads(cell["threads"])
     dtype = getattr(torch, cell["dtype"])
     train = cell["pass"] == "step"
@@ -80,7 +85,7 @@ def measure(cell: dict) -> dict:
         result = once()
         times.append(time.perf_counter() - start)
         assert torch.isfinite(result).all()
-        if time.perf_counter() - begin + times[-1] > cell["patience"] * 0.8:
+        if time.perf_counter() - begin > cell["budget"]:
             break
     best = min(times[1:] or times)
     return {"seconds": best, "first": times[0], "bytes": status("VmHWM") - before}
@@ -101,10 +106,12 @@ def needed(cell: dict) -> float:
     return 0.0
 
 
-def run(cell: dict, given: argparse.Namespace):
-    """What a cell measured, or why it has nothing."""
+def run(cell: dict, given: argparse.Namespace, half):
+    """What a cell measured, or why it has nothing; `half` is what it was at half the length."""
     if cell["engine"] == "flex" and cell["pass"] == "step":
         return "no backward"
+    if isinstance(half, dict) and half["first"] * 2 > given.patience:
+        return f"not run: half of it took {half['first']:.0f} s"
     wanted = needed(cell)
     if wanted > given.memory:
         return f"doesn't fit: {wanted:.0f} GiB"
@@ -118,6 +125,8 @@ def run(cell: dict, given: argparse.Namespace):
         return f"over {given.patience:.0f} s"
     if ran.returncode < 0:
         return f"ended by signal {-ran.returncode}"
+    if "DefaultCPUAllocator" in ran.stderr or "MemoryError" in ran.stderr:
+        return f"doesn't fit: over {given.memory:.0f} GiB"
     if ran.returncode != 0:
         reason = ran.stderr.strip().splitlines()
         return reason[-1][:80] if reason else f"ended with {ran.returncode}"
@@ -228,7 +237,7 @@ def main() -> None:
         f"# Layers of real width, {date.today()}\n",
         f"`benches/layers/run.py {' '.join(sys.argv[1:])}`\n",
         f"Longspan {longspan.__version__}, torch {torch.__version__}, {given.threads} threads; best "
-        f"of {given.rounds} calls after one; peak memory beyond weights and input, in parentheses "
+        f"of {given.rounds} calls after one, fewer where they take long; peak memory beyond weights and input, in parentheses "
         "what attention takes of it. Ratios are SDPA ÷ Longspan: time, memory of attention.\n",
         "| model | type | tokens | pass | " + " | ".join(ENGINES) + " | time | memory |",
         "|" + "---|" * (6 + len(ENGINES)),
@@ -238,10 +247,11 @@ def main() -> None:
     for key in cells(given):
         found = {}
         for engine in given.engine:
-            options = {"threads": given.threads, "rounds": given.rounds}
-            cell = key | options | {"engine": engine, "patience": given.patience}
+            options = {name: getattr(given, name) for name in ("threads", "rounds", "budget", "memory")}
+            cell = key | options | {"engine": engine}
             print(f"… {key} {engine}", file=sys.stderr, flush=True)
-            found[engine] = run(cell, given)
+            halves = (f for k, f in results if k == key | {"tokens": key["tokens"] // 2})
+            found[engine] = run(cell, given, next(halves, {}).get(engine))
         results.append((key, found))
         lines.append(row(key, found))
         print(lines[-1], flush=True)

@@ -345,7 +345,7 @@ impl Attention {
     ) -> Result<Output<E>> {
         let inputs = Inputs { q, k, v };
         let dims = check::inputs(self, &inputs)?;
-        let mut out = Tensor::filled(E::default(), dims.output(), check::order_of(&q))?;
+        let mut out = Tensor::filled(E::default(), dims.output(), q.order())?;
         let mut lse = vec![0.0; dims.output().rows()];
         let mut lse_rest = lse.clone();
         let output =
@@ -443,7 +443,7 @@ impl Attention {
     ) -> Result<Gradients<E>> {
         check::inputs(self, &inputs)?;
         let like =
-            |view: &View<'_, E>| Tensor::filled(E::default(), view.dims(), check::order_of(view));
+            |view: &View<'_, E>| Tensor::filled(E::default(), view.dims(), view.order());
         let (mut dq, mut dk, mut dv) = (like(&inputs.q)?, like(&inputs.k)?, like(&inputs.v)?);
         let into = GradientsMut { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() };
         self.differentiate(inputs, arrived, into, Hook::none())?;

@@ -8,7 +8,7 @@ use crate::attention::{Arrived, Attention, GradientsMut, Inputs, Layouts, Output
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::state::State;
-use crate::view::{Dims, Memory, Order, View};
+use crate::view::{Dims, Memory, View};
 
 /// The largest head dim: scratch is laid out for it.
 pub(crate) const MOST_DIMS: usize = 256;
@@ -110,6 +110,12 @@ pub(crate) fn rows(what: &'static str, len: usize, dims: Dims) -> Result<()> {
     if len == expected { Ok(()) } else { Err(Error::Length { what, len, expected }) }
 }
 
+/// Whether a list has a number for each element.
+pub(crate) fn elements(what: &'static str, len: usize, dims: Dims) -> Result<()> {
+    let expected = dims.elements().ok_or(Error::Overflow { dims })?;
+    if len == expected { Ok(()) } else { Err(Error::Length { what, len, expected }) }
+}
+
 /// Likewise for a list that needn't be there.
 pub(crate) fn optional_rows(what: &'static str, list: Option<&[f32]>, dims: Dims) -> Result<()> {
     list.map_or(Ok(()), |list| rows(what, list.len(), dims))
@@ -183,15 +189,4 @@ pub(crate) fn arrived<E: Element>(arrived: &Arrived<'_, E>, dims: Dims) -> Resul
         ("lse_rest", Memory::of(arrived.lse_rest.unwrap_or_default())),
         ("dlse", Memory::of(arrived.dlse.unwrap_or_default())),
     ])
-}
-
-/// The order of axes that comes nearest to a view's strides: what a new tensor beside it has.
-pub(crate) fn order_of<E: Element>(view: &View<'_, E>) -> Order {
-    let strides = view.strides();
-    let heads_outside = strides.heads.unsigned_abs() > strides.tokens.unsigned_abs();
-    if heads_outside && view.dims().heads > 1 {
-        Order::BatchHeadTokenDim
-    } else {
-        Order::BatchTokenHeadDim
-    }
 }

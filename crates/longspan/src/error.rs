@@ -12,6 +12,14 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// A token that a tensor hasn't got.
+    #[error("token {token} of {tokens}, expected one from 0 on and below")]
+    Token {
+        /// Which one.
+        token: usize,
+        /// How many there are.
+        tokens: usize,
+    },
     /// A tensor's elements or bytes can't be counted.
     #[error("a tensor of {dims:?}: its elements or their offsets can't be counted in 64 bits")]
     Overflow {

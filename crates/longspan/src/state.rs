@@ -15,7 +15,7 @@
 use crate::attention::{Output, OutputMut};
 use crate::check;
 use crate::element::Element;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::tile::Strided;
 use crate::view::{Dims, Order, Tensor, View, allocatable};
 
@@ -51,6 +51,20 @@ impl State {
         })
     }
 
+    /// What [`maxima`](Self::maxima), [`totals`](Self::totals) and [`sums`](Self::sums) say of a
+    /// state, which may have come from elsewhere.
+    pub fn from_parts(
+        dims: Dims,
+        maxima: Vec<f32>,
+        totals: Vec<f32>,
+        sums: Vec<f32>,
+    ) -> Result<Self> {
+        check::rows("the list of maxima", maxima.len(), dims)?;
+        check::rows("the list of totals", totals.len(), dims)?;
+        check::elements("the list of sums", sums.len(), dims)?;
+        Ok(State { dims, maxima, totals, sums })
+    }
+
     /// How many rows there are, by axis; `dim` is that of the values.
     pub fn dims(&self) -> Dims {
         self.dims
@@ -74,14 +88,41 @@ impl State {
     /// Joins `other`, which has seen other keys, to this.
     pub fn merge(&mut self, other: &State) -> Result<()> {
         check::same("the other state", other.dims, self.dims)?;
-        let dim = self.dims.dim;
-        for row in 0..self.maxima.len() {
-            let sums = row * dim..(row + 1) * dim;
-            let (m, l) = (&mut self.maxima[row], &mut self.totals[row]);
-            let other_row = (other.maxima[row], other.totals[row], &other.sums[sums.clone()]);
-            merge_row((m, l, &mut self.sums[sums]), other_row);
+        (0..self.maxima.len()).for_each(|row| self.merge_one(row, other, row));
+        Ok(())
+    }
+
+    /// Joins `other`, whose tokens are some of this one's: its first is `tokens[0]`, and so on.
+    ///
+    /// ```
+    /// use longspan::{Dims, State};
+    ///
+    /// let dims = |tokens| Dims { batch: 1, tokens, heads: 1, dim: 1 };
+    /// let mut state = State::empty(dims(3))?;
+    /// let last = State::from_parts(dims(1), vec![0.5], vec![1.0], vec![2.0])?;
+    /// state.merge_tokens(&[2], &last)?;
+    /// assert_eq!(state.sums(), [0.0, 0.0, 2.0]);
+    /// # Ok::<_, longspan::Error>(())
+    /// ```
+    pub fn merge_tokens(&mut self, tokens: &[usize], other: &State) -> Result<()> {
+        let dims = Dims { tokens: tokens.len(), ..self.dims };
+        check::same("the other state", other.dims, dims)?;
+        if let Some(&token) = tokens.iter().find(|&&token| token >= self.dims.tokens) {
+            return Err(Error::Token { token, tokens: self.dims.tokens });
+        }
+        for (row, (entry, head, index)) in rows(dims).enumerate() {
+            let into = (entry * self.dims.heads + head) * self.dims.tokens + tokens[index];
+            self.merge_one(into, other, row);
         }
         Ok(())
+    }
+
+    fn merge_one(&mut self, into: usize, other: &State, row: usize) {
+        let dim = self.dims.dim;
+        let (m, l) = (&mut self.maxima[into], &mut self.totals[into]);
+        let other_sums = &other.sums[row * dim..(row + 1) * dim];
+        let sums = &mut self.sums[into * dim..(into + 1) * dim];
+        merge_row((m, l, sums), (other.maxima[row], other.totals[row], other_sums));
     }
 
     /// Output and log-sum-exp of what was seen.

@@ -285,6 +285,44 @@ impl<'a, T: Copy> View<'a, T> {
         Some(unsafe { *self.first.offset(offset) })
     }
 
+    /// Copies the numbers of one token and head to `into`.
+    ///
+    /// ```
+    /// use longspan::{Dims, Strides, View};
+    ///
+    /// let dims = Dims { batch: 1, tokens: 2, heads: 1, dim: 2 };
+    /// let strides = Strides { batch: 0, tokens: 1, heads: 0, dim: 2 };
+    /// let turned = View::strided(&[1.0_f32, 2.0, 3.0, 4.0], 0, dims, strides)?;
+    /// let mut row = [0.0; 2];
+    /// turned.copy_row(0, 1, 0, &mut row);
+    /// assert_eq!(row, [2.0, 4.0]);
+    /// # Ok::<_, longspan::Error>(())
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// If there is no such token, or `into` hasn't got the length of a head.
+    pub fn copy_row(&self, batch: usize, token: usize, head: usize, into: &mut [T]) {
+        let Extent { dims, strides } = self.extent;
+        assert_eq!(into.len(), dims.dim, "numbers of a head");
+        if into.is_empty() {
+            return;
+        }
+        let row = offset(&self.extent, [batch, token, head, 0]).expect("a row of the view");
+        // SAFETY: the row lies within the extent, whose elements are readable; `into` is a borrow of
+        // its own.
+        unsafe {
+            let row = self.first.offset(row);
+            if strides.dim == 1 {
+                std::ptr::copy_nonoverlapping(row, into.as_mut_ptr(), dims.dim);
+                return;
+            }
+            for (dim, to) in into.iter_mut().enumerate() {
+                *to = *row.offset(dim as isize * strides.dim);
+            }
+        }
+    }
+
     /// How many elements each axis has.
     pub fn dims(&self) -> Dims {
         self.extent.dims
@@ -293,6 +331,18 @@ impl<'a, T: Copy> View<'a, T> {
     /// Elements from one index of each axis to the next.
     pub fn strides(&self) -> Strides {
         self.extent.strides
+    }
+
+    /// The order of axes of a contiguous tensor that comes nearest to these strides: what a new
+    /// tensor beside it has.
+    pub fn order(&self) -> Order {
+        let Extent { dims, strides } = self.extent;
+        let heads_outside = strides.heads.unsigned_abs() > strides.tokens.unsigned_abs();
+        if heads_outside && dims.heads > 1 {
+            Order::BatchHeadTokenDim
+        } else {
+            Order::BatchTokenHeadDim
+        }
     }
 
     /// The first element.

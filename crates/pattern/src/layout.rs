@@ -10,6 +10,7 @@
 //! blocks.rs     foreign blocks → runs    pool.rs    which masks are stored
 //! transpose.rs  columns of runs          masks.rs   bits of Partial blocks
 //! picture.rs    a view from afar         shade.rs   its colours
+//! seen.rs       who sees whom at all
 //!                                        parts.rs   runs with equal masks, for
 //!                                        count.rs   counting and
 //!                                        digest.rs  telling layouts apart
@@ -31,6 +32,7 @@ mod masks;
 mod parts;
 mod picture;
 mod pool;
+mod seen;
 mod shade;
 mod transpose;
 mod walk;

@@ -5,15 +5,17 @@
 //!
 //! ```text
 //! for each stretch of keys:
-//!     S[queries × keys] ← Q · Kᵗ                   keys turned, 64 at a time; values as they lie
+//!     S[queries × keys] ← Q · Kᵗ                   keys turned, 64 at a time, or sums of products
 //!     m' ← max(m, S);  a ← exp(m − m');  P ← exp(S − m')
 //!     l ← a·l + ΣP;    A ← a·A + P · V             A[queries × dim]
 //! ```
 
+mod dots;
 mod row;
 
 use longspan_pattern::Masks;
 
+use self::dots::Dots;
 use self::row::RowSoftmax;
 
 use super::lists::{Lists, Piece, even};
@@ -70,9 +72,13 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         self.value_dim.next_multiple_of(X::Simd::WIDTH)
     }
 
+    fn query_row(&self) -> usize {
+        self.dim.next_multiple_of(X::Simd::WIDTH)
+    }
+
     fn few_lengths(&self) -> [usize; 6] {
         let (dim, value_row) = (self.dim, self.value_row());
-        [FEW * dim, FEW * value_row, FEW * LONGEST, dim * LANES, LONGEST * value_row, LONGEST]
+        [FEW * self.query_row(), FEW * value_row, FEW * LONGEST, dim * LANES, LONGEST * value_row, LONGEST]
     }
 
     /// Numbers of scratch that few queries need.
@@ -90,7 +96,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
                 part
             });
         Room {
-            queries: Rows { first: queries, row: self.dim },
+            queries: Rows { first: queries, row: self.query_row() },
             sums: Rows { first: sums, row: self.value_row() },
             scores: Rows { first: scores, row: LONGEST },
             turned: Rows { first: turned, row: LANES },
@@ -144,6 +150,9 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
                 let source = self.q.head(stream.entry, head, token);
                 for dim in 0..self.dim {
                     *room.queries.at(query, dim).first = (*source.at(0, dim).first).to_f32();
+                }
+                for dim in self.dim..self.query_row() {
+                    *room.queries.at(query, dim).first = 0.0;
                 }
                 if T::PLACED {
                     let base = base(stream.layout, first);
@@ -248,21 +257,18 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         let (count, value_row) = (queries.count, self.value_row());
         // SAFETY: keys are the layout's, and scratch is our own.
         unsafe {
-            for first in (0..keys).step_by(LANES) {
-                let some = (keys - first).min(LANES);
-                let source = self.k.head(entry, head, key + first);
-                let (tokens, dims, target) = (some, self.dim, room.turned);
-                simd.call(ToLanes { source, tokens, dims, target, lane: 0 });
-                let lanes = padded(some, X::Simd::WIDTH);
-                let size = Size { m: count, n: lanes, k: self.dim, piece: OVER_DIMS };
-                tiles.multiply(Multiply {
-                    target: room.scores.at(0, first),
-                    keep: Keep::Nothing,
-                    left: room.queries.strided(),
-                    right: room.turned,
-                    size,
-                    ahead: Ahead::NOTHING,
+            let source = self.k.head(entry, head, key);
+            if Dots::<X::Element>::pay::<X::Simd>(count, self.dim) {
+                simd.call(Dots {
+                    keys: source,
+                    tokens: keys,
+                    dims: self.dim,
+                    queries: room.queries,
+                    rows: count,
+                    scores: room.scores,
                 });
+            } else {
+                self.turn_and_multiply(source, keys, count, room);
             }
             if T::PLACED {
                 let layout = stack.stream.layout;
@@ -315,6 +321,34 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
                             *room.sums.at(query, dim).first += p * x;
                         }
                     }
+                });
+            }
+        }
+    }
+
+    /// Scores, with keys turned 64 at a time.
+    unsafe fn turn_and_multiply(
+        &self,
+        keys: Strided<X::Element>,
+        tokens: usize,
+        rows: usize,
+        room: &Room,
+    ) {
+        let simd = self.tiles.simd();
+        for first in (0..tokens).step_by(LANES) {
+            let some = (tokens - first).min(LANES);
+            // SAFETY: the caller's keys; scratch is our own.
+            unsafe {
+                let (source, dims, target) = (keys.at(first, 0), self.dim, room.turned);
+                simd.call(ToLanes { source, tokens: some, dims, target, lane: 0 });
+                let lanes = padded(some, X::Simd::WIDTH);
+                Direct::<_, f32>::new(simd).multiply(Multiply {
+                    target: room.scores.at(0, first),
+                    keep: Keep::Nothing,
+                    left: room.queries.strided(),
+                    right: room.turned,
+                    size: Size { m: rows, n: lanes, k: self.dim, piece: OVER_DIMS },
+                    ahead: Ahead::NOTHING,
                 });
             }
         }

@@ -1,0 +1,122 @@
+//! Who sees whom at all, without looking at every pair.
+
+use super::{Layout, RunKind};
+
+impl Layout {
+    /// The keys that at least one of the chosen queries sees, a bit a key, ascending from the
+    /// lowest bit of the first word. `chosen` has a bit a query; without it, all of them are.
+    ///
+    /// Only rows that were compiled count.
+    ///
+    /// ```
+    /// use longspan_pattern::{Layout, Pattern, Shape};
+    ///
+    /// let layout = Layout::compile(&Pattern::dilated(64, 4, 1)?, &Shape::new(64, 64))?;
+    /// assert_eq!(layout.keys_seen(None), [0x2222_2222_2222_2222]);
+    /// assert_eq!(layout.keys_seen(Some(&[0b1101])), [0]);
+    /// # Ok::<_, longspan_pattern::Error>(())
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// If `chosen` is shorter than the queries.
+    pub fn keys_seen(&self, chosen: Option<&[u64]>) -> Vec<u64> {
+        let mut seen = vec![0_u64; (self.keys() as usize).div_ceil(64)];
+        let per_row = self.block().words();
+        let mut masks = self.masks();
+        for row in self.rows() {
+            let queries = self.row_tokens(row);
+            let counts = |query: u64| chosen.is_none_or(|bits| bit(bits, query));
+            if !queries.clone().any(counts) {
+                continue;
+            }
+            for run in self.row(row) {
+                if run.kind() == RunKind::Full {
+                    let (first, last) = (run.start, run.end() - 1);
+                    let to = self.column_tokens(last).end;
+                    set(&mut seen, self.column_tokens(first).start, to);
+                    continue;
+                }
+                for column in run.start..run.end() {
+                    let keys = self.column_tokens(column);
+                    if all(&seen, keys.start, keys.end) {
+                        continue;
+                    }
+                    let words = masks.get(row, column, run);
+                    for (query, words) in queries.clone().zip(words.chunks_exact(per_row)) {
+                        if counts(query) {
+                            join(&mut seen, keys.start, words);
+                        }
+                    }
+                }
+            }
+        }
+        seen
+    }
+
+    /// How many keys each query sees. Only rows that were compiled count; others have 0.
+    ///
+    /// ```
+    /// use longspan_pattern::{Layout, Pattern, Shape};
+    ///
+    /// let layout = Layout::compile(&Pattern::causal(), &Shape::new(3, 5))?;
+    /// assert_eq!(layout.keys_by_query(), [3, 4, 5]);
+    /// # Ok::<_, longspan_pattern::Error>(())
+    /// ```
+    pub fn keys_by_query(&self) -> Vec<u64> {
+        let mut counts = vec![0_u64; self.queries() as usize];
+        let per_row = self.block().words();
+        let mut masks = self.masks();
+        for row in self.rows() {
+            let queries = self.row_tokens(row);
+            let counts = &mut counts[queries.start as usize..queries.end as usize];
+            for run in self.row(row) {
+                if run.kind() == RunKind::Full {
+                    let to = self.column_tokens(run.end() - 1).end;
+                    let keys = to - self.column_tokens(run.start).start;
+                    counts.iter_mut().for_each(|count| *count += keys);
+                    continue;
+                }
+                for column in run.start..run.end() {
+                    let words = masks.get(row, column, run);
+                    for (count, words) in counts.iter_mut().zip(words.chunks_exact(per_row)) {
+                        *count += words.iter().map(|word| u64::from(word.count_ones())).sum::<u64>();
+                    }
+                }
+            }
+        }
+        counts
+    }
+}
+
+fn bit(bits: &[u64], number: u64) -> bool {
+    bits[number as usize / 64] >> (number % 64) & 1 != 0
+}
+
+/// The bits `from..to` of each word that they touch.
+fn words(from: u64, to: u64) -> impl Iterator<Item = (usize, u64)> {
+    (from / 64..to.div_ceil(64)).map(move |word| {
+        let low = from.saturating_sub(word * 64);
+        let high = (to - word * 64).min(64);
+        (word as usize, u64::MAX << low & u64::MAX >> (64 - high))
+    })
+}
+
+fn set(bits: &mut [u64], from: u64, to: u64) {
+    words(from, to).for_each(|(word, mask)| bits[word] |= mask);
+}
+
+fn all(bits: &[u64], from: u64, to: u64) -> bool {
+    words(from, to).all(|(word, mask)| bits[word] & mask == mask)
+}
+
+/// Adds the bits of a mask's row, whose first is number `from`.
+fn join(bits: &mut [u64], from: u64, mask: &[u64]) {
+    let (first, shift) = (from as usize / 64, from % 64);
+    for (index, word) in mask.iter().enumerate().filter(|(_, word)| **word != 0) {
+        bits[first + index] |= word << shift;
+        if shift != 0 && word >> (64 - shift) != 0 {
+            bits[first + index + 1] |= word >> (64 - shift);
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! What can go wrong around a ring.
+
+use crate::transport::Failure;
+
+/// What this crate's functions return.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What can go wrong around a ring. Whatever one rank meets, all ranks end with an error.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A pattern or its positions.
+    #[error(transparent)]
+    Pattern(#[from] longspan_pattern::Error),
+    /// A call of this rank's own kernels.
+    #[error(transparent)]
+    Attention(#[from] longspan::Error),
+    /// A ring of nobody.
+    #[error("expected at least one rank, got none")]
+    NoRanks,
+    /// Edges that are multiples of nothing.
+    #[error("the grain is 0, expected at least 1 token")]
+    NoGrain,
+    /// A map names a token that the sequence hasn't got.
+    #[error("rank {rank} holds position {position} of a sequence of {tokens} tokens")]
+    NoSuchToken {
+        /// Whose map.
+        rank: usize,
+        /// Which position.
+        position: i64,
+        /// Tokens of all maps.
+        tokens: u64,
+    },
+    /// Two maps, or one map twice, name a token.
+    #[error("rank {rank} holds position {position}, which another rank or itself holds too")]
+    TokenTwice {
+        /// Whose map.
+        rank: usize,
+        /// Which position.
+        position: i64,
+    },
+    /// A map for another number of ranks.
+    #[error("the shards are for {shards} ranks, the transport has {ranks}")]
+    Ranks {
+        /// Ranks of the map.
+        shards: usize,
+        /// Ranks of the engine.
+        ranks: usize,
+    },
+    /// A tensor that isn't what the ring was made for.
+    #[error("{tensor} has {got} {axis}, expected {expected}, {why}")]
+    Shape {
+        /// Which tensor.
+        tensor: &'static str,
+        /// Which of its axes.
+        axis: &'static str,
+        /// What it has.
+        got: usize,
+        /// What it should have.
+        expected: usize,
+        /// Where that comes from.
+        why: &'static str,
+    },
+    /// Tensors of another type than the ring was made for.
+    #[error("tensors of {got}, expected {expected}, as the ring was made for")]
+    Elements {
+        /// What they hold.
+        got: longspan::ElementType,
+        /// What they should hold.
+        expected: longspan::ElementType,
+    },
+    /// Ranks were started with different arguments.
+    #[error("ranks disagree about {what}: {} say what this rank ({rank}) says, {} don't",
+            list(agree), list(differ))]
+    Disagree {
+        /// About what.
+        what: String,
+        /// This rank.
+        rank: usize,
+        /// Ranks that say the same as this one.
+        agree: Vec<usize>,
+        /// Ranks that say something else.
+        differ: Vec<usize>,
+    },
+    /// A message didn't come, or couldn't leave.
+    #[error("{failure}; this was step {step} of {doing}, waiting for {awaited}")]
+    Failed {
+        /// What the engine says.
+        failure: Failure,
+        /// What all ranks are doing.
+        doing: &'static str,
+        /// Which step of it.
+        step: u32,
+        /// What was awaited.
+        awaited: String,
+    },
+    /// A message came that isn't what was awaited, or was damaged on its way.
+    #[error("a message from rank {from} {why}; this was step {step} of {doing}, waiting for {awaited}")]
+    Message {
+        /// Who sent it.
+        from: usize,
+        /// What is wrong with it.
+        why: String,
+        /// What all ranks are doing.
+        doing: &'static str,
+        /// Which step of it.
+        step: u32,
+        /// What was awaited.
+        awaited: String,
+    },
+    /// Another rank has ended with an error and says so.
+    #[error("rank {by} gave up at step {step} of {doing}{}", because(*rank))]
+    GivenUp {
+        /// Who says so.
+        by: usize,
+        /// The rank that it blames.
+        rank: Option<usize>,
+        /// At which step.
+        step: u32,
+        /// What all ranks were doing.
+        doing: &'static str,
+    },
+    /// Lists that ranks tell each other before they compute make no sense.
+    #[error("another rank's list of tokens ends too early")]
+    Lists,
+    /// A ring that has failed isn't used again.
+    #[error("this ring has failed before: make a new one, with a transport of its own")]
+    Failing,
+}
+
+fn list(ranks: &[usize]) -> String {
+    let some: Vec<_> = ranks.iter().take(8).map(ToString::to_string).collect();
+    let more = if ranks.len() > 8 { ", …" } else { "" };
+    format!("ranks {}{more}", some.join(", "))
+}
+
+fn because(rank: Option<usize>) -> String {
+    rank.map_or(String::new(), |rank| format!(", because of rank {rank}"))
+}

@@ -1,0 +1,38 @@
+//! Attention over one sequence that many ranks hold.
+//!
+//! # Crate layout
+//!
+//! | module | what it has |
+//! |---|---|
+//! | `shards` | which tokens each rank holds |
+//! | `problem`, `ring` | what all ranks compute; what a caller writes |
+//! | `want`, `deal`, `schedule` | who needs what of whom; how it gets there; in which step |
+//! | `pass` | the one loop, forward and backward |
+//! | `transport` | what a ring needs of a message engine, and the engines |
+//! | `link`, `message` | hops with headers; headers and checksums |
+//! | `tokens`, `bytes`, `buffer`, `error` | some of a rank's tokens; lists and messages as bytes; what can go wrong |
+
+#![deny(unsafe_code)]
+
+mod buffer;
+mod bytes;
+mod deal;
+mod error;
+mod link;
+mod message;
+mod pass;
+mod problem;
+mod ring;
+mod schedule;
+mod shards;
+mod tokens;
+mod transport;
+mod want;
+
+pub use buffer::Buffer;
+pub use error::{Error, Result};
+pub use pass::Tally;
+pub use problem::Problem;
+pub use ring::{Options, Ring};
+pub use shards::Shards;
+pub use transport::{Failure, Hop, Incoming, Local, Meanwhile, Outgoing, Transport};

@@ -1,0 +1,170 @@
+//! Messages with headers over a transport, and what ranks do all together.
+
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::message::{self, Doing, GiveUp, HEADER, Place};
+use crate::transport::{Failure, Hop, Incoming, Meanwhile, Outgoing, Transport};
+
+/// How long a rank that gives up tries to tell the others.
+const FAREWELL: Duration = Duration::from_millis(500);
+
+/// One thing that ranks do together, over a transport.
+pub(crate) struct Link<'t> {
+    transport: &'t mut dyn Transport,
+    doing: Doing,
+    call: u32,
+    patience: Duration,
+}
+
+impl<'t> Link<'t> {
+    pub(crate) fn new(
+        transport: &'t mut dyn Transport,
+        doing: Doing,
+        call: u32,
+        patience: Duration,
+    ) -> Self {
+        Link { transport, doing, call, patience }
+    }
+
+    pub(crate) fn rank(&self) -> usize {
+        self.transport.rank()
+    }
+
+    pub(crate) fn size(&self) -> usize {
+        self.transport.size()
+    }
+
+    fn place(&self, step: u32, from: usize, to: usize) -> Place {
+        Place { doing: self.doing, call: self.call, step, from, to }
+    }
+
+    /// A hop of messages from [`message::blank`], contents in place; `awaited` says in words what
+    /// should come from a rank. Received ones are whole and the right ones.
+    pub(crate) fn hop(
+        &mut self,
+        step: u32,
+        sends: &mut [Outgoing],
+        receives: &mut [Incoming],
+        awaited: &dyn Fn(usize) -> String,
+        meanwhile: &mut Meanwhile<'_>,
+    ) -> Result<()> {
+        let rank = self.rank();
+        for send in &mut *sends {
+            message::seal(&mut send.bytes, self.place(step, rank, send.to));
+        }
+        let hop = Hop { sends, receives, patience: self.patience };
+        if let Err(failure) = self.transport.hop(hop, meanwhile) {
+            let awaited = match &failure {
+                Failure::Late { from, .. } if from.is_empty() => "messages to be taken".to_owned(),
+                _ => match failure.rank().filter(|rank| receives.iter().any(|r| r.from == *rank)) {
+                    Some(rank) => awaited(rank),
+                    None => receives.first().map_or("nothing".to_owned(), |r| awaited(r.from)),
+                },
+            };
+            return Err(Error::Failed { failure, doing: self.doing.name(), step, awaited });
+        }
+        for receive in receives {
+            let place = self.place(step, receive.from, rank);
+            message::open(&receive.bytes, place, &awaited(receive.from))?;
+        }
+        Ok(())
+    }
+
+    /// What every rank says, by rank; all say the same number of bytes. Takes log₂ steps from
+    /// `step` on, and returns only once every rank has called it.
+    pub(crate) fn gather(&mut self, step: u32, mine: &[u8], what: &str) -> Result<Vec<Vec<u8>>> {
+        let (rank, size) = (self.rank(), self.size());
+        // Of ranks `rank`, `rank + 1`, … in turn.
+        let mut known = mine.to_vec();
+        for round in rounds(size) {
+            let many = (size - round.distance).min(round.distance) * mine.len();
+            let mut bytes = message::blank(many);
+            bytes[HEADER..].copy_from_slice(&known[..many]);
+            let sends = &mut [Outgoing { to: (rank + size - round.distance) % size, bytes }];
+            let from = (rank + round.distance) % size;
+            let receives = &mut [Incoming { from, bytes: message::blank(many) }];
+            let awaited = |rank| format!("{what} of rank {rank} and those behind it");
+            self.hop(step + round.number, sends, receives, &awaited, &mut |_| ())?;
+            known.extend_from_slice(&receives[0].bytes[HEADER..]);
+        }
+        let of = |other: usize| (other + size - rank) % size * mine.len();
+        Ok((0..size).map(|other| known[of(other)..][..mine.len()].to_vec()).collect())
+    }
+
+    /// Gives every rank what is for it, and returns what every rank had for this one.
+    pub(crate) fn exchange(
+        &mut self,
+        step: u32,
+        to_each: &[Vec<u8>],
+        what: &str,
+    ) -> Result<Vec<Vec<u8>>> {
+        let (rank, size) = (self.rank(), self.size());
+        let mut from_each = vec![Vec::new(); size];
+        let awaited = |rank: usize| format!("{what} of rank {rank}");
+        for distance in 1..size {
+            let (to, from) = ((rank + distance) % size, (rank + size - distance) % size);
+            let step = step + 2 * distance as u32;
+            let mut bytes = message::blank(8);
+            bytes[HEADER..].copy_from_slice(&(to_each[to].len() as u64).to_le_bytes());
+            let sends = &mut [Outgoing { to, bytes }];
+            let receives = &mut [Incoming { from, bytes: message::blank(8) }];
+            self.hop(step, sends, receives, &awaited, &mut |_| ())?;
+            let len = receives[0].bytes[HEADER..].try_into().expect("8 bytes");
+            let len = u64::from_le_bytes(len) as usize;
+
+            let mut sends = Vec::new();
+            if !to_each[to].is_empty() {
+                let mut bytes = message::blank(to_each[to].len());
+                bytes[HEADER..].copy_from_slice(&to_each[to]);
+                sends.push(Outgoing { to, bytes });
+            }
+            let mut receives = Vec::new();
+            if len > 0 {
+                receives.push(Incoming { from, bytes: message::blank(len) });
+            }
+            self.hop(step + 1, &mut sends, &mut receives, &awaited, &mut |_| ())?;
+            if let Some(receive) = receives.first() {
+                from_each[from] = receive.bytes[HEADER..].to_vec();
+            }
+        }
+        Ok(from_each)
+    }
+
+    /// Tells ranks that this one has given up, in place of what they wait for from it: messages of
+    /// so many bytes. Nobody is waited for.
+    pub(crate) fn give_up(&mut self, why: GiveUp, to: &[(usize, usize)]) {
+        let rank = self.rank();
+        let mut sends: Vec<Outgoing> = Vec::new();
+        for &(to, len) in to {
+            if to != rank && sends.iter().all(|send| send.to != to) {
+                let mut bytes = message::blank(len);
+                message::seal_given_up(&mut bytes, self.place(why.step, rank, to), why);
+                sends.push(Outgoing { to, bytes });
+            }
+        }
+        let hop = Hop { sends: &mut sends, receives: &mut [], patience: FAREWELL };
+        // Some of them may be gone themselves.
+        let _ = self.transport.hop(hop, &mut |_| ());
+    }
+
+    /// Whom [`gather`](Self::gather) of so many bytes sends to, and how much.
+    pub(crate) fn gather_sends(&self, len: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let (rank, size) = (self.rank(), self.size());
+        rounds(size).map(move |round| {
+            let many = (size - round.distance).min(round.distance) * len;
+            ((rank + size - round.distance) % size, many)
+        })
+    }
+}
+
+struct Round {
+    number: u32,
+    distance: usize,
+}
+
+fn rounds(size: usize) -> impl Iterator<Item = Round> {
+    (0..usize::BITS)
+        .map(|number| Round { number, distance: 1 << number })
+        .take_while(move |round| round.distance < size)
+}

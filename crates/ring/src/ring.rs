@@ -1,0 +1,416 @@
+//! Attention around a ring: what a caller writes.
+
+use std::time::Duration;
+
+use bytemuck::Pod;
+use longspan::{
+    Arrived, Attention, Dims, Element, Gradients, Heads, Inputs, Isa, Layout, LayoutSet, Layouts,
+    Output, OutputMut, Padding, Positions, Precision, RowStatistics, Shape, Tensor, Threads, View,
+    row_deltas,
+};
+
+use crate::bytes::{Reader, write_tokens};
+use crate::deal::{self, Deal};
+use crate::error::{Error, Result};
+use crate::link::Link;
+use crate::message::{Doing, GiveUp};
+use crate::pass::{self, Backward, Forward, Pass, Stopped, Tally};
+use crate::problem::Problem;
+use crate::schedule::{Known, Schedule, Step};
+use crate::tokens::Tokens;
+use crate::transport::Transport;
+use crate::want::{self, Want};
+
+/// How a rank computes and waits; may differ between ranks.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// How long a rank waits for messages while it has nothing to compute: longer than any other
+    /// rank computes at a stretch. After it the pass fails.
+    pub patience: Duration,
+    /// Threads of this rank's kernels.
+    pub threads: Threads,
+    /// See [`Attention::isa`].
+    pub isa: Option<Isa>,
+    /// See [`Attention::precision`].
+    pub precision: Precision,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let (threads, precision) = (Threads::Auto, Precision::Fastest);
+        Options { patience: Duration::from_secs(60), threads, isa: None, precision }
+    }
+}
+
+/// Attention over one sequence that many ranks hold, seen from one of them.
+///
+/// Every rank makes a ring of the same [`Problem`], and calls the same passes in the same order
+/// with its own tokens. Each gets its own rows of the results, equal to those of one process that
+/// holds everything.
+///
+/// ```
+/// use longspan::{Dims, Order, Pattern, Tensor};
+/// use longspan_ring::{Local, Options, Problem, Ring, Shards};
+///
+/// let pattern: Pattern = "causal & window(20, 0)".parse()?;
+/// let shards = Shards::contiguous(100, 2, 1)?;
+/// std::thread::scope(|scope| {
+///     for transport in Local::ranks(2) {
+///         let problem = Problem::new(pattern.clone(), shards.clone()).dims(8, 8);
+///         scope.spawn(move || {
+///             let mut ring = Ring::new(transport, problem, Options::default()).unwrap();
+///             let dims = Dims { batch: 1, tokens: 50, heads: 1, dim: 8 };
+///             let x = Tensor::filled(1.0_f32, dims, Order::BatchTokenHeadDim).unwrap();
+///             let output = ring.forward(x.view(), x.view(), x.view()).unwrap();
+///             assert!(output.out.as_slice().iter().all(|x| (x - 1.0).abs() < 1e-6));
+///         });
+///     }
+/// });
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Ring<T> {
+    transport: T,
+    patience: Duration,
+    works: Works,
+    calls: u32,
+    failed: bool,
+    tally: Tally,
+}
+
+/// All that passes read.
+#[derive(Debug)]
+pub(crate) struct Works {
+    pub(crate) problem: Problem,
+    pub(crate) schedule: Schedule,
+    /// Over this rank's own keys, over each arrival's, and of each hosting's queries.
+    pub(crate) own: Attention,
+    pub(crate) arrivals: Vec<Attention>,
+    pub(crate) hostings: Vec<Attention>,
+}
+
+/// Steps of a pass are below, those of its end from here on.
+const END: u32 = 1 << 30;
+/// Bytes that ranks tell each other at the end.
+const DONE: &[u8] = &[1; 8];
+
+impl<T: Transport> Ring<T> {
+    /// Ranks agree that they mean the same, and each works out what it sends and receives.
+    pub fn new(mut transport: T, problem: Problem, options: Options) -> Result<Self> {
+        let mut link = Link::new(&mut transport, Doing::Agreeing, 0, options.patience);
+        let works = match prepare(&mut link, problem, &options) {
+            Ok(works) => works,
+            Err(error) => {
+                let (rank, size) = (link.rank(), link.size());
+                let why = GiveUp { blamed: blamed(&error, rank), step: 0 };
+                let others: Vec<_> = (0..size).map(|to| (to, DONE.len())).collect();
+                link.give_up(why, &others);
+                return Err(error);
+            }
+        };
+        let (patience, tally) = (options.patience, Tally::default());
+        Ok(Ring { transport, patience, works, calls: 0, failed: false, tally })
+    }
+
+    /// What it computes.
+    pub fn problem(&self) -> &Problem {
+        &self.works.problem
+    }
+
+    /// What passes have come to since it was made.
+    pub fn tally(&self) -> Tally {
+        self.tally
+    }
+
+    /// Bytes that this rank receives in a forward and in a backward pass, headers left out.
+    pub fn bytes_needed(&self) -> (u64, u64) {
+        let bytes = |steps: &[Step]| {
+            steps.iter().flat_map(|step| &step.receives).map(|message| message.bytes()).sum()
+        };
+        (bytes(&self.works.schedule.forward), bytes(&self.works.schedule.backward))
+    }
+
+    /// Pairs of queries and keys that this rank computes in each pass, of one batch entry.
+    pub fn active_pairs(&self) -> u128 {
+        let Works { own, arrivals, hostings, problem, .. } = &self.works;
+        let all = std::iter::once(own).chain(arrivals).chain(hostings);
+        let pairs = |attention: &Attention, head| attention.layouts().get(0, head).counts().active_pairs;
+        all.map(|attention| (0..problem.heads).map(|head| u128::from(pairs(attention, head))).sum::<u128>())
+            .sum()
+    }
+
+    /// Gives the transport back.
+    pub fn into_transport(self) -> T {
+        self.transport
+    }
+
+    /// Output and log-sum-exp of this rank's queries.
+    pub fn forward<E: Element + Pod>(
+        &mut self,
+        q: View<'_, E>,
+        k: View<'_, E>,
+        v: View<'_, E>,
+    ) -> Result<Output<E>> {
+        let inputs = Inputs { q, k, v };
+        let (works, checked) = (&self.works, self.works.check(self.transport.rank(), &inputs));
+        let made = checked.and_then(|()| Forward::new(works, inputs));
+        let call = Call {
+            transport: &mut self.transport,
+            patience: self.patience,
+            failed: &mut self.failed,
+            calls: &mut self.calls,
+            tally: &mut self.tally,
+        };
+        let pass = call.run(Doing::Forward, &works.schedule.forward, made)?;
+        let dims = works.problem.output_dims(q.dims().tokens);
+        let mut out = Tensor::filled(E::default(), dims, q.order())?;
+        let mut lse = vec![0.0; dims.batch * dims.heads * dims.tokens];
+        let mut lse_rest = lse.clone();
+        let rows = (&mut lse[..], Some(&mut lse_rest[..]));
+        pass.state.finish_into(OutputMut { out: out.view_mut(), lse: rows.0, lse_rest: rows.1 })?;
+        Ok(Output { out, lse, lse_rest })
+    }
+
+    /// Gradients with respect to this rank's queries, keys and values.
+    pub fn backward<E: Element + Pod>(
+        &mut self,
+        inputs: Inputs<'_, E>,
+        arrived: Arrived<'_, E>,
+    ) -> Result<Gradients<E>> {
+        let works = &self.works;
+        let dims = works.problem.output_dims(inputs.q.dims().tokens);
+        let mut delta = vec![0.0; dims.batch * dims.heads * dims.tokens];
+        let checked = works
+            .check(self.transport.rank(), &inputs)
+            .and_then(|()| same("out", arrived.out.dims(), dims))
+            .and_then(|()| Ok(row_deltas(arrived, &mut delta)?));
+        let rows =
+            RowStatistics { lse: arrived.lse, lse_rest: arrived.lse_rest, delta: &delta };
+        let made = checked.map(|()| Backward::new(works, inputs, arrived.dout, rows));
+        let call = Call {
+            transport: &mut self.transport,
+            patience: self.patience,
+            failed: &mut self.failed,
+            calls: &mut self.calls,
+            tally: &mut self.tally,
+        };
+        let sums = call.run(Doing::Backward, &works.schedule.backward, made)?.sums;
+        Ok(Gradients {
+            dq: rounded(&sums.dq, &inputs.q)?,
+            dk: rounded(&sums.dk, &inputs.k)?,
+            dv: rounded(&sums.dv, &inputs.v)?,
+        })
+    }
+}
+
+/// What a pass needs of a ring.
+struct Call<'a> {
+    transport: &'a mut dyn Transport,
+    patience: Duration,
+    failed: &'a mut bool,
+    calls: &'a mut u32,
+    tally: &'a mut Tally,
+}
+
+impl Call<'_> {
+    /// Runs a pass, or tells the others that this rank can't.
+    fn run<P: Pass>(self, doing: Doing, steps: &[Step], pass: Result<P>) -> Result<P> {
+        if *self.failed {
+            return Err(Error::Failing);
+        }
+        *self.calls += 1;
+        let mut link = Link::new(self.transport, doing, *self.calls, self.patience);
+        let ended = pass.map_err(|error| Stopped { error, next: 0 }).and_then(|mut pass| {
+            pass::run(&mut link, steps, &mut pass, self.tally)?;
+            // Nobody has a result before everybody has.
+            match link.gather(END, DONE, "the end of the pass") {
+                Ok(_) => Ok(pass),
+                Err(error) => Err(Stopped { error, next: steps.len() }),
+            }
+        });
+        ended.map_err(|Stopped { error, next }| {
+            *self.failed = true;
+            let step = steps.get(next.saturating_sub(1)).map_or(END, |step| step.label);
+            let why = GiveUp { blamed: blamed(&error, link.rank()), step };
+            let later = steps[next..].iter().flat_map(|step| &step.sends);
+            let owed = later.map(|message| (message.peer, message.len()));
+            let owed: Vec<_> = owed.chain(link.gather_sends(DONE.len())).collect();
+            link.give_up(why, &owed);
+            error
+        })
+    }
+}
+
+/// Which rank an error is about.
+fn blamed(error: &Error, rank: usize) -> Option<usize> {
+    match error {
+        Error::Failed { failure, .. } => failure.rank(),
+        Error::Message { from, .. } => Some(*from),
+        Error::GivenUp { rank, by, .. } => rank.or(Some(*by)),
+        _ => Some(rank),
+    }
+}
+
+impl Works {
+    fn check<E: Element>(&self, rank: usize, inputs: &Inputs<'_, E>) -> Result<()> {
+        let problem = &self.problem;
+        let tokens = problem.shards.rank(rank).len() as usize;
+        if E::TYPE != problem.element {
+            let (got, expected) = (E::TYPE, problem.element);
+            return Err(Error::Elements { got, expected });
+        }
+        same("q", inputs.q.dims(), problem.query_dims(tokens))?;
+        same("k", inputs.k.dims(), problem.key_dims(tokens))?;
+        same("v", inputs.v.dims(), problem.value_dims(tokens))
+    }
+}
+
+fn same(tensor: &'static str, got: Dims, expected: Dims) -> Result<()> {
+    let axes = [
+        ("batch entries", got.batch, expected.batch, "as the ring was made for"),
+        ("tokens", got.tokens, expected.tokens, "as the shards say"),
+        ("heads", got.heads, expected.heads, "as the ring was made for"),
+        ("numbers a head", got.dim, expected.dim, "as the ring was made for"),
+    ];
+    for (axis, got, expected, why) in axes {
+        if got != expected {
+            return Err(Error::Shape { tensor, axis, got, expected, why });
+        }
+    }
+    Ok(())
+}
+
+/// Sums, `[batch, head, token, dim]`, as a tensor like another.
+fn rounded<E: Element>(sums: &[f32], like: &View<'_, E>) -> Result<Tensor<E>> {
+    let (dims, order) = (like.dims(), like.order());
+    let mut tensor = Tensor::filled(E::default(), dims, order)?;
+    let strides = tensor.view().strides();
+    let numbers = tensor.as_mut_slice();
+    for (row, from) in sums.chunks_exact(dims.dim.max(1)).enumerate() {
+        let (head, token) = (row / dims.tokens, row % dims.tokens);
+        let (entry, head) = (head / dims.heads, head % dims.heads);
+        let first = entry * strides.batch as usize
+            + head * strides.heads as usize
+            + token * strides.tokens as usize;
+        for (to, from) in numbers[first..first + dims.dim].iter_mut().zip(from) {
+            *to = E::from_f32(*from);
+        }
+    }
+    Ok(tensor)
+}
+
+/// Agrees with the other ranks, and makes the schedule and its layouts.
+fn prepare(link: &mut Link<'_>, problem: Problem, options: &Options) -> Result<Works> {
+    let (rank, ranks) = (link.rank(), link.size());
+    agree(link, &problem)?;
+    if problem.shards.ranks() != ranks {
+        return Err(Error::Ranks { shards: problem.shards.ranks(), ranks });
+    }
+    let pattern = want::any_head(&problem.pattern, problem.heads)?;
+    let wants = (0..ranks).map(|owner| match owner == rank {
+        true => Ok(Want::default()),
+        false => Want::of(&problem, &pattern, rank, owner),
+    });
+    let wants = wants.collect::<Result<Vec<_>>>()?;
+
+    let (wanted, guests) = ask(link, &wants)?;
+    let deal = Deal::new(rank, problem.shards.rank(rank).len(), wanted);
+    let said: Vec<_> = (0..ranks).map(|to| deal.for_rank(to)).collect();
+    let heard = link.exchange(DEALS, &said, "how keys reach this rank")?;
+    let dealt = heard.iter().enumerate().map(|(owner, bytes)| deal::read(owner, bytes));
+    let dealt = dealt.collect::<Result<Vec<_>>>()?;
+    let known = Known { rank, wants: &wants, dealt: &dealt, deal: &deal, guests: &guests };
+    let schedule = Schedule::new(&problem, &known);
+
+    let held = problem.shards.rank(rank);
+    let make = |queries: &Positions, keys: &Positions| attention(&problem, options, queries, keys);
+    let own = make(held, held)?;
+    let arrivals = schedule.arrivals.iter().map(|arrival| {
+        let queries = match &arrival.stay {
+            Some(stay) => &crate::tokens::stand(held, stay),
+            None => held,
+        };
+        Ok(make(queries, &arrival.positions)?.share_scratch(&own))
+    });
+    let arrivals = arrivals.collect::<Result<_>>()?;
+    let hostings = schedule.hostings.iter();
+    let hostings = hostings.map(|hosting| Ok(make(&hosting.positions, held)?.share_scratch(&own)));
+    let hostings = hostings.collect::<Result<_>>()?;
+    link.gather(END, DONE, "the end of the preparation")?;
+    Ok(Works { problem, schedule, own, arrivals, hostings })
+}
+
+/// First steps of what ranks tell each other while they agree; ranks are fewer than between them.
+const WANTS: u32 = 1 << 20;
+const DEALS: u32 = 1 << 21;
+
+/// Whether all ranks mean the same.
+fn agree(link: &mut Link<'_>, problem: &Problem) -> Result<()> {
+    let digest = problem.digest();
+    let mine: Vec<u8> = digest.iter().flat_map(|(_, hash)| hash.to_le_bytes()).collect();
+    let said = link.gather(0, &mine, "what the ring computes")?;
+    for (index, (what, _)) in digest.iter().enumerate() {
+        let field = |bytes: &[u8]| bytes[8 * index..8 * index + 8].to_vec();
+        let same = |rank: &usize| field(&said[*rank]) == field(&mine);
+        let (agree, differ): (Vec<_>, Vec<_>) = (0..said.len()).partition(same);
+        if !differ.is_empty() {
+            let what = (*what).to_owned();
+            return Err(Error::Disagree { what, rank: link.rank(), agree, differ });
+        }
+    }
+    Ok(())
+}
+
+/// Tells every rank what this one wants of it; returns what each wants of this one: keys, and to
+/// send queries.
+fn ask(link: &mut Link<'_>, wants: &[Want]) -> Result<(Vec<Tokens>, Vec<Tokens>)> {
+    let said = wants.iter().map(|want| {
+        let mut bytes = Vec::new();
+        if *want != Want::default() {
+            write_tokens(&mut bytes, &want.keys);
+            write_tokens(&mut bytes, &want.guests);
+        }
+        bytes
+    });
+    let said: Vec<_> = said.collect();
+    let heard = link.exchange(WANTS, &said, "which keys are wanted")?;
+    let mut wanted = Vec::with_capacity(heard.len());
+    let mut guests = Vec::with_capacity(heard.len());
+    for bytes in &heard {
+        let mut reader = Reader::new(bytes);
+        let empty = bytes.is_empty();
+        let mut read = || if empty { Ok(Tokens::default()) } else { reader.tokens() };
+        wanted.push(read()?);
+        guests.push(read()?);
+    }
+    Ok((wanted, guests))
+}
+
+/// The kernels over some queries and keys.
+fn attention(
+    problem: &Problem,
+    options: &Options,
+    queries: &Positions,
+    keys: &Positions,
+) -> Result<Attention> {
+    let tokens = problem.shards.tokens();
+    let shape = Shape::new(tokens, tokens).query_map(queries.clone()).key_map(keys.clone());
+    let layouts: Layouts = match &problem.pattern {
+        Heads::Same(pattern) => Layout::compile(pattern, &shape)?.into(),
+        heads => {
+            let padding = Padding::None(problem.batch);
+            LayoutSet::compile(heads, problem.heads, &shape, &padding, None)?.into()
+        }
+    };
+    let mut attention = Attention::new(layouts)
+        .score(problem.score.clone())
+        .threads(options.threads)
+        .precision(options.precision);
+    if let Some(scale) = problem.scale {
+        attention = attention.scale(scale);
+    }
+    if let Some(isa) = options.isa {
+        attention = attention.isa(isa);
+    }
+    Ok(attention)
+}

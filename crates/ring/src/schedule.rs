@@ -1,0 +1,306 @@
+//! Who sends what to whom, in which step: one rank's part of it.
+//!
+//! A step is a label that both ends of a message know. In a hop a rank sends and receives all that
+//! has the next label, and works on what arrived before:
+//!
+//! ```text
+//! hop of step 1   | hop of step 2          | hop of step 3
+//! own keys        | what came in step 1    | what came in step 2
+//! ```
+//!
+//! Keys that rank `s` sends to rank `r` itself travel in step `(r − s) mod ranks`, so that in a
+//! step no rank sends to two. What is made of a message that came in step `t` is ready for step
+//! `t + 2`. Labels grow along every chain of messages, and a rank waits for its labels in order:
+//! whatever a rank waits for depends on smaller labels alone, so no two can wait for each other.
+
+use std::collections::BTreeMap;
+
+use longspan::Positions;
+
+use crate::deal::{Deal, Tree};
+use crate::problem::Problem;
+use crate::tokens::{self, Tokens};
+use crate::want::Want;
+
+/// What one rank does in both passes.
+#[derive(Debug)]
+pub(crate) struct Schedule {
+    pub(crate) departures: Vec<Departure>,
+    pub(crate) arrivals: Vec<Arrival>,
+    pub(crate) visits: Vec<Visit>,
+    pub(crate) hostings: Vec<Hosting>,
+    pub(crate) forward: Vec<Step>,
+    pub(crate) backward: Vec<Step>,
+}
+
+/// Own keys that go to another rank.
+#[derive(Debug)]
+pub(crate) struct Departure {
+    pub(crate) tokens: Tokens,
+}
+
+/// Keys of another rank.
+#[derive(Debug)]
+pub(crate) struct Arrival {
+    /// Where they stand.
+    pub(crate) positions: Positions,
+    /// The queries that see them here, where that isn't all.
+    pub(crate) stay: Option<Tokens>,
+    /// Ranks that have them from this one.
+    pub(crate) children: usize,
+}
+
+/// Own queries that go to another rank's keys.
+#[derive(Debug)]
+pub(crate) struct Visit {
+    pub(crate) queries: Tokens,
+}
+
+/// Queries of another rank that come to own keys.
+#[derive(Debug)]
+pub(crate) struct Hosting {
+    /// Where they stand.
+    pub(crate) positions: Positions,
+}
+
+/// What a part of a message is about, by number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum About {
+    Departure(usize),
+    Arrival(usize),
+    /// An arrival that goes on to another rank, and which one of those.
+    Child(usize, usize),
+    Visit(usize),
+    Hosting(usize),
+}
+
+/// Whether a part goes out, or what was made of it comes back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Way {
+    Out,
+    Back,
+}
+
+/// A part of a message.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Part {
+    pub(crate) about: About,
+    pub(crate) way: Way,
+    pub(crate) bytes: usize,
+}
+
+/// All that one rank tells another in a step.
+#[derive(Debug)]
+pub(crate) struct Message {
+    pub(crate) peer: usize,
+    pub(crate) parts: Vec<Part>,
+}
+
+/// A hop, and what to work on once it is done.
+#[derive(Debug, Default)]
+pub(crate) struct Step {
+    pub(crate) label: u32,
+    pub(crate) sends: Vec<Message>,
+    pub(crate) receives: Vec<Message>,
+}
+
+/// Parts are padded to this, so that numbers in them are aligned.
+const ALIGN: usize = 8;
+
+impl Message {
+    /// Each part and where it begins.
+    pub(crate) fn places(&self) -> impl Iterator<Item = (Part, usize)> + '_ {
+        let mut at = 0;
+        self.parts.iter().map(move |part| {
+            let from = at;
+            at += part.bytes.next_multiple_of(ALIGN);
+            (*part, from)
+        })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.parts.iter().map(|part| part.bytes.next_multiple_of(ALIGN)).sum()
+    }
+
+    /// Bytes without padding.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.parts.iter().map(|part| part.bytes as u64).sum()
+    }
+}
+
+/// A part, before it is known what else travels with it.
+#[derive(Clone, Copy)]
+struct Event {
+    sent: bool,
+    label: u32,
+    peer: usize,
+    /// The same at both ends: kind, owner, tree.
+    order: (u8, usize, u32),
+    part: Part,
+}
+
+/// What a rank knows before it makes its schedule.
+pub(crate) struct Known<'a> {
+    pub(crate) rank: usize,
+    /// What it wants of each rank.
+    pub(crate) wants: &'a [Want],
+    /// How it gets that from each rank.
+    pub(crate) dealt: &'a [(Tokens, Vec<Tree>)],
+    /// How its own keys get to others.
+    pub(crate) deal: &'a Deal,
+    /// Numbers of each rank's queries that come here.
+    pub(crate) guests: &'a [Tokens],
+}
+
+/// Ways of one kind of part, out and back.
+#[derive(Default)]
+struct Ways {
+    out: Vec<Event>,
+    back: Vec<Event>,
+}
+
+impl Ways {
+    /// Adds both ways of a part: its step, whether this rank sends it, how large it is.
+    fn add(
+        &mut self,
+        peer: usize,
+        order: (u8, usize, u32),
+        about: About,
+        out: (u32, bool, usize),
+        back: (u32, bool, usize),
+    ) {
+        let event = |(label, sent, bytes): (u32, bool, usize), way| {
+            let order = (order.0 + way as u8, order.1, order.2);
+            Event { sent, label, peer, order, part: Part { about, way, bytes } }
+        };
+        self.out.push(event(out, Way::Out));
+        self.back.push(event(back, Way::Back));
+    }
+}
+
+/// Kinds of parts, in the order in which they follow each other in a message.
+const KEYS: u8 = 0;
+const QUERIES: u8 = 2;
+
+impl Schedule {
+    pub(crate) fn new(problem: &Problem, known: &Known<'_>) -> Self {
+        let Known { rank, wants, dealt, deal, guests } = *known;
+        let ranks = wants.len();
+        let distance = |from: usize, to: usize| ((to + ranks - from) % ranks) as u32;
+        let mut departures = Vec::new();
+        let mut arrivals = Vec::new();
+        let mut visits = Vec::new();
+        let mut hostings = Vec::new();
+
+        // Keys in bytes; queries counted, since both passes send other things of them.
+        let (mut keys, mut queries) = (Ways::default(), Ways::default());
+        let (key, gradient) = (problem.key_bytes(), problem.key_gradient_bytes());
+        let bytes = |tokens: &Tokens, each: usize| tokens.len() as usize * each;
+
+        for peer in (0..ranks).filter(|&peer| peer != rank) {
+            let (out, order) = (distance(rank, peer), (KEYS, rank, 0));
+            let tokens = &deal.direct[peer];
+            if !tokens.is_empty() {
+                let about = About::Departure(departures.len());
+                departures.push(Departure { tokens: tokens.clone() });
+                let (there, back) = (bytes(tokens, key), bytes(tokens, gradient));
+                keys.add(peer, order, about, (out, true, there), (out + 2, false, back));
+            }
+            let (out, order) = (distance(peer, rank), (KEYS, peer, 0));
+            let held = problem.shards.rank(peer);
+            let stay = &wants[peer].stay;
+            let arrive = |tokens: &Tokens, children| Arrival {
+                positions: tokens::stand(held, tokens),
+                stay: stay.clone(),
+                children,
+            };
+            let (direct, trees) = &dealt[peer];
+            if !direct.is_empty() {
+                let about = About::Arrival(arrivals.len());
+                arrivals.push(arrive(direct, 0));
+                let (there, back) = (bytes(direct, key), bytes(direct, gradient));
+                keys.add(peer, order, about, (out, false, there), (out + 2, true, back));
+            }
+            for tree in trees {
+                let place = tree.place(rank).expect("a tree that this rank is in");
+                let number = arrivals.len();
+                let children: Vec<_> = tree.children(place).collect();
+                arrivals.push(arrive(&tree.tokens, children.len()));
+                let order = (KEYS, peer, 1 + tree.number);
+                let (there, back) = (bytes(&tree.tokens, key), bytes(&tree.tokens, gradient));
+                let parent = tree.ranks[(place - 1) / 2];
+                let (to, from) = ((tree.step(place), false, there), (tree.back(place), true, back));
+                keys.add(parent, order, About::Arrival(number), to, from);
+                for (index, child) in children.into_iter().enumerate() {
+                    let to = (tree.step(child), true, there);
+                    let from = (tree.back(child), false, back);
+                    keys.add(tree.ranks[child], order, About::Child(number, index), to, from);
+                }
+            }
+            let out = distance(rank, peer);
+            let visiting = &wants[peer].guests;
+            if !visiting.is_empty() {
+                let about = About::Visit(visits.len());
+                visits.push(Visit { queries: visiting.clone() });
+                let order = (QUERIES, peer, 0);
+                let count = visiting.len() as usize;
+                queries.add(peer, order, about, (out, true, count), (out + 2, false, count));
+            }
+            let out = distance(peer, rank);
+            if !guests[peer].is_empty() {
+                let about = About::Hosting(hostings.len());
+                hostings.push(Hosting { positions: tokens::stand(held, &guests[peer]) });
+                let order = (QUERIES, rank, 0);
+                let count = guests[peer].len() as usize;
+                queries.add(peer, order, about, (out, false, count), (out + 2, true, count));
+            }
+        }
+        // Own tokens that go by a tree leave as departures to its first two ranks.
+        for tree in &deal.trees {
+            for child in tree.children(0) {
+                let about = About::Departure(departures.len());
+                departures.push(Departure { tokens: tree.tokens.clone() });
+                let order = (KEYS, rank, 1 + tree.number);
+                let to = (tree.step(child), true, bytes(&tree.tokens, key));
+                let from = (tree.back(child), false, bytes(&tree.tokens, gradient));
+                keys.add(tree.ranks[child], order, about, to, from);
+            }
+        }
+
+        let sized = |events: &[Event], each: usize| {
+            let size = move |event: &Event| {
+                let part = Part { bytes: event.part.bytes * each, ..event.part };
+                Event { part, ..*event }
+            };
+            events.iter().map(size).collect::<Vec<_>>()
+        };
+        let mut forward = keys.out.clone();
+        forward.extend(sized(&queries.out, problem.query_bytes()));
+        forward.extend(sized(&queries.back, problem.state_bytes()));
+        let mut backward = [keys.out, keys.back].concat();
+        backward.extend(sized(&queries.out, problem.arrived_bytes()));
+        backward.extend(sized(&queries.back, problem.query_gradient_bytes()));
+        let (forward, backward) = (steps(forward), steps(backward));
+        Schedule { departures, arrivals, visits, hostings, forward, backward }
+    }
+}
+
+/// Events by step and peer, in an order that both ends know.
+fn steps(mut events: Vec<Event>) -> Vec<Step> {
+    let mut steps: BTreeMap<u32, Step> = BTreeMap::new();
+    events.sort_by_key(|event| (event.label, event.peer, event.order));
+    for event in events {
+        let (label, sent) = (event.label, event.sent);
+        // What goes back is made in the hop before.
+        if sent && event.part.way == Way::Back {
+            steps.entry(label - 1).or_default();
+        }
+        let step = steps.entry(label).or_default();
+        let messages = if sent { &mut step.sends } else { &mut step.receives };
+        match messages.last_mut().filter(|message| message.peer == event.peer) {
+            Some(message) => message.parts.push(event.part),
+            None => messages.push(Message { peer: event.peer, parts: vec![event.part] }),
+        }
+    }
+    steps.into_iter().map(|(label, step)| Step { label, ..step }).collect()
+}

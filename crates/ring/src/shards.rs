@@ -1,0 +1,169 @@
+//! Which tokens of a sequence each rank holds.
+//!
+//! A rank's tokens are a position map of the layout compiler, nothing else: patterns speak of
+//! global positions, so windows, dilation and documents stay right however tokens are dealt out.
+
+use longspan::{Positions, Progression};
+
+use crate::error::{Error, Result};
+
+/// The tokens of every rank: each token of the sequence belongs to exactly one.
+///
+/// ```
+/// use longspan_ring::Shards;
+///
+/// let shards = Shards::zigzag(1_000, 4, 1)?;
+/// // The first and the last eighth.
+/// assert_eq!(shards.rank(0).get(0), Some(0));
+/// assert_eq!(shards.rank(0).get(249), Some(999));
+/// # Ok::<_, longspan_ring::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Shards {
+    tokens: u64,
+    held: Vec<Positions>,
+}
+
+impl Shards {
+    /// One stretch a rank, in order; edges are multiples of `grain`, as equal as those allow.
+    pub fn contiguous(tokens: u64, ranks: usize, grain: u64) -> Result<Self> {
+        Shards::of_chunks(tokens, ranks, grain, ranks, |rank| vec![rank])
+    }
+
+    /// A stretch from the front and one from the back a rank, so that causal work is the same for
+    /// all; edges are multiples of `grain`.
+    pub fn zigzag(tokens: u64, ranks: usize, grain: u64) -> Result<Self> {
+        let chunks = 2 * ranks;
+        Shards::of_chunks(tokens, ranks, grain, chunks, |rank| vec![rank, chunks - 1 - rank])
+    }
+
+    /// Every `ranks`-th stretch of `grain` tokens.
+    pub fn striped(tokens: u64, ranks: usize, grain: u64) -> Result<Self> {
+        check(ranks, grain)?;
+        let stripes = tokens.div_ceil(grain);
+        let held = (0..ranks as u64).map(|rank| {
+            if grain == 1 {
+                let len = tokens.saturating_sub(rank).div_ceil(ranks as u64);
+                return Positions::new([Progression { start: rank as i64, step: ranks as u64, len }]);
+            }
+            Positions::new((rank..stripes).step_by(ranks).map(|stripe| {
+                let start = stripe * grain;
+                Progression { start: start as i64, step: 1, len: grain.min(tokens - start) }
+            }))
+        });
+        Ok(Shards { tokens, held: held.collect::<Result<_, _>>()? })
+    }
+
+    /// The sequence in `chunks` stretches, dealt out by `of`: the numbers of a rank's chunks.
+    pub(crate) fn of_chunks(
+        tokens: u64,
+        ranks: usize,
+        grain: u64,
+        chunks: usize,
+        of: impl Fn(usize) -> Vec<usize>,
+    ) -> Result<Self> {
+        check(ranks, grain)?;
+        let grains = u128::from(tokens.div_ceil(grain));
+        let edge = |chunk: usize| {
+            let grains = grains * chunk as u128 / chunks as u128;
+            (grains as u64 * grain).min(tokens)
+        };
+        let stretch = |chunk: usize| {
+            let (start, end) = (edge(chunk), edge(chunk + 1));
+            Progression { start: start as i64, step: 1, len: end - start }
+        };
+        let held = (0..ranks).map(|rank| Positions::new(of(rank).into_iter().map(stretch)));
+        Ok(Shards { tokens, held: held.collect::<Result<_, _>>()? })
+    }
+
+    /// Maps made elsewhere: positions from 0 on, each in exactly one of them.
+    ///
+    /// ```
+    /// use longspan::Positions;
+    /// use longspan_ring::Shards;
+    ///
+    /// let twice = [Positions::range(0, 10)?, Positions::range(5, 10)?];
+    /// assert!(Shards::new(twice).unwrap_err().to_string().contains("position 5"));
+    /// # Ok::<_, longspan_ring::Error>(())
+    /// ```
+    pub fn new(held: impl IntoIterator<Item = Positions>) -> Result<Self> {
+        let held: Vec<_> = held.into_iter().collect();
+        check(held.len(), 1)?;
+        let tokens = held.iter().map(Positions::len).sum();
+        let mut taken = vec![0_u64; (tokens as usize).div_ceil(64)];
+        for (rank, positions) in held.iter().enumerate() {
+            for progression in positions.progressions() {
+                for index in 0..progression.len {
+                    let position = progression.start + (index * progression.step) as i64;
+                    let number = u64::try_from(position).ok().filter(|&number| number < tokens);
+                    let (word, bit) = match number {
+                        Some(number) => (number as usize / 64, 1 << (number % 64)),
+                        None => return Err(Error::NoSuchToken { rank, position, tokens }),
+                    };
+                    if taken[word] & bit != 0 {
+                        return Err(Error::TokenTwice { rank, position });
+                    }
+                    taken[word] |= bit;
+                }
+            }
+        }
+        Ok(Shards { tokens, held })
+    }
+
+    /// Tokens of the whole sequence.
+    pub fn tokens(&self) -> u64 {
+        self.tokens
+    }
+
+    /// How many ranks there are.
+    pub fn ranks(&self) -> usize {
+        self.held.len()
+    }
+
+    /// The positions of a rank's tokens, in the order in which it holds them.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such rank.
+    pub fn rank(&self, rank: usize) -> &Positions {
+        &self.held[rank]
+    }
+}
+
+fn check(ranks: usize, grain: u64) -> Result<()> {
+    if ranks == 0 {
+        return Err(Error::NoRanks);
+    }
+    if grain == 0 { Err(Error::NoGrain) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_token_has_one_rank() {
+        for tokens in [0, 1, 2, 63, 64, 65, 1_000, 1_031] {
+            for ranks in [1, 2, 3, 7, 8] {
+                for grain in [1, 16, 64] {
+                    for shards in [
+                        Shards::contiguous(tokens, ranks, grain).unwrap(),
+                        Shards::zigzag(tokens, ranks, grain).unwrap(),
+                        Shards::striped(tokens, ranks, grain).unwrap(),
+                    ] {
+                        assert_eq!((shards.tokens(), shards.ranks()), (tokens, ranks));
+                        let again = Shards::new((0..ranks).map(|rank| shards.rank(rank).clone()));
+                        assert_eq!(again.unwrap(), shards);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn shards_are_even() {
+        let shards = Shards::contiguous(1_003, 4, 1).unwrap();
+        let lens: Vec<_> = (0..4).map(|rank| shards.rank(rank).len()).collect();
+        assert_eq!(lens, [250, 251, 251, 251]);
+    }
+}

@@ -1,0 +1,148 @@
+//! Some of the tokens that a rank holds, by number.
+
+use longspan::{Positions, Progression};
+
+/// Numbers of tokens, ascending, as progressions.
+pub(crate) type Tokens = Positions;
+
+/// The numbers whose bits are set.
+pub(crate) fn of_bits(bits: &[u64]) -> Tokens {
+    let mut found = Vec::new();
+    // Single tokens that may be a progression.
+    let mut comb: Option<Progression> = None;
+    let mut number = 0;
+    let end = bits.len() as u64 * 64;
+    while let Some(start) = next(bits, number, true) {
+        let stop = next(bits, start, false).unwrap_or(end);
+        let (start_at, len) = (start as i64, stop - start);
+        number = stop;
+        if len > 1 {
+            found.extend(comb.take());
+            found.push(Progression { start: start_at, step: 1, len });
+            continue;
+        }
+        comb = Some(match comb {
+            None => Progression { start: start_at, step: 1, len: 1 },
+            Some(comb) => {
+                let gap = (start_at - comb.start) as u64 - comb.step * (comb.len - 1);
+                if comb.len == 1 || gap == comb.step {
+                    Progression { step: gap, len: comb.len + 1, ..comb }
+                } else {
+                    found.push(comb);
+                    Progression { start: start_at, step: 1, len: 1 }
+                }
+            }
+        });
+    }
+    found.extend(comb);
+    Positions::new(found).expect("numbers of tokens at hand are small")
+}
+
+/// The first number from `from` on whose bit is (not) set.
+fn next(bits: &[u64], from: u64, set: bool) -> Option<u64> {
+    let flip = if set { 0 } else { u64::MAX };
+    let first = from as usize / 64;
+    let mut keep = u64::MAX << (from % 64);
+    for (index, &word) in bits.iter().enumerate().skip(first) {
+        let word = (word ^ flip) & keep;
+        if word != 0 {
+            return Some(index as u64 * 64 + u64::from(word.trailing_zeros()));
+        }
+        keep = u64::MAX;
+    }
+    None
+}
+
+/// Every number.
+pub(crate) fn numbers(tokens: &Tokens) -> impl Iterator<Item = usize> + '_ {
+    tokens.progressions().flat_map(|p| (0..p.len).map(move |i| p.start as usize + (i * p.step) as usize))
+}
+
+/// A bit for each of `count` numbers, set for those in `tokens`.
+pub(crate) fn to_bits(tokens: &Tokens, count: u64) -> Vec<u64> {
+    let mut bits = vec![0; (count as usize).div_ceil(64)];
+    numbers(tokens).for_each(|number| bits[number / 64] |= 1 << (number % 64));
+    bits
+}
+
+/// Where tokens stand that a rank holds at `held`.
+pub(crate) fn stand(held: &Positions, tokens: &Tokens) -> Positions {
+    let mut pieces = Vec::new();
+    // (first number, progression) of what is held.
+    let mut first = 0;
+    let held: Vec<_> = held
+        .progressions()
+        .map(|piece| {
+            let from = first;
+            first += piece.len;
+            (from, piece)
+        })
+        .collect();
+    for wanted in tokens.progressions() {
+        let mut index = 0;
+        while index < wanted.len {
+            let number = wanted.start as u64 + index * wanted.step;
+            let (from, piece) = held[held.partition_point(|(from, _)| *from <= number) - 1];
+            let inside = from + piece.len - number;
+            let len = inside.div_ceil(wanted.step).min(wanted.len - index);
+            let start = piece.start + ((number - from) * piece.step) as i64;
+            pieces.push(Progression { start, step: wanted.step * piece.step, len });
+            index += len;
+        }
+    }
+    Positions::new(pieces).expect("positions of tokens that are held")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bits_become_progressions_and_back() {
+        for seed in 0..200_u64 {
+            let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+            let bits: Vec<u64> = (0..4)
+                .map(|word| {
+                    x ^= x << 13;
+                    x ^= x >> 7;
+                    x ^= x << 17;
+                    match seed % 4 {
+                        0 => x,
+                        1 => x & (x >> 3) & 0x1111_1111_1111_1111,
+                        2 => 0x4924_9249_2492_4924 >> (word % 3),
+                        _ => u64::MAX << (x % 64),
+                    }
+                })
+                .collect();
+            let tokens = of_bits(&bits);
+            assert_eq!(to_bits(&tokens, 256), bits, "{tokens:?}");
+            assert!(numbers(&tokens).is_sorted());
+        }
+        assert!(of_bits(&[]).is_empty());
+    }
+
+    #[test]
+    fn every_fourth_is_one_progression() {
+        let tokens = of_bits(&[0x2222_2222_2222_2222; 8]);
+        let expected = Progression { start: 1, step: 4, len: 128 };
+        assert_eq!(tokens.progressions().collect::<Vec<_>>(), [expected]);
+    }
+
+    #[test]
+    fn tokens_stand_where_they_are_held() {
+        let held = Positions::new([
+            Progression { start: 100, step: 1, len: 10 },
+            Progression { start: 7, step: 3, len: 5 },
+        ])
+        .unwrap();
+        let tokens = Positions::new([
+            Progression { start: 1, step: 4, len: 4 },
+            Progression { start: 14, step: 1, len: 1 },
+        ])
+        .unwrap();
+        let stand = stand(&held, &tokens);
+        let positions: Vec<_> = (0..stand.len()).map(|i| stand.get(i).unwrap()).collect();
+        let expected: Vec<_> = numbers(&tokens).map(|n| held.get(n as u64).unwrap()).collect();
+        assert_eq!(positions, expected);
+    }
+}

@@ -1,0 +1,171 @@
+//! A case, run around rings of threads.
+
+#![allow(dead_code, reason = "each test has a part of it")]
+
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use longspan::{Arrived, Dims, Heads, Inputs, Order, Score, Tensor, Threads};
+use longspan_ring::{Error, Local, Options, Problem, Ring, Shards, Tally, Transport};
+use longspan_testing::{AttentionCase, Problem as Numbers, Sizes, Transform, Values};
+
+pub(crate) const ORDER: Order = Order::BatchHeadTokenDim;
+
+pub(crate) fn options() -> Options {
+    let threads = Threads::Count(NonZeroUsize::MIN);
+    Options { patience: Duration::from_secs(20), threads, ..Options::default() }
+}
+
+/// Shard maps of every kind.
+pub(crate) fn maps(tokens: u64, ranks: usize) -> Vec<(&'static str, Shards)> {
+    vec![
+        ("contiguous", Shards::contiguous(tokens, ranks, 1).unwrap()),
+        ("zigzag", Shards::zigzag(tokens, ranks, 1).unwrap()),
+        ("striped", Shards::striped(tokens, ranks, 1).unwrap()),
+        ("striped by 13", Shards::striped(tokens, ranks, 13).unwrap()),
+    ]
+}
+
+/// What a case is, around a ring.
+pub(crate) fn problem(case: &AttentionCase, shards: Shards) -> Problem {
+    let heads: Heads = case.pattern_text().parse().unwrap();
+    let score = match &case.transform {
+        Transform::Plain => Score::Plain,
+        Transform::Softcap(cap) => Score::Softcap(*cap),
+        Transform::Alibi(slopes) => Score::Alibi(slopes[..].into()),
+    };
+    let problem = Problem::new(heads, shards)
+        .batch(case.batch)
+        .heads(case.heads_q, case.heads_kv)
+        .dims(case.dim_k, case.dim_v)
+        .score(score);
+    match case.scale {
+        Some(scale) => problem.scale(scale),
+        None => problem,
+    }
+}
+
+/// Where a rank's tokens stand.
+pub(crate) fn positions(shards: &Shards, rank: usize) -> Vec<usize> {
+    let held = shards.rank(rank);
+    (0..held.len()).map(|token| held.get(token).unwrap() as usize).collect()
+}
+
+/// Rows of some tokens of `[head][token][dim]`.
+pub(crate) fn pick(all: &[f32], tokens: usize, dim: usize, chosen: &[usize]) -> Vec<f32> {
+    let heads = all.len() / (tokens * dim).max(1);
+    let row = |head: usize, token: usize| &all[(head * tokens + token) * dim..][..dim];
+    (0..heads).flat_map(|head| chosen.iter().flat_map(move |&token| row(head, token))).copied().collect()
+}
+
+/// The reverse.
+pub(crate) fn put(all: &mut [f32], tokens: usize, dim: usize, chosen: &[usize], rows: &[f32]) {
+    let heads = all.len() / (tokens * dim).max(1);
+    for head in 0..heads {
+        for (index, &token) in chosen.iter().enumerate() {
+            let from = &rows[(head * chosen.len() + index) * dim..][..dim];
+            all[(head * tokens + token) * dim..][..dim].copy_from_slice(from);
+        }
+    }
+}
+
+/// One rank's tensors.
+pub(crate) struct Share {
+    pub(crate) q: Tensor,
+    pub(crate) k: Tensor,
+    pub(crate) v: Tensor,
+    pub(crate) dout: Tensor,
+    pub(crate) dlse: Option<Vec<f32>>,
+}
+
+impl Share {
+    pub(crate) fn of(numbers: &Numbers, chosen: &[usize]) -> Self {
+        let Sizes { batch, tokens_k: all, heads_q, heads_kv, dim_k, dim_v, .. } = numbers.sizes;
+        let tensor = |list: &[f32], heads, dim| {
+            let dims = Dims { batch, tokens: chosen.len(), heads, dim };
+            Tensor::new(pick(list, all, dim, chosen), dims, ORDER).unwrap()
+        };
+        Share {
+            q: tensor(&numbers.q, heads_q, dim_k),
+            k: tensor(&numbers.k, heads_kv, dim_k),
+            v: tensor(&numbers.v, heads_kv, dim_v),
+            dout: tensor(&numbers.dout, heads_q, dim_v),
+            dlse: numbers.dlse.as_ref().map(|list| pick(list, all, 1, chosen)),
+        }
+    }
+
+    pub(crate) fn inputs(&self) -> Inputs<'_> {
+        Inputs { q: self.q.view(), k: self.k.view(), v: self.v.view() }
+    }
+}
+
+/// One rank's results.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Results {
+    pub(crate) out: Vec<f32>,
+    pub(crate) lse: Vec<f32>,
+    pub(crate) dq: Vec<f32>,
+    pub(crate) dk: Vec<f32>,
+    pub(crate) dv: Vec<f32>,
+    pub(crate) tally: Tally,
+    pub(crate) needed: (u64, u64),
+    pub(crate) pairs: u128,
+}
+
+/// Both passes of one rank.
+pub(crate) fn both<T: Transport>(
+    transport: T,
+    problem: Problem,
+    share: &Share,
+) -> Result<Results, Error> {
+    let mut ring = Ring::new(transport, problem, options())?;
+    let inputs = share.inputs();
+    let output = ring.forward(inputs.q, inputs.k, inputs.v)?;
+    let arrived = Arrived { dlse: share.dlse.as_deref(), ..Arrived::of(&output, share.dout.view()) };
+    let gradients = ring.backward(inputs, arrived)?;
+    Ok(Results {
+        out: output.out.as_slice().to_vec(),
+        lse: output.lse.clone(),
+        dq: gradients.dq.as_slice().to_vec(),
+        dk: gradients.dk.as_slice().to_vec(),
+        dv: gradients.dv.as_slice().to_vec(),
+        tally: ring.tally(),
+        needed: ring.bytes_needed(),
+        pairs: ring.active_pairs(),
+    })
+}
+
+/// Both passes of all ranks, as threads.
+pub(crate) fn around(case: &AttentionCase, numbers: &Numbers, shards: &Shards) -> Vec<Results> {
+    std::thread::scope(|scope| {
+        let ranks = Local::ranks(shards.ranks()).into_iter().enumerate().map(|(rank, transport)| {
+            let share = Share::of(numbers, &positions(shards, rank));
+            let problem = problem(case, shards.clone());
+            scope.spawn(move || both(transport, problem, &share).unwrap())
+        });
+        let ranks: Vec<_> = ranks.collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+/// Everybody's results as one.
+pub(crate) fn joined(numbers: &Numbers, shards: &Shards, ranks: &[Results]) -> Values<f32> {
+    let sizes = numbers.sizes;
+    let all = sizes.tokens_k;
+    let mut values = Values {
+        out: vec![f32::NAN; sizes.out()],
+        lse: vec![f32::NAN; sizes.rows()],
+        dq: vec![f32::NAN; sizes.q()],
+        dk: vec![f32::NAN; sizes.k()],
+        dv: vec![f32::NAN; sizes.v()],
+    };
+    for (rank, results) in ranks.iter().enumerate() {
+        let chosen = positions(shards, rank);
+        put(&mut values.out, all, sizes.dim_v, &chosen, &results.out);
+        put(&mut values.lse, all, 1, &chosen, &results.lse);
+        put(&mut values.dq, all, sizes.dim_k, &chosen, &results.dq);
+        put(&mut values.dk, all, sizes.dim_k, &chosen, &results.dk);
+        put(&mut values.dv, all, sizes.dim_v, &chosen, &results.dv);
+    }
+    values
+}
