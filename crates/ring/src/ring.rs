@@ -145,9 +145,7 @@ impl<T: Transport> Ring<T> {
         let pieces = own.iter().chain(arrivals).flatten().map(|piece| &piece.attention);
         let pairs = |attention: &Attention| {
             let layout = |head| attention.layouts().get(0, head);
-            (0..problem.heads)
-                .map(|head| u128::from(layout(head).counts().active_pairs))
-                .sum::<u128>()
+            (0..problem.heads).map(|head| layout(head).counts().active_pairs).sum::<u128>()
         };
         pieces.chain(hostings).map(pairs).sum()
     }
@@ -236,17 +234,18 @@ impl Call<'_> {
         let refused = |error| {
             let messages = steps.iter().flat_map(|step| &step.sends);
             let owed = messages.map(|message| (message.peer, message.padded())).collect();
-            Stopped { error, step: 0, owed }
+            Box::new(Stopped { error, step: 0, owed })
         };
         let ended = pass.map_err(refused).and_then(|mut pass| {
             pass::run(&mut link, steps, &mut pass, self.tally)?;
             // Nobody has a result before everybody has.
             match link.gather(END, DONE, "the end of the pass") {
                 Ok(_) => Ok(pass),
-                Err(error) => Err(Stopped { error, step: END, owed: Vec::new() }),
+                Err(error) => Err(Box::new(Stopped { error, step: END, owed: Vec::new() })),
             }
         });
-        ended.map_err(|Stopped { error, step, owed }| {
+        ended.map_err(|stopped| {
+            let Stopped { error, step, owed } = *stopped;
             *self.failed = true;
             let why = GiveUp { blamed: blamed(&error, link.rank()), step };
             let owed: Vec<_> = owed.into_iter().chain(link.gather_sends(DONE.len())).collect();
