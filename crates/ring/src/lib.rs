@@ -35,4 +35,6 @@ pub use pass::Tally;
 pub use problem::Problem;
 pub use ring::{Options, Ring};
 pub use shards::Shards;
+#[cfg(feature = "mpi")]
+pub use transport::Mpi;
 pub use transport::{Failure, Hop, Incoming, Local, Meanwhile, Outgoing, Transport};
