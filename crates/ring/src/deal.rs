@@ -100,7 +100,8 @@ pub(crate) fn read(owner: usize, bytes: &[u8]) -> Result<(Tokens, Vec<Tree>)> {
         let number = reader.word()? as u32;
         let tokens = reader.tokens()?;
         let count = reader.word()?;
-        let ranks = (0..count).map(|_| reader.word().map(|rank| rank as usize)).collect::<Result<_>>()?;
+        let ranks =
+            (0..count).map(|_| reader.word().map(|rank| rank as usize)).collect::<Result<_>>()?;
         trees.push(Tree { number, owner, tokens, ranks });
     }
     Ok((direct, trees))

@@ -44,7 +44,11 @@ impl Shards {
         let held = (0..ranks as u64).map(|rank| {
             if grain == 1 {
                 let len = tokens.saturating_sub(rank).div_ceil(ranks as u64);
-                return Positions::new([Progression { start: rank as i64, step: ranks as u64, len }]);
+                return Positions::new([Progression {
+                    start: rank as i64,
+                    step: ranks as u64,
+                    len,
+                }]);
             }
             Positions::new((rank..stripes).step_by(ranks).map(|stripe| {
                 let start = stripe * grain;
@@ -108,6 +112,20 @@ impl Shards {
             }
         }
         Ok(Shards { tokens, held })
+    }
+
+    /// Whether every stretch begins and ends at a multiple of `tile`, or with the sequence.
+    pub(crate) fn check_edges(&self, tile: u64) -> Result<()> {
+        for (rank, held) in self.held.iter().enumerate() {
+            for Progression { start, step, len } in held.progressions() {
+                let (start, end) = (start as u64, start as u64 + len);
+                let ends_well = end % tile == 0 || end == self.tokens;
+                if step != 1 || start % tile != 0 || !ends_well {
+                    return Err(Error::Edges { rank, start, end, tile });
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Tokens of the whole sequence.

@@ -8,8 +8,8 @@
 use longspan::{Heads, Layout, Pattern, Shape};
 
 use crate::error::Result;
-use crate::problem::Problem;
-use crate::tokens::{self, Tokens};
+use crate::problem::{Fold, Problem};
+use crate::tokens::{self, Tokens, to_bits};
 
 /// Queries travel where they take at most this part of the bytes that they save.
 const WORTHWHILE: u64 = 4;
@@ -55,7 +55,14 @@ impl Want {
         if layout.run_count() == 0 {
             return Ok(Want::default());
         }
-        let seen = layout.keys_seen(None);
+        let mut seen = layout.keys_seen(None);
+        if problem.fold == Fold::Reproducible {
+            // Whole tiles, which are words.
+            let held = to_bits(&Tokens::range(0, keys.len())?, keys.len());
+            let whole = |(seen, held): (&mut u64, &u64)| *seen = if *seen == 0 { 0 } else { *held };
+            seen.iter_mut().zip(&held).for_each(whole);
+            return Ok(Want { keys: tokens::of_bits(&seen), ..Want::default() });
+        }
         let mut want = Want { keys: tokens::of_bits(&seen), ..Want::default() };
         let Some((heavy, light)) = heavy_queries(&layout) else { return Ok(want) };
         let rest = tokens::of_bits(&layout.keys_seen(Some(&light)));
