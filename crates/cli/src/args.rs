@@ -15,7 +15,7 @@ use clap::{Args, Parser, Subcommand};
 use longspan::{ElementType, Isa};
 
 pub(crate) use bench::{Bench, Pass};
-pub(crate) use ring::{Map, Ring};
+pub(crate) use ring::{FoldOrder, Map, Ring};
 
 /// Attention for sequences too long for attention.
 #[derive(Debug, Parser)]

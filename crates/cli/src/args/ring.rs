@@ -18,8 +18,9 @@ queries and what is made of them, and the gradients on their way back. `hidden` 
 time of transfer during which ranks computed: 1 - (time waited) / (time that the same messages take
 with nothing to compute). `imbalance` is the largest number of pairs that a rank computes ÷ the mean.
 
---check compares with one process on rank 0: every number, and the errors of both by the rule of
-`longspan verify`. Rank 0 then holds everything, so it is for small sizes.
+--check compares with one process on rank 0: every number, and how far they are from the truth by the
+rule of `longspan verify`. Rank 0 then holds everything, so it is for small sizes. One process is one
+rank where --fold is reproducible, whose bits the forward pass then has to have.
 
 Examples:
   Four ranks on this machine
@@ -69,6 +70,10 @@ pub(crate) struct Ring {
     #[arg(long, value_name = "MAP", default_value = "contiguous")]
     pub(crate) shards: Map,
 
+    /// In which order keys are added up
+    #[arg(long, value_name = "ORDER", default_value = "overlapped")]
+    pub(crate) fold: FoldOrder,
+
     /// Threads of each rank [default: LONGSPAN_THREADS, or as many as this process may use, shared
     /// by its ranks]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
@@ -100,6 +105,15 @@ pub(crate) enum Map {
     Zigzag,
     /// Every so many-th token
     Striped,
+}
+
+/// In which order keys are added up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum FoldOrder {
+    /// Own keys first, then others as they come
+    Overlapped,
+    /// Ascending by tiles of 64: the forward pass has the same bits for any number of ranks
+    Reproducible,
 }
 
 /// A day: a longer wait is a typing error.

@@ -4,15 +4,17 @@
 //! `longspan verify`: some heads are computed by the oracle, all if there is time.
 
 use anyhow::Result;
+use bytemuck::Pod;
 use longspan::{
-    Arrived, Attention, Element, ElementType, Isa, Layout, LayoutSet, Layouts, Padding, Positions,
-    Shape, Threads,
+    Arrived, Attention, Element, ElementType, Gradients, Isa, Layout, LayoutSet, Layouts, Output,
+    Padding, Positions, Shape, Threads,
 };
+use longspan_ring::Fold;
 use longspan_testing::{
     Measure, Precision, Problem, Sample, Seen, Sizes, Transform, Values, naive, truth,
 };
 
-use super::job::{Job, Numbers, flat, lens};
+use super::job::{Job, Numbers, alone, flat, lens};
 use crate::random;
 
 /// Multiplications of scores that the oracle may do: tens of seconds.
@@ -33,7 +35,7 @@ pub(super) struct Checked {
 }
 
 /// `results` are those of every rank, as [`flat`] has them.
-pub(super) fn check<E: Element>(job: &Job, results: &[Vec<f32>]) -> Result<Checked> {
+pub(super) fn check<E: Element + Pod>(job: &Job, results: &[Vec<f32>]) -> Result<Checked> {
     let tokens = job.tokens as usize;
     let got = joined(job, results);
     let shape = Shape::new(job.tokens, job.tokens);
@@ -42,13 +44,10 @@ pub(super) fn check<E: Element>(job: &Job, results: &[Vec<f32>]) -> Result<Check
         .collect::<Result<_, _>>()?;
 
     let numbers = Numbers::<E>::of(job, &Positions::range(0, job.tokens)?)?;
-    let padding = Padding::None(1);
-    let set = LayoutSet::compile(&job.patterns, job.heads, &shape, &padding, None)?;
-    let attention = Attention::new(Layouts::from(set)).isa(job.isa);
-    let attention = attention.threads(Threads::Count(job.threads));
-    let inputs = numbers.inputs();
-    let output = attention.forward(inputs.q, inputs.k, inputs.v)?;
-    let gradients = attention.backward(inputs, Arrived::of(&output, numbers.dout.view()))?;
+    let (output, gradients) = match job.fold {
+        Fold::Overlapped => one_process(job, &numbers, &shape)?,
+        Fold::Reproducible => alone(job, &numbers)?,
+    };
     let one = flat(&output, &gradients);
 
     let differ = |(a, b): (&f32, &f32)| match a.to_bits() == b.to_bits() {
@@ -87,14 +86,36 @@ pub(super) fn check<E: Element>(job: &Job, results: &[Vec<f32>]) -> Result<Check
         0.0 => 0.0,
         error => error / measure.limit(),
     };
+    let bits_equal = same(0..out + lse);
+    let mut wrong: Vec<_> =
+        measures.iter().filter(|m| !m.holds()).map(Measure::to_string).collect();
+    if job.fold == Fold::Reproducible && !bits_equal {
+        wrong.push("out and lse have other bits than those of one rank".to_owned());
+    }
     Ok(Checked {
         max_error,
-        bits_equal: same(0..out + lse),
+        bits_equal,
         gradient_bits_equal: same(out + lse..got.len()),
         of_limit: measures.iter().map(share).fold(0.0, f64::max),
         heads,
-        wrong: measures.iter().filter(|m| !m.holds()).map(Measure::to_string).collect(),
+        wrong,
     })
+}
+
+/// Without any ring.
+fn one_process<E: Element>(
+    job: &Job,
+    numbers: &Numbers<E>,
+    shape: &Shape,
+) -> longspan::Result<(Output<E>, Gradients<E>)> {
+    let padding = Padding::None(1);
+    let set = LayoutSet::compile(&job.patterns, job.heads, shape, &padding, None)?;
+    let attention = Attention::new(Layouts::from(set)).isa(job.isa);
+    let attention = attention.threads(Threads::Count(job.threads));
+    let inputs = numbers.inputs();
+    let output = attention.forward(inputs.q, inputs.k, inputs.v)?;
+    let gradients = attention.backward(inputs, Arrived::of(&output, numbers.dout.view()))?;
+    Ok((output, gradients))
 }
 
 /// Everybody's results in the order of one process.

@@ -10,18 +10,22 @@ use longspan::{
     Tensor, Threads,
 };
 use longspan_ring::{
-    Buffer, Failure, Hop, Incoming, Options, Outgoing, Problem, Ring, Shards, Transport,
+    Buffer, Failure, Fold, Hop, Incoming, Local, Options, Outgoing, Problem, Ring, Shards,
+    Transport,
 };
 
 use super::recorder::{Log, Recorder};
 use crate::args;
-use crate::args::Map;
+use crate::args::{FoldOrder, Map};
 use crate::choice::{self, Why};
 use crate::compile::{self, BadInput};
 use crate::random;
 
 /// Tokens beyond which one process and the oracle would take longer than anybody waits.
 const MOST_CHECKED: u64 = 8_192;
+
+/// Where edges of shards have to be for results of any number of ranks to be the same.
+const TILE: u64 = 64;
 
 /// Query heads where nothing says how many.
 const HEADS: usize = 8;
@@ -32,6 +36,7 @@ pub(super) const ORDER: Order = Order::BatchHeadTokenDim;
 pub(super) struct Job {
     pub(super) patterns: Heads,
     pub(super) map: Map,
+    pub(super) fold: Fold,
     pub(super) shards: Shards,
     pub(super) tokens: u64,
     pub(super) heads: usize,
@@ -69,10 +74,14 @@ impl Job {
             let message = format!("--check of {tokens} tokens, expected at most {MOST_CHECKED}");
             return Err(BadInput(message).into());
         }
+        let (fold, grain) = match args.fold {
+            FoldOrder::Overlapped => (Fold::Overlapped, 1),
+            FoldOrder::Reproducible => (Fold::Reproducible, TILE),
+        };
         let shards = match args.shards {
-            Map::Contiguous => Shards::contiguous(tokens, ranks, 1),
-            Map::Zigzag => Shards::zigzag(tokens, ranks, 1),
-            Map::Striped => Shards::striped(tokens, ranks, 1),
+            Map::Contiguous => Shards::contiguous(tokens, ranks, grain),
+            Map::Zigzag => Shards::zigzag(tokens, ranks, grain),
+            Map::Striped => Shards::striped(tokens, ranks, grain),
         }?;
         let threads = choice::threads(args.threads)?;
         let threads = match threads.why {
@@ -82,6 +91,7 @@ impl Job {
         Ok(Job {
             patterns,
             map: args.shards,
+            fold,
             shards,
             tokens,
             heads,
@@ -104,11 +114,12 @@ impl Job {
         Dims { heads: self.key_heads, ..self.query_dims(tokens) }
     }
 
-    fn problem(&self) -> Problem {
-        Problem::new(self.patterns.clone(), self.shards.clone())
+    fn problem(&self, shards: Shards) -> Problem {
+        Problem::new(self.patterns.clone(), shards)
             .heads(self.heads, self.key_heads)
             .dims(self.dim, self.dim)
             .element(self.element)
+            .fold(self.fold)
     }
 
     fn options(&self) -> Options {
@@ -214,7 +225,7 @@ pub(super) fn work<E: Element + Pod>(
     let mine = Numbers::<E>::of(job, held)?;
     let log = Log::default();
     let mut recorder = Recorder::new(transport, log.clone());
-    let mut ring = Ring::new(&mut recorder, job.problem(), job.options())?;
+    let mut ring = Ring::new(&mut recorder, job.problem(job.shards.clone()), job.options())?;
     let mut fastest: Option<(Duration, Duration)> = None;
     let mut last = None;
     for _ in 0..job.repeat.get() {
@@ -264,6 +275,20 @@ pub(super) fn work<E: Element + Pod>(
         let share = |words: Vec<u64>| Share::of_words(words.try_into().expect("as many words"));
         Found { shares: shares.into_iter().map(share).collect(), results }
     }))
+}
+
+/// The same by a ring of one rank, which is all tokens.
+pub(super) fn alone<E: Element + Pod>(
+    job: &Job,
+    all: &Numbers<E>,
+) -> longspan_ring::Result<(Output<E>, Gradients<E>)> {
+    let shards = Shards::contiguous(job.tokens, 1, 1)?;
+    let transport = Local::ranks(1).remove(0);
+    let mut ring = Ring::new(transport, job.problem(shards), job.options())?;
+    let inputs = all.inputs();
+    let output = ring.forward(inputs.q, inputs.k, inputs.v)?;
+    let gradients = ring.backward(inputs, Arrived::of(&output, all.dout.view()))?;
+    Ok((output, gradients))
 }
 
 /// All results as f32, one after the other.

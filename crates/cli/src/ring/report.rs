@@ -2,6 +2,7 @@
 
 use std::io::{Result, Write};
 
+use longspan_ring::Fold;
 use serde::Serialize;
 
 use super::check::Checked;
@@ -37,6 +38,7 @@ pub(super) struct Report<'a> {
     threads: usize,
     carrier: Carrier,
     shards: &'static str,
+    fold: &'static str,
     ranks: usize,
     /// Of the fastest forward and backward pass, on the slowest rank.
     ms: f64,
@@ -103,6 +105,10 @@ impl<'a> Report<'a> {
                 Map::Zigzag => "zigzag",
                 Map::Striped => "striped",
             },
+            fold: match job.fold {
+                Fold::Overlapped => "overlapped",
+                Fold::Reproducible => "reproducible",
+            },
             ranks: shares.len(),
             ms: ms(most(|share| share.forward + share.backward)),
             forward_ms: ms(most(|share| share.forward)),
@@ -151,7 +157,7 @@ impl<'a> Report<'a> {
         let (ranks, threads) =
             (count(self.ranks as u64, "rank"), count(self.threads as u64, "thread"));
         line("ranks", format!("{ranks}, {carrier}, {}, {threads} each", self.isa))?;
-        line("shards", self.shards.to_owned())?;
+        line("shards", format!("{}, {} order", self.shards, self.fold))?;
         let (forward, backward) = (significant(self.forward_ms), significant(self.backward_ms));
         line("time", format!("{forward} ms forward, {backward} ms backward"))?;
         let received = format!("{} bytes received", thousands(self.bytes_received));

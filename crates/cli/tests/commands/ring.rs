@@ -67,6 +67,14 @@ fn numbers_of_a_window() {
     assert!((number(&object, "imbalance") - imbalance).abs() < 1e-9, "{object}");
 }
 
+/// In the reproducible order the bits are those of one rank.
+#[test]
+fn reproducible_bits() {
+    let args = "--ranks 3 --tokens 500 --heads 2 --dim 16 --threads 1 --shards zigzag";
+    let object = ring(&format!("{args} --fold reproducible --check --json"), "causal").json();
+    assert_eq!((&object["bits_equal"], &object["fold"]), (&true.into(), &"reproducible".into()));
+}
+
 /// One process is a ring of one: the same bits.
 #[test]
 fn one_rank_has_the_bits_of_one_process() {

@@ -70,6 +70,17 @@ fn bytes_are_those_of_the_window() {
     }
 }
 
+/// In the reproducible order the forward pass has the bits of one rank.
+#[test]
+fn same_bits_for_any_number_of_ranks() {
+    let mut args = vec!["--pattern", "causal & (window(300, 0) | sinks(8))"];
+    args.extend("--tokens 1001 --heads 2 --dim 32 --fold reproducible".split_whitespace());
+    for (ranks, shards) in [(2, "zigzag"), (3, "contiguous"), (4, "striped")] {
+        let args = [&args[..], &["--shards", shards]].concat();
+        assert_eq!(check(ranks, &args)["bits_equal"], true, "{ranks} ranks, {shards}");
+    }
+}
+
 /// One process that `mpirun` hasn't started is a rank too.
 #[test]
 fn alone() {

@@ -48,7 +48,7 @@ fn on_purpose(panic: &std::panic::PanicHookInfo<'_>) -> bool {
 fn text(rank: usize, len: usize) -> Buffer {
     let mut buffer = Buffer::zeroed(len);
     for (at, byte) in buffer.iter_mut().enumerate() {
-        *byte = (at ^ (at >> 8) ^ (at >> 16) ^ (at >> 27)) as u8 ^ (rank as u8 * 91);
+        *byte = (at ^ (at >> 8) ^ (at >> 16) ^ (at >> 27)) as u8 ^ (rank as u8).wrapping_mul(91);
     }
     buffer
 }
