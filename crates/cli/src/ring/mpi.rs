@@ -1,7 +1,7 @@
 //! Ranks that are processes of MPI.
 
 use std::num::NonZeroUsize;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use longspan_ring::{Mpi, Transport};
@@ -12,7 +12,7 @@ use crate::args::Ring;
 
 /// How long a rank that has failed waits for others to say why, before its end makes the launcher
 /// end them.
-const FAREWELL: Duration = Duration::from_millis(500);
+const FAREWELL: Duration = Duration::from_secs(1);
 
 pub(super) fn run(args: &Ring) -> Result<()> {
     let mut mpi = Mpi::world(args.patience)?;
@@ -23,8 +23,11 @@ pub(super) fn run(args: &Ring) -> Result<()> {
         Ok(done) => done,
         Err(error) => {
             tell(rank, &error);
-            // Who is gone or has stopped doesn't come; that has been told.
-            let _ = mpi.meet(FAREWELL);
+            let start = Instant::now();
+            if mpi.meet(FAREWELL).is_err() {
+                // Who is gone doesn't come, which MPI may say at once; others are still to speak.
+                std::thread::sleep(FAREWELL.saturating_sub(start.elapsed()));
+            }
             return Err(Told { ranks: 1 }.into());
         }
     };
