@@ -33,7 +33,7 @@ fn main() {
         mpi.meet(PATIENCE).unwrap();
     }
     if mpi.rank() == 0 {
-        println!("hops of MPI: all right");
+        eprintln!("hops of MPI: all right");
     }
     mpi.close(PATIENCE).unwrap();
 }
