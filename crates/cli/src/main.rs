@@ -6,6 +6,7 @@
 //! | `compile` | from a pattern's text to its layouts |
 //! | `inspect`, `report`, `terminal`, `plot` | a pattern in numbers, and in pictures of characters or pixels |
 //! | `bench`, `random` | time, share of what the machine can do, memory; numbers to compute with |
+//! | `ring` | one sequence over many ranks: threads, or processes of MPI |
 //! | `verify` | every kernel against the oracle |
 //! | `doctor`, `machine`, `choice` | what there is, what would be used, and why |
 //! | `element` | from the name of an element type to the type |
@@ -29,6 +30,7 @@ mod plot;
 mod progress;
 mod random;
 mod report;
+mod ring;
 mod table;
 mod terminal;
 mod verify;
@@ -44,6 +46,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Inspect(args) => inspect::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Ring(args) => ring::run(&args),
         Command::Verify(args) => verify::run(&args),
         Command::Doctor(args) => doctor::run(&args),
     };
@@ -53,6 +56,9 @@ fn main() -> ExitCode {
     if error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe) {
         // Whoever read has seen enough.
         return ExitCode::SUCCESS;
+    }
+    if error.is::<ring::Told>() {
+        return ExitCode::from(1);
     }
     // Nobody is left to tell if this fails too.
     let _ = writeln!(io::stderr(), "error: {error:#}");

@@ -231,26 +231,25 @@ impl Call<'_> {
         *self.calls += 1;
         let mut link = Link::new(self.transport, doing, *self.calls, self.patience);
         // A rank whose own arguments are wrong owes all messages, at their fixed lengths.
-        let refused = |error| {
+        let refused = |error: Error| {
             let messages = steps.iter().flat_map(|step| &step.sends);
             let owed = messages.map(|message| (message.peer, message.padded())).collect();
-            Box::new(Stopped { error, step: 0, owed })
+            Stopped { error: error.into(), step: 0, owed }
         };
         let ended = pass.map_err(refused).and_then(|mut pass| {
             pass::run(&mut link, steps, &mut pass, self.tally)?;
             // Nobody has a result before everybody has.
             match link.gather(END, DONE, "the end of the pass") {
                 Ok(_) => Ok(pass),
-                Err(error) => Err(Box::new(Stopped { error, step: END, owed: Vec::new() })),
+                Err(error) => Err(Stopped { error: error.into(), step: END, owed: Vec::new() }),
             }
         });
-        ended.map_err(|stopped| {
-            let Stopped { error, step, owed } = *stopped;
+        ended.map_err(|Stopped { error, step, owed }| {
             *self.failed = true;
             let why = GiveUp { blamed: blamed(&error, link.rank()), step };
             let owed: Vec<_> = owed.into_iter().chain(link.gather_sends(DONE.len())).collect();
             link.give_up(why, &owed);
-            error
+            *error
         })
     }
 }

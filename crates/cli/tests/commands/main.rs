@@ -1,21 +1,23 @@
-//! `longspan bench`, `longspan verify` and `longspan doctor`, run as a user runs them.
+//! `longspan bench`, `longspan ring`, `longspan verify` and `longspan doctor`, run as a user runs them.
 
 mod bench;
 #[path = "../common/mod.rs"]
 mod common;
 mod doctor;
+mod ring;
 mod verify;
 
 use common::run;
 
 #[test]
 fn help_explains() {
-    let cases: [(&str, &[&str]); 4] = [
-        ("--help", &["inspect", "bench", "verify", "doctor"]),
+    let cases: [(&str, &[&str]); 5] = [
+        ("--help", &["inspect", "bench", "ring", "verify", "doctor"]),
         (
             "bench",
             &["--tokens", "--kv-heads", "--pass", "LONGSPAN_THREADS", "bthd", "FMA peak", "bf16"],
         ),
+        ("ring", &["--ranks", "--shards", "--patience", "mpirun -n 4", "imbalance", "hidden"]),
         ("verify", &["--quick", "--isa", "--dtype", "at most 12,", "the exit code is 1"]),
         ("doctor", &["--json"]),
     ];
