@@ -63,7 +63,7 @@ def attention(
     _check("k", k)
     _check("v", v)
     if q.dtype != k.dtype or q.dtype != v.dtype or torch.is_autocast_enabled("cpu"):
-        q, k, v = _same_type(q, k, v)
+        q, k, v = same_type(q, k, v)
     if q.shape[1] != k.shape[1] and not enable_gqa:
         raise ValueError(
             f"q has {q.shape[1]} heads and k has {k.shape[1]}, expected as many, or enable_gqa=True"
@@ -98,7 +98,7 @@ def _check(name: str, x: Tensor) -> None:
         )
 
 
-def _same_type(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def same_type(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """What autocast makes of tensors, by the rule of torch's own attention: all but f64 become the
     type that it asks for. Without it types have to agree."""
     if torch.is_autocast_enabled("cpu"):
