@@ -22,6 +22,7 @@ import atexit
 import ctypes
 import os
 import queue
+import re
 import threading
 import time
 import weakref
@@ -63,7 +64,6 @@ class Post:
                 "the process group is gone, expected it to live as long as its rings: call "
                 "destroy_process_group after the last backward pass"
             )
-        self._leave()
         self._hop = _Hop()
         for place in receives:
             self._hop.add("from", Place(*place), group.recv, self._tag)
@@ -85,19 +85,17 @@ class Post:
                     break
                 hop.changed.wait(min(left, 3600.0))
             failed, late = hop.failed, hop.open()
-        self._leave()
         if failed is not None:
-            return "gone", failed.rank, str(failed.error)
+            return "gone", failed.rank, _said(failed.error)
         if late:
             from_, to = ([x.rank for x in late if x.way == way] for way in ("from", "to"))
             return "late", from_, to, time.monotonic() - start
         return None
 
-    def _leave(self) -> None:
-        """Ends a hop. Torch may be using what isn't done, now and later: it is kept for good."""
-        if self._hop is not None:
-            _abandoned.extend(self._hop.open())
-            self._hop = None
+
+def _said(error: BaseException) -> str:
+    """What Gloo says, without the line of its sources and without advice."""
+    return re.sub(r"^\[[^]]*\] ", "", str(error)).split(". This is typically")[0]
 
 
 class _Message:
@@ -126,6 +124,7 @@ class _Hop:
     def add(self, way: str, place: Place, begin: Any, tag: int) -> None:
         message = _Message(way, place)
         self.messages.append(message)
+        _travelling.add(message)
         try:
             message.work = begin([message.tensor], place.rank, tag)
         except Exception as error:
@@ -136,6 +135,7 @@ class _Hop:
     def _end(self, message: _Message, error: BaseException | None) -> None:
         with self.changed:
             message.done, message.error = True, error
+            _travelling.discard(message)
             if error is not None and self.failed is None:
                 self.failed = message
             self.changed.notify()
@@ -175,13 +175,16 @@ class _Waiters:
 
 
 _waiters = _Waiters()
-_abandoned: list[_Message] = []
+#: Whatever isn't done, whoever has given up waiting for it: torch may be using it.
+_travelling: set[_Message] = set()
+_parents: list[set[_Message]] = []
 
 
 def _after_fork() -> None:
-    """A child has none of its parent's threads."""
-    global _waiters
-    _waiters = _Waiters()
+    """A child has none of its parent's threads. Its messages aren't the child's to end."""
+    global _waiters, _travelling
+    _parents.append(_travelling)
+    _waiters, _travelling = _Waiters(), set()
 
 
 if hasattr(os, "register_at_fork"):
@@ -192,12 +195,12 @@ if hasattr(os, "register_at_fork"):
 def _let_go() -> None:
     """Ends the threads that wait for what never came: one that wakes up while the interpreter ends
     would end the process by a signal. A timeout closes the group's connections, whoever waits."""
-    for message in _abandoned:
+    for message in list(_travelling):
         if not message.done:
             try:
                 message.work.wait(timedelta(milliseconds=1))
             except Exception:
                 pass
     end = time.monotonic() + _GOODBYE
-    while any(not message.done for message in _abandoned) and time.monotonic() < end:
+    while _travelling and time.monotonic() < end:
         time.sleep(0.01)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import pathlib
@@ -292,23 +293,69 @@ STAGES = ["agree", "make", "forward", "agree again", "backward"]
 def fail(how, stage, hop, victim, patience):
     """One rank fails at a hop of a stage; all that live say what they see, and when."""
     rank, victim, patience = dist.get_rank(), int(victim), float(patience)
-    # torchrun ends all ranks once one is dead: they go on until they have said what they saw.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     x = torch.randn(1, 2, 40, 16, requires_grad=True)
     dist.barrier()
     if rank == victim:
         _fail_at((STAGES.index(stage), int(hop)), how, patience)
+    elif how == "interrupt":
+        # So that the victim is waiting when Ctrl-C arrives.
+        time.sleep(1.5)
     report = {"type": None}
     try:
-        out = ring_attention(x, x, x, "causal | sinks(3)", patience=patience)
+        tokens = 40 * dist.get_world_size()
+        out = ring_attention(x, x, x, "causal | sinks(3)", tokens=tokens, patience=patience)
         out.sum().backward()
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         report = {"type": type(error).__name__, "message": str(error)}
     report["time"] = time.time()
     if report["type"] is not None:
         with refused(longspan.RingError, "failed in an earlier call"):
             ring_attention(x, x, x, "causal", patience=patience)
     write(f"report-{rank}", report)
+
+
+def die():
+    """The same where torchrun sees the death, and tells all others to end."""
+    # They go on until they have said what they saw.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    fail("kill", "forward", 1, 1, 20.0)
+
+
+def faults(patience):
+    """Many faults, one after another, each of other processes: those that torchrun has started
+    fork, before torch has a thread, which saves them the time to load it."""
+    global FOLDER
+    rank, all_faults = int(os.environ["RANK"]), json.loads((FOLDER / "faults.json").read_text())
+    parent = FOLDER
+    # What children don't write to stays the same memory as their parent's.
+    gc.freeze()
+    for number, fault in enumerate(all_faults):
+        FOLDER = parent / str(number)
+        child = os.fork()
+        if not child:
+            store = f"file://{FOLDER}/store"
+            ranks = int(os.environ["WORLD_SIZE"])
+            dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks)
+            fail(*fault, patience)
+            # The child ends as any process does.
+            return
+        write(f"status-{rank}", {"status": _wait(child, fault[3] == rank)})
+
+
+def _wait(child, is_victim):
+    """How a child ends. A victim that has stopped is killed once all others have ended."""
+    end = time.monotonic() + LONG
+    while time.monotonic() < end:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        others = len(list(FOLDER.glob("status-*.json"))) == int(os.environ["WORLD_SIZE"]) - 1
+        if is_victim and others and "stopped" in pathlib.Path(f"/proc/{child}/status").read_text():
+            os.kill(child, signal.SIGKILL)
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return "it hung"
 
 
 def _fail_at(place, how, patience):
@@ -330,6 +377,8 @@ def _fail_at(place, how, patience):
                 os.kill(os.getpid(), signal.SIGKILL)
             elif how == "stop":
                 os.kill(os.getpid(), signal.SIGSTOP)
+            elif how == "interrupt":
+                threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
             elif how == "delay":
                 time.sleep(patience + 3)
             elif how == "damage":
@@ -342,27 +391,6 @@ def _fail_at(place, how, patience):
     _ranks.Ranks.run, _post.Post.start = count_stages, count_hops
 
 
-def interrupt():
-    """Ctrl-C ends a wait for the others, who then have an error too."""
-    x = torch.randn(1, 2, 40, 16)
-    dist.barrier()
-    start = time.monotonic()
-    if dist.get_rank() == 0:
-        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
-        try:
-            ring_attention(x, x, x, "causal", patience=LONG)
-        except KeyboardInterrupt:
-            pass
-        else:
-            raise AssertionError("nothing was interrupted")
-        assert 0.9 < time.monotonic() - start < 3
-        time.sleep(3)
-    else:
-        time.sleep(2)
-        with refused(longspan.RingError, r"rank 0|ranks \[0", seconds=6.0):
-            ring_attention(x, x, x, "causal", patience=3.0)
-
-
 def write(name, what):
     """A file that is there as a whole or not at all."""
     (FOLDER / f"{name}.new").write_text(json.dumps(what))
@@ -370,10 +398,11 @@ def write(name, what):
 
 
 if __name__ == "__main__":
-    task = {"equal": equal, "disagree": disagree, "fail": fail, "interrupt": interrupt}[sys.argv[1]]
+    task = {"equal": equal, "disagree": disagree, "die": die, "faults": faults}[sys.argv[1]]
     (FOLDER / f"pid-{os.environ['RANK']}").write_text(str(os.getpid()))
-    dist.init_process_group("gloo", timeout=timedelta(seconds=LONG))
-    torch.manual_seed(dist.get_rank())
+    if task is not faults:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=LONG))
+        torch.manual_seed(dist.get_rank())
     task(*sys.argv[3:])
-    if sys.argv[1] != "fail" and sys.argv[1] != "interrupt":
+    if task in (equal, disagree):
         dist.destroy_process_group()
