@@ -57,7 +57,7 @@ def ring_attention(
     which takes a round of messages more.
 
     ``scale``, ``enable_gqa``, ``softcap`` and ``return_lse`` are those of ``attention``. It computes
-    on as many threads as ``torch.get_num_threads()`` says.
+    on as many threads as ``torch.get_num_threads()`` says, outside of what ``torch.compile`` compiles.
 
     **All ranks make the same calls in the same order**, backward passes too. Autograd sees to the
     latter where ranks build the same graph and all call ``backward``: it goes through a graph in the
