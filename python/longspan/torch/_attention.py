@@ -172,6 +172,8 @@ class _OverLayout(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, layout, scores):
+        # The dispatcher, which sees to a sign that torch keeps beside numbers, isn't on the way.
+        q, k, v = (x.resolve_neg() for x in (q, k, v))
         found = _run.forward(_run.empty_found(q, v), q, k, v, layout, scores, Places())
         ctx.save_for_backward(q, k, v, *found)
         ctx.how = layout, scores
@@ -192,6 +194,7 @@ class _OverLayoutBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, out, lse, lse_rest, dout, dlse, layout, scores):
         found = Found(out, lse, lse_rest)
+        dout, dlse = (None if x is None else x.resolve_neg() for x in (dout, dlse))
         return _run.backward(q, k, v, found, dout, dlse, layout, scores, Places())
 
     backward = staticmethod(_op.no_second_derivative)
