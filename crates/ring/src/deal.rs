@@ -36,13 +36,13 @@ pub(crate) struct Deal {
 impl Deal {
     /// How the `held` tokens of `owner` get to the ranks that want them, by rank.
     pub(crate) fn new(owner: usize, held: u64, wanted: Vec<Tokens>) -> Self {
+        let many = wanted_by_many(&wanted);
+        if many == 0 || is_most(many, held) {
+            return Deal { direct: wanted, trees: Vec::new() };
+        }
         let mut counts = vec![0_u32; held as usize];
         for tokens in &wanted {
             tokens::numbers(tokens).for_each(|token| counts[token] += 1);
-        }
-        let many = counts.iter().filter(|count| **count >= MANY).count() as u64;
-        if many == 0 || many > held.div_ceil(4) {
-            return Deal { direct: wanted, trees: Vec::new() };
         }
         let mut who: FxHashMap<usize, Vec<usize>> = FxHashMap::default();
         for (rank, tokens) in wanted.iter().enumerate() {
@@ -88,6 +88,33 @@ impl Deal {
     }
 }
 
+/// How many of an owner's tokens many ranks want.
+pub(crate) fn wanted_by_many<'a>(wanted: impl IntoIterator<Item = &'a Tokens>) -> u64 {
+    let mut edges: Vec<(i64, i32)> = Vec::new();
+    for piece in wanted.into_iter().flat_map(Tokens::progressions) {
+        let (stretches, len) = if piece.step == 1 { (1, piece.len) } else { (piece.len, 1) };
+        for stretch in 0..stretches {
+            let start = piece.start + (stretch * piece.step) as i64;
+            edges.extend([(start, 1), (start + len as i64, -1)]);
+        }
+    }
+    edges.sort_unstable();
+    let (mut many, mut ranks) = (0, 0);
+    for pair in edges.windows(2) {
+        ranks += pair[0].1;
+        if ranks >= MANY as i32 {
+            many += (pair[1].0 - pair[0].0) as u64;
+        }
+    }
+    many
+}
+
+/// Whether so many of an owner's tokens are too many for trees; it stays so when more ranks want
+/// some.
+pub(crate) fn is_most(many: u64, held: u64) -> bool {
+    many > held.div_ceil(4)
+}
+
 /// What a rank has from an owner: directly, and by trees. The reverse of [`Deal::for_rank`].
 pub(crate) fn read(owner: usize, bytes: &[u8]) -> Result<(Tokens, Vec<Tree>)> {
     let mut reader = Reader::new(bytes);
@@ -100,7 +127,8 @@ pub(crate) fn read(owner: usize, bytes: &[u8]) -> Result<(Tokens, Vec<Tree>)> {
         let number = reader.word()? as u32;
         let tokens = reader.tokens()?;
         let count = reader.word()?;
-        let ranks = (0..count).map(|_| reader.word().map(|rank| rank as usize)).collect::<Result<_>>()?;
+        let ranks =
+            (0..count).map(|_| reader.word().map(|rank| rank as usize)).collect::<Result<_>>()?;
         trees.push(Tree { number, owner, tokens, ranks });
     }
     Ok((direct, trees))
@@ -164,6 +192,21 @@ mod tests {
         let wanted = vec![Positions::range(0, 100).unwrap(); 9];
         let deal = Deal::new(0, 100, wanted.clone());
         assert_eq!(deal, Deal { direct: wanted, trees: Vec::new() });
+    }
+
+    #[test]
+    fn tokens_that_many_want_are_counted() {
+        let comb = |start, step, len| {
+            Positions::new([longspan::Progression { start, step, len }]).unwrap()
+        };
+        let wanted =
+            [comb(0, 1, 50), comb(0, 2, 40), comb(10, 1, 5), comb(3, 1, 30), comb(0, 7, 9)];
+        let counts =
+            |token: usize| wanted.iter().filter(|w| tokens::numbers(w).any(|t| t == token)).count();
+        let many = (0..100).filter(|&token| counts(token) >= MANY as usize).count() as u64;
+        assert!(many > 0);
+        assert_eq!(wanted_by_many(&wanted), many);
+        assert_eq!(wanted_by_many(&[]), 0);
     }
 
     #[test]

@@ -9,6 +9,8 @@ use longspan::{
     row_deltas,
 };
 
+use longspan_pattern::Sight;
+
 use crate::bytes::{Reader, write_tokens};
 use crate::deal::{self, Deal};
 use crate::error::{Error, Result};
@@ -307,9 +309,10 @@ fn prepare(link: &mut Link<'_>, problem: Problem, options: &Options) -> Result<W
         return Err(Error::Ranks { shards: problem.shards.ranks(), ranks });
     }
     let pattern = want::any_head(&problem.pattern, problem.heads)?;
+    let mut sight = Sight::new(&pattern);
     let wants = (0..ranks).map(|owner| match owner == rank {
         true => Ok(Want::default()),
-        false => Want::of(&problem, &pattern, rank, owner),
+        false => Want::of(&problem, &pattern, &mut sight, rank, owner),
     });
     let wants = wants.collect::<Result<Vec<_>>>()?;
 

@@ -17,12 +17,15 @@ pub(crate) fn options() -> Options {
 }
 
 /// Shard maps of every kind.
-pub(crate) fn maps(tokens: u64, ranks: usize) -> Vec<(&'static str, Shards)> {
+pub(crate) fn maps(case: &AttentionCase, ranks: usize) -> Vec<(&'static str, Shards)> {
+    let tokens = case.layout.tokens_k;
+    let heads: Heads = case.pattern_text().parse().unwrap();
     vec![
         ("contiguous", Shards::contiguous(tokens, ranks, 1).unwrap()),
         ("zigzag", Shards::zigzag(tokens, ranks, 1).unwrap()),
         ("striped", Shards::striped(tokens, ranks, 1).unwrap()),
         ("striped by 13", Shards::striped(tokens, ranks, 13).unwrap()),
+        ("balanced", Shards::balanced(heads, tokens, ranks, 1).unwrap()),
     ]
 }
 
@@ -55,7 +58,10 @@ pub(crate) fn positions(shards: &Shards, rank: usize) -> Vec<usize> {
 pub(crate) fn pick(all: &[f32], tokens: usize, dim: usize, chosen: &[usize]) -> Vec<f32> {
     let heads = all.len() / (tokens * dim).max(1);
     let row = |head: usize, token: usize| &all[(head * tokens + token) * dim..][..dim];
-    (0..heads).flat_map(|head| chosen.iter().flat_map(move |&token| row(head, token))).copied().collect()
+    (0..heads)
+        .flat_map(|head| chosen.iter().flat_map(move |&token| row(head, token)))
+        .copied()
+        .collect()
 }
 
 /// The reverse.
@@ -121,7 +127,8 @@ pub(crate) fn both<T: Transport>(
     let mut ring = Ring::new(transport, problem, options())?;
     let inputs = share.inputs();
     let output = ring.forward(inputs.q, inputs.k, inputs.v)?;
-    let arrived = Arrived { dlse: share.dlse.as_deref(), ..Arrived::of(&output, share.dout.view()) };
+    let arrived =
+        Arrived { dlse: share.dlse.as_deref(), ..Arrived::of(&output, share.dout.view()) };
     let gradients = ring.backward(inputs, arrived)?;
     Ok(Results {
         out: output.out.as_slice().to_vec(),
@@ -138,11 +145,12 @@ pub(crate) fn both<T: Transport>(
 /// Both passes of all ranks, as threads.
 pub(crate) fn around(case: &AttentionCase, numbers: &Numbers, shards: &Shards) -> Vec<Results> {
     std::thread::scope(|scope| {
-        let ranks = Local::ranks(shards.ranks()).into_iter().enumerate().map(|(rank, transport)| {
-            let share = Share::of(numbers, &positions(shards, rank));
-            let problem = problem(case, shards.clone());
-            scope.spawn(move || both(transport, problem, &share).unwrap())
-        });
+        let ranks =
+            Local::ranks(shards.ranks()).into_iter().enumerate().map(|(rank, transport)| {
+                let share = Share::of(numbers, &positions(shards, rank));
+                let problem = problem(case, shards.clone());
+                scope.spawn(move || both(transport, problem, &share).unwrap())
+            });
         let ranks: Vec<_> = ranks.collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     })
