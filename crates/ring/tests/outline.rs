@@ -60,7 +60,7 @@ fn outlines_are_what_rings_do() {
     ];
     for (name, rule) in rules {
         let case = AttentionCase { heads_q: 4, ..AttentionCase::new(name, rule, 1_501) };
-        for ranks in [1, 2, 5, 9] {
+        for ranks in [2, 7] {
             for (map, shards) in maps(&case, ranks) {
                 compare(&case, map, &shards);
             }

@@ -77,10 +77,10 @@ pub(crate) fn put(all: &mut [f32], tokens: usize, dim: usize, chosen: &[usize], 
 
 /// One rank's tensors.
 pub(crate) struct Share {
-    pub(crate) q: Tensor,
-    pub(crate) k: Tensor,
-    pub(crate) v: Tensor,
-    pub(crate) dout: Tensor,
+    pub(crate) q: Tensor<f32>,
+    pub(crate) k: Tensor<f32>,
+    pub(crate) v: Tensor<f32>,
+    pub(crate) dout: Tensor<f32>,
     pub(crate) dlse: Option<Vec<f32>>,
 }
 
