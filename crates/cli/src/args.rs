@@ -5,6 +5,7 @@
 //! can judge (a block size, a range of rows) is handed on and judged there.
 
 mod bench;
+mod plan;
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -14,6 +15,7 @@ use clap::{Args, Parser, Subcommand};
 use longspan::{ElementType, Isa};
 
 pub(crate) use bench::{Bench, Pass};
+pub(crate) use plan::{Map, Network, Plan};
 
 /// Attention for sequences too long for attention.
 #[derive(Debug, Parser)]
@@ -38,6 +40,8 @@ pub(crate) enum Command {
     Verify(Verify),
     /// Say what this machine has, what Longspan would use, and why.
     Doctor(Doctor),
+    /// Say what attention over many ranks would take: memory, messages, time.
+    Plan(Plan),
 }
 
 const VERIFY: &str = "\

@@ -7,6 +7,7 @@
 //! | `inspect`, `report`, `terminal`, `plot` | a pattern in numbers, and in pictures of characters or pixels |
 //! | `bench`, `random` | time, share of what the machine can do, memory; numbers to compute with |
 //! | `verify` | every kernel against the oracle |
+//! | `plan` | what a ring of many ranks would take |
 //! | `doctor`, `machine`, `choice` | what there is, what would be used, and why |
 //! | `element` | from the name of an element type to the type |
 //! | `number`, `table` | what people read |
@@ -25,6 +26,7 @@ mod element;
 mod inspect;
 mod machine;
 mod number;
+mod plan;
 mod plot;
 mod progress;
 mod random;
@@ -46,6 +48,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args),
         Command::Verify(args) => verify::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Plan(args) => plan::run(&args),
     };
     let Err(error) = result else {
         return ExitCode::SUCCESS;
@@ -58,6 +61,7 @@ fn main() -> ExitCode {
     let _ = writeln!(io::stderr(), "error: {error:#}");
     let input_is_at_fault = error.is::<longspan_pattern::Error>()
         || error.is::<longspan::Error>()
+        || error.is::<longspan_ring::Error>()
         || error.is::<compile::BadInput>();
     ExitCode::from(if input_is_at_fault { 2 } else { 1 })
 }

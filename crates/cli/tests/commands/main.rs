@@ -1,23 +1,25 @@
-//! `longspan bench`, `longspan verify` and `longspan doctor`, run as a user runs them.
+//! `longspan bench`, `verify`, `doctor` and `plan`, run as a user runs them.
 
 mod bench;
 #[path = "../common/mod.rs"]
 mod common;
 mod doctor;
+mod plan;
 mod verify;
 
 use common::run;
 
 #[test]
 fn help_explains() {
-    let cases: [(&str, &[&str]); 4] = [
-        ("--help", &["inspect", "bench", "verify", "doctor"]),
+    let cases: [(&str, &[&str]); 5] = [
+        ("--help", &["inspect", "bench", "verify", "doctor", "plan"]),
         (
             "bench",
             &["--tokens", "--kv-heads", "--pass", "LONGSPAN_THREADS", "bthd", "FMA peak", "bf16"],
         ),
         ("verify", &["--quick", "--isa", "--dtype", "at most 12,", "the exit code is 1"]),
         ("doctor", &["--json"]),
+        ("plan", &["--calibrate", "--machine", "h100", "--plot", "--shards", "published figures"]),
     ];
     for (command, words) in cases {
         let args: &[&str] = if command == "--help" { &["--help"] } else { &[command, "--help"] };
