@@ -110,7 +110,9 @@ def run(cell: dict, given: argparse.Namespace, half):
     """What a cell measured, or why it has nothing; `half` is what it was at half the length."""
     if cell["engine"] == "flex" and cell["pass"] == "step":
         return "no backward"
-    if isinstance(half, dict) and half["first"] * 2 > given.patience:
+    # Dense engines take four times as long over twice the length.
+    growth = 2 if cell["engine"] in ("longspan", "nothing") else 4
+    if isinstance(half, dict) and half["first"] * growth > given.patience:
         return f"not run: half of it took {half['first']:.0f} s"
     wanted = needed(cell)
     if wanted > given.memory:
@@ -243,8 +245,18 @@ def main() -> None:
         "|" + "---|" * (6 + len(ENGINES)),
     ]
     print("\n".join(head), flush=True)
+    stem = HERE.parent / "record" / f"{date.today()}-layers-{given.record}"
+    known = stem.with_suffix(".json")
+    # A run that was stopped goes on where it was.
+    earlier = json.loads(known.read_text()) if given.record and known.exists() else []
     results, lines = [], []
     for key in cells(given):
+        found = next((f for k, f in earlier if k == key), None)
+        if found is not None:
+            results.append((key, found))
+            lines.append(row(key, found))
+            print(lines[-1], flush=True)
+            continue
         found = {}
         for engine in given.engine:
             options = {name: getattr(given, name) for name in ("threads", "rounds", "budget", "memory")}
@@ -255,15 +267,17 @@ def main() -> None:
         results.append((key, found))
         lines.append(row(key, found))
         print(lines[-1], flush=True)
+        if given.record:
+            known.write_text(json.dumps([[k, f] for k, f in results], indent=1))
+    together = sorted(zip(results, lines), key=lambda pair: (pair[0][0]["model"], pair[0][0]["dtype"], pair[0][0]["tokens"]))
+    results, lines = [result for result, _ in together], [line for _, line in together]
     tail = crossovers(results)
     print("\n" + "\n".join(tail))
     if given.record:
-        stem = HERE.parent / "record" / f"{date.today()}-layers-{given.record}"
         plot(results, stem.with_suffix(".png"))
         picture = f"\n![seconds and memory of a training step]({stem.name}.png)\n"
         text = "\n".join([*head, *lines, "", *tail, picture])
         stem.with_suffix(".md").write_text(text)
-        stem.with_suffix(".json").write_text(json.dumps([[k, f] for k, f in results], indent=1))
 
 
 if __name__ == "__main__":

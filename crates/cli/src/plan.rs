@@ -34,7 +34,7 @@ const ALL: usize = 64;
 /// Ranks that are simulated of more.
 const SOME: usize = 8;
 /// Blocks of queries that are looked at to find the rank that has most to do.
-const ROWS: u64 = 1 << 20;
+const ROWS: u64 = 1 << 18;
 
 /// What is planned.
 pub(crate) struct Sizes {

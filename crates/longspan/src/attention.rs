@@ -209,6 +209,11 @@ impl<'a> Hook<'a> {
     pub fn none() -> Self {
         Hook(None)
     }
+
+    /// The same, for one call of several.
+    pub fn reborrow(&mut self) -> Hook<'_> {
+        Hook(self.0.as_mut().map(|between| &mut **between as _))
+    }
 }
 
 impl std::fmt::Debug for Hook<'_> {
@@ -442,8 +447,7 @@ impl Attention {
         arrived: Arrived<'_, E>,
     ) -> Result<Gradients<E>> {
         check::inputs(self, &inputs)?;
-        let like =
-            |view: &View<'_, E>| Tensor::filled(E::default(), view.dims(), view.order());
+        let like = |view: &View<'_, E>| Tensor::filled(E::default(), view.dims(), view.order());
         let (mut dq, mut dk, mut dv) = (like(&inputs.q)?, like(&inputs.k)?, like(&inputs.v)?);
         let into = GradientsMut { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() };
         self.differentiate(inputs, arrived, into, Hook::none())?;

@@ -285,6 +285,35 @@ impl<'a, T: Copy> View<'a, T> {
         Some(unsafe { *self.first.offset(offset) })
     }
 
+    /// Some tokens of each sequence.
+    ///
+    /// ```
+    /// use longspan::{Dims, Order, View};
+    ///
+    /// let dims = Dims { batch: 1, tokens: 3, heads: 1, dim: 1 };
+    /// let view = View::new(&[1.0_f32, 2.0, 3.0], dims, Order::BatchTokenHeadDim)?;
+    /// assert_eq!(view.tokens(1..3).get(0, 0, 0, 0), Some(2.0));
+    /// # Ok::<_, longspan::Error>(())
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// If there are no such tokens.
+    #[must_use]
+    pub fn tokens(&self, tokens: std::ops::Range<usize>) -> Self {
+        let Extent { dims, strides } = self.extent;
+        assert!(
+            tokens.start <= tokens.end && tokens.end <= dims.tokens,
+            "tokens {tokens:?} of {}",
+            dims.tokens
+        );
+        // Without elements the first one may be anywhere: it stays where it is.
+        let by = if tokens.is_empty() { 0 } else { tokens.start as isize * strides.tokens };
+        let first = self.first.wrapping_offset(by);
+        let dims = Dims { tokens: tokens.len(), ..dims };
+        View { first, extent: Extent { dims, strides }, memory: PhantomData }
+    }
+
     /// Copies the numbers of one token and head to `into`.
     ///
     /// ```

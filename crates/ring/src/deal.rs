@@ -9,6 +9,7 @@ use rustc_hash::FxHashMap;
 
 use crate::bytes::{Reader, write_tokens, write_word};
 use crate::error::Result;
+use crate::problem::{Fold, Problem};
 use crate::tokens::{self, Tokens};
 
 /// Ranks that are many.
@@ -34,6 +35,15 @@ pub(crate) struct Deal {
 }
 
 impl Deal {
+    /// How an owner's tokens get to the ranks that want them, by rank: without trees where every
+    /// rank takes them in the order in which they stand.
+    pub(crate) fn of(problem: &Problem, owner: usize, wanted: Vec<Tokens>) -> Self {
+        match problem.fold {
+            Fold::Overlapped => Deal::new(owner, problem.shards.rank(owner).len(), wanted),
+            Fold::Reproducible => Deal { direct: wanted, trees: Vec::new() },
+        }
+    }
+
     /// How the `held` tokens of `owner` get to the ranks that want them, by rank.
     pub(crate) fn new(owner: usize, held: u64, wanted: Vec<Tokens>) -> Self {
         let many = wanted_by_many(&wanted);

@@ -39,6 +39,21 @@ pub enum Error {
         /// Which position.
         position: i64,
     },
+    /// Shards whose edges aren't where results that are the same for every number of ranks need them.
+    #[error(
+        "rank {rank} holds tokens {start} to {end}, expected stretches with edges at multiples of \
+             {tile}: make shards with that grain"
+    )]
+    Edges {
+        /// Whose map.
+        rank: usize,
+        /// The first of them.
+        start: u64,
+        /// One past the last.
+        end: u64,
+        /// What edges have to be multiples of.
+        tile: u64,
+    },
     /// A map for another number of ranks.
     #[error("the shards are for {shards} ranks, the transport has {ranks}")]
     Ranks {
@@ -69,9 +84,26 @@ pub enum Error {
         /// What they should hold.
         expected: longspan::ElementType,
     },
+    /// A bound that no error can be within.
+    #[error("numbers within {bound} of what they are, expected a finite number, at least 0")]
+    Bound {
+        /// What was given.
+        bound: f32,
+    },
+    /// Numbers that have no 8-bit form.
+    #[error(
+        "{tensor} has numbers that aren't finite, which Wire::Int8 can't carry: use another one"
+    )]
+    NotFinite {
+        /// Of which tensor.
+        tensor: &'static str,
+    },
     /// Ranks were started with different arguments.
-    #[error("ranks disagree about {what}: {} say what this rank ({rank}) says, {} don't",
-            list(agree), list(differ))]
+    #[error(
+        "ranks disagree about {what}: {} say what this rank ({rank}) says, {} don't",
+        list(agree),
+        list(differ)
+    )]
     Disagree {
         /// About what.
         what: String,
@@ -95,7 +127,9 @@ pub enum Error {
         awaited: String,
     },
     /// A message came that isn't what was awaited, or was damaged on its way.
-    #[error("a message from rank {from} {why}; this was step {step} of {doing}, waiting for {awaited}")]
+    #[error(
+        "a message from rank {from} {why}; this was step {step} of {doing}, waiting for {awaited}"
+    )]
     Message {
         /// Who sent it.
         from: usize,

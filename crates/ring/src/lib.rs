@@ -8,7 +8,7 @@
 //! | `problem`, `ring` | what all ranks compute; what a caller writes |
 //! | `want`, `deal`, `schedule` | who needs what of whom; how it gets there; in which step |
 //! | `load`, `outline` | how much there is to compute; what any rank would do, without messages |
-//! | `pass` | the one loop, forward and backward |
+//! | `pass`, `wire` | the one loop, forward and backward; how keys and values travel |
 //! | `transport` | what a ring needs of a message engine, and the engines |
 //! | `link`, `message` | hops with headers; headers and checksums |
 //! | `tokens`, `bytes`, `buffer`, `error` | some of a rank's tokens; lists and messages as bytes; what can go wrong |
@@ -31,13 +31,15 @@ mod shards;
 mod tokens;
 mod transport;
 mod want;
+mod wire;
 
 pub use buffer::Buffer;
 pub use error::{Error, Result};
 pub use load::Work;
 pub use outline::{Outline, Outlines, Stage};
 pub use pass::Tally;
-pub use problem::Problem;
+pub use problem::{Fold, Problem};
 pub use ring::{Options, Ring};
 pub use shards::Shards;
 pub use transport::{Failure, Hop, Incoming, Local, Meanwhile, Outgoing, Transport};
+pub use wire::Wire;

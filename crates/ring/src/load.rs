@@ -50,7 +50,8 @@ pub(crate) fn pairs_seen(
     let rows = u128::from(rows.max(1));
     let bands = (0..rows).map(|row| {
         let middle = (2 * row + 1) * u128::from(all) / (2 * rows);
-        stretch((middle as u64).saturating_sub(block / 2).min(all - block), block)
+        // On a multiple of the block, where most rows have the same masks.
+        stretch((middle as u64 / block * block).min(all - block), block)
     });
     let sample = Positions::new(bands)?;
     let pairs = count(tokens::stand(queries, &sample))?;

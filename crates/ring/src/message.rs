@@ -83,8 +83,14 @@ pub(crate) fn seal_given_up(message: &mut Buffer, place: Place, why: GiveUp) {
 
 fn write(message: &mut Buffer, place: Place, kind: u32, blamed: u32, step: u32) {
     let len = (message.len() - HEADER) as u64;
-    let words =
-        [MAGIC, kind << 8 | place.doing as u32, place.call, step, place.from as u32, place.to as u32];
+    let words = [
+        MAGIC,
+        kind << 8 | place.doing as u32,
+        place.call,
+        step,
+        place.from as u32,
+        place.to as u32,
+    ];
     for (index, word) in words.into_iter().chain([blamed, 0]).enumerate() {
         message[4 * index..4 * index + 4].copy_from_slice(&word.to_le_bytes());
     }
@@ -121,8 +127,7 @@ pub(crate) fn open(message: &Buffer, place: Place, awaited: &str) -> Result<()> 
         return Err(Error::GivenUp { by: place.from, rank, step, doing: place.doing.name() });
     }
     let got = [kind, word(message, 8), step, word(message, 16), word(message, 20)];
-    let expected =
-        [place.doing as u32, place.call, place.step, place.from as u32, place.to as u32];
+    let expected = [place.doing as u32, place.call, place.step, place.from as u32, place.to as u32];
     if got != expected {
         return Err(wrong(format!(
             "is another one: (kind, call, step, from, to) {got:?}, expected {expected:?}"
@@ -162,8 +167,7 @@ mod tests {
         assert!(error.to_string().contains("waiting for keys of rank 1"), "{error}");
         seal_given_up(&mut message, PLACE, GiveUp { blamed: Some(5), step: 4 });
         let error = open(&message, PLACE, "keys").unwrap_err();
-        let expected =
-            Error::GivenUp { by: 1, rank: Some(5), step: 4, doing: "the forward pass" };
+        let expected = Error::GivenUp { by: 1, rank: Some(5), step: 4, doing: "the forward pass" };
         assert_eq!(error, expected);
     }
 }

@@ -32,7 +32,8 @@ use crate::want::{self, Want};
 /// let problem = Problem::new(window, shards).heads(8, 2).dims(128, 128);
 /// let outline = Outlines::new(&problem)?.rank(2_000)?;
 /// // One neighbour, a thousand keys and values of two heads.
-/// assert_eq!(outline.forward[0].receives, [(1_999, 1_000 * 2 * (128 + 128) * 4)]);
+/// let hop = outline.forward.iter().find(|stage| !stage.receives.is_empty()).unwrap();
+/// assert_eq!(hop.receives, [(1_999, 1_000 * 2 * (128 + 128) * 4)]);
 /// # Ok::<_, Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
@@ -65,7 +66,8 @@ pub struct Outline {
 pub struct Stage {
     /// The step, which both ends of a message know; ranks go through theirs in ascending order.
     pub label: u32,
-    /// Ranks and the bytes that go to each, headers left out.
+    /// Ranks and the bytes that go to each, headers left out; at most so many, where numbers
+    /// decide how they travel.
     pub sends: Vec<(usize, u64)>,
     /// Ranks and the bytes that come from each.
     pub receives: Vec<(usize, u64)>,
@@ -110,7 +112,7 @@ impl<'a> Outlines<'a> {
         let asked = (0..ranks).map(|asking| self.want(asking, rank)).collect::<Result<Vec<_>>>()?;
         let (wanted, guests): (Vec<_>, Vec<_>) =
             asked.into_iter().map(|want| (want.keys, want.guests)).unzip();
-        let deal = Deal::new(rank, held.len(), wanted);
+        let deal = Deal::of(problem, rank, wanted);
         let mut dealt = Vec::with_capacity(ranks);
         for (owner, want) in wants.iter().enumerate() {
             let none = want.keys.is_empty();
@@ -125,7 +127,11 @@ impl<'a> Outlines<'a> {
         let known = Known { rank, wants: &wants, dealt: &dealt, deal: &deal, guests: &guests };
         let schedule = Schedule::new(problem, &known);
 
-        let own = self.work(held, held)?;
+        let mut own = Vec::with_capacity(schedule.own.len());
+        for range in &schedule.own {
+            let keys = Tokens::range(range.start as i64, range.len() as u64)?;
+            own.push(self.work(held, &tokens::stand(held, &keys))?);
+        }
         let mut arrivals = Vec::with_capacity(schedule.arrivals.len());
         for arrival in &schedule.arrivals {
             let stay = arrival.stay.as_ref().map(|stay| tokens::stand(held, stay));
@@ -135,7 +141,7 @@ impl<'a> Outlines<'a> {
         for hosting in &schedule.hostings {
             hostings.push(self.work(&hosting.positions, held)?);
         }
-        let stages = |steps: &[Step]| stages(steps, own, &arrivals, &hostings);
+        let stages = |steps: &[Step]| stages(steps, &own, &arrivals, &hostings);
         let (forward, backward) = (stages(&schedule.forward), stages(&schedule.backward));
         Ok(Outline { rank, tokens: held.len(), forward, backward })
     }
@@ -192,21 +198,23 @@ impl<'a> Outlines<'a> {
                 return Ok(None);
             }
         }
-        let deal = Deal::new(owner, held, wanted);
+        let deal = Deal::of(self.problem, owner, wanted);
         Ok((!deal.trees.is_empty()).then_some(deal))
     }
 }
 
-/// Steps with what is computed in each: what came in the one before.
-fn stages(steps: &[Step], own: Work, arrivals: &[Work], hostings: &[Work]) -> Vec<Stage> {
+/// Steps with what is computed in each: what the one before had ready.
+fn stages(steps: &[Step], own: &[Work], arrivals: &[Work], hostings: &[Work]) -> Vec<Stage> {
     let list = |messages: &[Message]| messages.iter().map(|m| (m.peer, m.bytes())).collect();
-    let mut due = own;
+    let mut due = Work::default();
     let mut stages = Vec::with_capacity(steps.len() + 1);
-    for Step { label, sends, receives } in steps {
-        let work = std::mem::take(&mut due);
-        stages.push(Stage { label: *label, sends: list(sends), receives: list(receives), work });
-        for part in receives.iter().flat_map(|message| &message.parts) {
+    for Step { label, sends, receives, work } in steps {
+        let meanwhile = std::mem::take(&mut due);
+        let (sends, receives) = (list(sends), list(receives));
+        stages.push(Stage { label: *label, sends, receives, work: meanwhile });
+        for part in work {
             match (part.about, part.way) {
+                (About::Own(number), _) => due += own[number],
                 (About::Arrival(arrival), Way::Out) => due += arrivals[arrival],
                 (About::Hosting(hosting), Way::Out) => due += hostings[hosting],
                 _ => {}

@@ -2,6 +2,7 @@
 
 mod backward;
 mod forward;
+mod keys;
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -17,11 +18,14 @@ use crate::buffer::Buffer;
 use crate::error::{Error, Result};
 use crate::link::Link;
 use crate::message::{self, HEADER};
-use crate::schedule::{About, Message, Part, Step, Way};
+use crate::schedule::{ALIGN, About, Message, Part, Step, Way};
 use crate::transport::{Incoming, Outgoing};
 
 /// What a pass does with the parts of messages.
 pub(crate) trait Pass {
+    /// Bytes of a part, as far as that is known by now.
+    fn size(&self, part: Part) -> usize;
+
     /// Writes a part that leaves.
     fn fill(&mut self, part: Part, into: &mut [u8]);
 
@@ -29,7 +33,7 @@ pub(crate) trait Pass {
     fn keep(&mut self, part: Part, held: Held);
 
     /// Works on a part that has come, or on this rank's own keys.
-    fn work(&mut self, on: Option<Part>, hook: Hook<'_>) -> Result<()>;
+    fn work(&mut self, on: Part, hook: Hook<'_>) -> Result<()>;
 
     /// In words, for errors.
     fn describe(&self, part: Part, rank: usize) -> String;
@@ -68,8 +72,10 @@ pub struct Tally {
 /// Where a pass came to an end before its time.
 pub(crate) struct Stopped {
     pub(crate) error: Error,
-    /// The first of the steps whose messages haven't left.
-    pub(crate) next: usize,
+    /// At which step.
+    pub(crate) step: u32,
+    /// Messages that other ranks still wait for, and their lengths.
+    pub(crate) owed: Vec<(usize, usize)>,
 }
 
 /// Goes through the steps of a pass.
@@ -79,23 +85,19 @@ pub(crate) fn run(
     pass: &mut dyn Pass,
     tally: &mut Tally,
 ) -> Result<(), Stopped> {
-    let mut due = vec![None];
+    let mut due: &[Part] = &[];
     let mut held = 0;
     for (index, step) in steps.iter().enumerate() {
-        let stopped = |error| Stopped { error, next: index + 1 };
         let mut sends: Vec<_> = step.sends.iter().map(|message| pack(message, pass)).collect();
-        let mut receives: Vec<_> = step
-            .receives
-            .iter()
-            .map(|message| Incoming { from: message.peer, bytes: message::blank(message.len()) })
-            .collect();
-        let coming = step.receives.iter().map(Message::bytes).sum::<u64>();
+        let lengths: Vec<_> = step.receives.iter().map(|message| length(message, pass)).collect();
+        let receive = |(message, len): (&Message, &usize)| Incoming {
+            from: message.peer,
+            bytes: message::blank(*len),
+        };
+        let mut receives: Vec<_> = step.receives.iter().zip(&lengths).map(receive).collect();
+        let coming = step.receives.iter().map(|message| contents(message, pass)).sum::<u64>();
         tally.most_held = tally.most_held.max(held + coming);
-        let mut names: Vec<(usize, String)> = Vec::new();
-        for message in &step.receives {
-            let parts = message.parts.iter().map(|part| pass.describe(*part, message.peer));
-            names.push((message.peer, parts.collect::<Vec<_>>().join(" and ")));
-        }
+        let names: Vec<_> = step.receives.iter().map(|message| name(message, pass)).collect();
         let awaited = |rank| {
             let name = names.iter().find(|(peer, _)| *peer == rank);
             name.map_or_else(|| format!("rank {rank}"), |(_, name)| name.clone())
@@ -105,42 +107,74 @@ pub(crate) fn run(
         let mut computed = Duration::ZERO;
         let hopped = link.hop(step.label, &mut sends, &mut receives, &awaited, &mut |poll| {
             let start = Instant::now();
-            worked = due.drain(..).try_for_each(|on| pass.work(on, Hook::new(&mut |_| poll())));
+            worked = due.iter().try_for_each(|on| pass.work(*on, Hook::new(&mut |_| poll())));
             computed = start.elapsed();
         });
         tally.computing += computed;
         tally.waiting += start.elapsed().saturating_sub(computed);
-        match (hopped, worked) {
+        let error = match (hopped, worked) {
+            (Ok(()), Ok(())) => None,
             // Work that was stopped because the hop had failed isn't what went wrong.
             (Err(error), Ok(()) | Err(Error::Attention(longspan::Error::Stopped { .. }))) => {
-                return Err(stopped(error));
+                Some(error)
             }
-            (_, Err(error)) => return Err(stopped(error)),
-            (Ok(()), Ok(())) => {}
+            (_, Err(error)) => Some(error),
+        };
+        if let Some(error) = error {
+            let owed = owed(&steps[index + 1..], pass);
+            return Err(Stopped { error, step: step.label, owed });
         }
-        tally.sent += step.sends.iter().map(Message::bytes).sum::<u64>();
+        tally.sent += step.sends.iter().map(|message| contents(message, pass)).sum::<u64>();
         tally.received += coming;
         tally.messages += step.receives.len() as u64;
         held = coming;
         for (message, receive) in step.receives.iter().zip(receives) {
             let buffer = Rc::new(receive.bytes);
-            for (part, from) in message.places() {
-                let range = HEADER + from..HEADER + from + part.bytes;
+            let mut from = HEADER;
+            for &part in &message.parts {
+                let range = from..from + pass.size(part);
+                from += (range.end - range.start).next_multiple_of(ALIGN);
                 pass.keep(part, Held { message: buffer.clone(), range });
-                due.push(Some(part));
             }
         }
+        due = &step.work;
     }
     let start = Instant::now();
-    let worked = due.drain(..).try_for_each(|on| pass.work(on, Hook::none()));
+    let worked = due.iter().try_for_each(|on| pass.work(*on, Hook::none()));
     tally.computing += start.elapsed();
-    worked.map_err(|error| Stopped { error, next: steps.len() })
+    let step = steps.last().map_or(0, |step| step.label);
+    worked.map_err(|error| Stopped { error, step, owed: Vec::new() })
+}
+
+/// Bytes of a message behind its header.
+fn length(message: &Message, pass: &dyn Pass) -> usize {
+    message.parts.iter().map(|part| pass.size(*part).next_multiple_of(ALIGN)).sum()
+}
+
+/// Bytes of what it is about.
+fn contents(message: &Message, pass: &dyn Pass) -> u64 {
+    let parts = message.parts.iter().filter(|part| part.way != Way::Notice);
+    parts.map(|part| pass.size(*part) as u64).sum()
+}
+
+fn name(message: &Message, pass: &dyn Pass) -> (usize, String) {
+    let parts = message.parts.iter().map(|part| pass.describe(*part, message.peer));
+    (message.peer, parts.collect::<Vec<_>>().join(" and "))
+}
+
+/// What others wait for in such steps.
+pub(crate) fn owed(steps: &[Step], pass: &dyn Pass) -> Vec<(usize, usize)> {
+    let messages = steps.iter().flat_map(|step| &step.sends);
+    messages.map(|message| (message.peer, length(message, pass))).collect()
 }
 
 fn pack(message: &Message, pass: &mut dyn Pass) -> Outgoing {
-    let mut bytes = message::blank(message.len());
-    for (part, from) in message.places() {
-        pass.fill(part, &mut bytes[HEADER + from..HEADER + from + part.bytes]);
+    let mut bytes = message::blank(length(message, pass));
+    let mut from = HEADER;
+    for &part in &message.parts {
+        let size = pass.size(part);
+        pass.fill(part, &mut bytes[from..from + size]);
+        from += size.next_multiple_of(ALIGN);
     }
     Outgoing { to: message.peer, bytes }
 }
@@ -148,14 +182,13 @@ fn pack(message: &Message, pass: &mut dyn Pass) -> Outgoing {
 /// In words, whatever the pass.
 pub(crate) fn describe(part: Part, rank: usize, back: &str) -> String {
     let what = match (part.about, part.way) {
-        (About::Departure(_) | About::Arrival(_) | About::Child(..), Way::Out) => "keys and values",
-        (About::Departure(_) | About::Arrival(_) | About::Child(..), Way::Back) => {
-            "gradients of keys and values"
-        }
+        (_, Way::Notice) => "the length of keys and values",
         (About::Visit(_) | About::Hosting(_), Way::Out) => "queries",
         (About::Visit(_) | About::Hosting(_), Way::Back) => back,
+        (_, Way::Out) => "keys and values",
+        (_, Way::Back) => "gradients of keys and values",
     };
-    format!("{what} from rank {rank} ({} bytes)", part.bytes)
+    format!("{what} from rank {rank}")
 }
 
 /// Copies rows of some tokens, `[batch, head, token, dim]`, to the front of `into`. Returns the rest.

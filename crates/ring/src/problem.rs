@@ -4,6 +4,21 @@ use longspan::{Dims, ElementType, Heads, Score};
 use twox_hash::XxHash3_64;
 
 use crate::shards::Shards;
+use crate::wire::{Extent, Wire};
+
+/// In which order keys are folded into the results.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Fold {
+    /// Own keys first, then others as they come: what hides most of the transfers. The same bits
+    /// for the same number of ranks.
+    #[default]
+    Overlapped,
+    /// All keys in ascending order, in tiles of 64. Outputs and log-sum-exps then have the same bits
+    /// for every number of ranks, one included; gradients haven't. Edges of shards have to be
+    /// multiples of 64. Whole tiles travel, a rank waits for keys that stand before its own, and
+    /// short tiles make kernels slower.
+    Reproducible,
+}
 
 /// What a ring computes: the same on every rank.
 ///
@@ -28,6 +43,8 @@ pub struct Problem {
     pub(crate) element: ElementType,
     pub(crate) scale: Option<f32>,
     pub(crate) score: Score,
+    pub(crate) wire: Wire,
+    pub(crate) fold: Fold,
 }
 
 impl Problem {
@@ -44,6 +61,8 @@ impl Problem {
             element: ElementType::F32,
             scale: None,
             score: Score::Plain,
+            wire: Wire::Exact,
+            fold: Fold::Overlapped,
         }
     }
 
@@ -89,6 +108,20 @@ impl Problem {
         self
     }
 
+    /// How keys and values travel.
+    #[must_use]
+    pub fn wire(mut self, wire: Wire) -> Self {
+        self.wire = wire;
+        self
+    }
+
+    /// In which order keys are folded into the results.
+    #[must_use]
+    pub fn fold(mut self, fold: Fold) -> Self {
+        self.fold = fold;
+        self
+    }
+
     /// Which tokens each rank holds.
     pub fn shards(&self) -> &Shards {
         &self.shards
@@ -97,6 +130,20 @@ impl Problem {
     /// Bytes of one token's keys and values.
     pub(crate) fn key_bytes(&self) -> usize {
         self.batch * self.key_heads * (self.dim + self.value_dim) * self.element.size()
+    }
+
+    pub(crate) fn key_extent(&self, tokens: usize) -> Extent {
+        Extent { heads: self.batch * self.key_heads, tokens, dim: self.dim }
+    }
+
+    pub(crate) fn value_extent(&self, tokens: usize) -> Extent {
+        Extent { dim: self.value_dim, ..self.key_extent(tokens) }
+    }
+
+    /// Bytes of so many tokens' keys and values on their way, at most.
+    pub(crate) fn keys_len(&self, tokens: usize) -> usize {
+        let extents = [self.key_extent(tokens), self.value_extent(tokens)];
+        extents.into_iter().map(|extent| self.wire.len(extent, self.element)).sum()
     }
 
     /// Bytes of the gradients of one token's keys and values.
@@ -159,7 +206,10 @@ impl Problem {
             ("Longspan's version", hash(env!("CARGO_PKG_VERSION").to_owned())),
             ("the pattern", hash(self.pattern.to_string())),
             ("the shards", hash(format!("{:?}", self.shards))),
-            ("shapes and types", hash(format!("{shape:?} {}", self.element))),
+            (
+                "shapes, types and wire",
+                hash(format!("{shape:?} {} {:?} {:?}", self.element, self.wire, self.fold)),
+            ),
             ("scale and score", hash(format!("{scale:?} {kind:?} {slopes:?}"))),
         ]
     }

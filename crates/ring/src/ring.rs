@@ -1,5 +1,6 @@
 //! Attention around a ring: what a caller writes.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use bytemuck::Pod;
@@ -17,11 +18,12 @@ use crate::error::{Error, Result};
 use crate::link::Link;
 use crate::message::{Doing, GiveUp};
 use crate::pass::{self, Backward, Forward, Pass, Stopped, Tally};
-use crate::problem::Problem;
-use crate::schedule::{Known, Schedule, Step};
-use crate::tokens::Tokens;
+use crate::problem::{Fold, Problem};
+use crate::schedule::{Known, Schedule, Step, TILE};
+use crate::tokens::{self, Tokens};
 use crate::transport::Transport;
 use crate::want::{self, Want};
+use crate::wire::Wire;
 
 /// How a rank computes and waits; may differ between ranks.
 #[derive(Debug, Clone)]
@@ -86,9 +88,16 @@ pub(crate) struct Works {
     pub(crate) problem: Problem,
     pub(crate) schedule: Schedule,
     /// Over this rank's own keys, over each arrival's, and of each hosting's queries.
-    pub(crate) own: Attention,
-    pub(crate) arrivals: Vec<Attention>,
+    pub(crate) own: Vec<Vec<Piece>>,
+    pub(crate) arrivals: Vec<Vec<Piece>>,
     pub(crate) hostings: Vec<Attention>,
+}
+
+/// Kernels over some of the keys that came together.
+#[derive(Debug)]
+pub(crate) struct Piece {
+    pub(crate) attention: Attention,
+    pub(crate) keys: Range<usize>,
 }
 
 /// Steps of a pass are below, those of its end from here on.
@@ -135,10 +144,14 @@ impl<T: Transport> Ring<T> {
     /// Pairs of queries and keys that this rank computes in each pass, of one batch entry.
     pub fn active_pairs(&self) -> u128 {
         let Works { own, arrivals, hostings, problem, .. } = &self.works;
-        let all = std::iter::once(own).chain(arrivals).chain(hostings);
-        let pairs = |attention: &Attention, head| attention.layouts().get(0, head).counts().active_pairs;
-        all.map(|attention| (0..problem.heads).map(|head| u128::from(pairs(attention, head))).sum::<u128>())
-            .sum()
+        let pieces = own.iter().chain(arrivals).flatten().map(|piece| &piece.attention);
+        let pairs = |attention: &Attention| {
+            let layout = |head| attention.layouts().get(0, head);
+            (0..problem.heads)
+                .map(|head| u128::from(layout(head).counts().active_pairs))
+                .sum::<u128>()
+        };
+        pieces.chain(hostings).map(pairs).sum()
     }
 
     /// Gives the transport back.
@@ -186,8 +199,7 @@ impl<T: Transport> Ring<T> {
             .check(self.transport.rank(), &inputs)
             .and_then(|()| same("out", arrived.out.dims(), dims))
             .and_then(|()| Ok(row_deltas(arrived, &mut delta)?));
-        let rows =
-            RowStatistics { lse: arrived.lse, lse_rest: arrived.lse_rest, delta: &delta };
+        let rows = RowStatistics { lse: arrived.lse, lse_rest: arrived.lse_rest, delta: &delta };
         let made = checked.map(|()| Backward::new(works, inputs, arrived.dout, rows));
         let call = Call {
             transport: &mut self.transport,
@@ -222,21 +234,24 @@ impl Call<'_> {
         }
         *self.calls += 1;
         let mut link = Link::new(self.transport, doing, *self.calls, self.patience);
-        let ended = pass.map_err(|error| Stopped { error, next: 0 }).and_then(|mut pass| {
+        // A rank whose own arguments are wrong owes all messages, at their fixed lengths.
+        let refused = |error| {
+            let messages = steps.iter().flat_map(|step| &step.sends);
+            let owed = messages.map(|message| (message.peer, message.padded())).collect();
+            Stopped { error, step: 0, owed }
+        };
+        let ended = pass.map_err(refused).and_then(|mut pass| {
             pass::run(&mut link, steps, &mut pass, self.tally)?;
             // Nobody has a result before everybody has.
             match link.gather(END, DONE, "the end of the pass") {
                 Ok(_) => Ok(pass),
-                Err(error) => Err(Stopped { error, next: steps.len() }),
+                Err(error) => Err(Stopped { error, step: END, owed: Vec::new() }),
             }
         });
-        ended.map_err(|Stopped { error, next }| {
+        ended.map_err(|Stopped { error, step, owed }| {
             *self.failed = true;
-            let step = steps.get(next.saturating_sub(1)).map_or(END, |step| step.label);
             let why = GiveUp { blamed: blamed(&error, link.rank()), step };
-            let later = steps[next..].iter().flat_map(|step| &step.sends);
-            let owed = later.map(|message| (message.peer, message.len()));
-            let owed: Vec<_> = owed.chain(link.gather_sends(DONE.len())).collect();
+            let owed: Vec<_> = owed.into_iter().chain(link.gather_sends(DONE.len())).collect();
             link.give_up(why, &owed);
             error
         })
@@ -263,8 +278,24 @@ impl Works {
         }
         same("q", inputs.q.dims(), problem.query_dims(tokens))?;
         same("k", inputs.k.dims(), problem.key_dims(tokens))?;
-        same("v", inputs.v.dims(), problem.value_dims(tokens))
+        same("v", inputs.v.dims(), problem.value_dims(tokens))?;
+        for (tensor, view) in [("k", &inputs.k), ("v", &inputs.v)] {
+            if problem.wire == Wire::Int8 && !is_finite(view) {
+                return Err(Error::NotFinite { tensor });
+            }
+        }
+        Ok(())
     }
+}
+
+fn is_finite<E: Element>(view: &View<'_, E>) -> bool {
+    let dims = view.dims();
+    let mut row = vec![E::default(); dims.dim];
+    (0..dims.batch * dims.heads * dims.tokens).all(|index| {
+        let (head, token) = (index / dims.tokens, index % dims.tokens);
+        view.copy_row(head / dims.heads, token, head % dims.heads, &mut row);
+        row.iter().all(|x| x.to_f32().is_finite())
+    })
 }
 
 fn same(tensor: &'static str, got: Dims, expected: Dims) -> Result<()> {
@@ -308,6 +339,9 @@ fn prepare(link: &mut Link<'_>, problem: Problem, options: &Options) -> Result<W
     if problem.shards.ranks() != ranks {
         return Err(Error::Ranks { shards: problem.shards.ranks(), ranks });
     }
+    if problem.fold == Fold::Reproducible {
+        problem.shards.check_edges(TILE as u64)?;
+    }
     let pattern = want::any_head(&problem.pattern, problem.heads)?;
     let mut sight = Sight::new(&pattern);
     let wants = (0..ranks).map(|owner| match owner == rank {
@@ -317,7 +351,7 @@ fn prepare(link: &mut Link<'_>, problem: Problem, options: &Options) -> Result<W
     let wants = wants.collect::<Result<Vec<_>>>()?;
 
     let (wanted, guests) = ask(link, &wants)?;
-    let deal = Deal::new(rank, problem.shards.rank(rank).len(), wanted);
+    let deal = Deal::of(&problem, rank, wanted);
     let said: Vec<_> = (0..ranks).map(|to| deal.for_rank(to)).collect();
     let heard = link.exchange(DEALS, &said, "how keys reach this rank")?;
     let dealt = heard.iter().enumerate().map(|(owner, bytes)| deal::read(owner, bytes));
@@ -326,18 +360,32 @@ fn prepare(link: &mut Link<'_>, problem: Problem, options: &Options) -> Result<W
     let schedule = Schedule::new(&problem, &known);
 
     let held = problem.shards.rank(rank);
-    let make = |queries: &Positions, keys: &Positions| attention(&problem, options, queries, keys);
-    let own = make(held, held)?;
-    let arrivals = schedule.arrivals.iter().map(|arrival| {
-        let queries = match &arrival.stay {
-            Some(stay) => &crate::tokens::stand(held, stay),
-            None => held,
+    let scratch = attention(&problem, options, &Positions::default(), &Positions::default())?;
+    let make = |queries: &Positions, keys: &Positions| -> Result<Attention> {
+        Ok(attention(&problem, options, queries, keys)?.share_scratch(&scratch))
+    };
+    let pieces = |queries: &Positions, keys: &Positions| -> Result<Vec<Piece>> {
+        let count = keys.len() as usize;
+        let size = if problem.fold == Fold::Overlapped { count } else { TILE };
+        let cut = |from: usize| {
+            let keys_here = from..(from + size).min(count);
+            let numbers = Tokens::range(from as i64, keys_here.len() as u64)?;
+            let attention = make(queries, &tokens::stand(keys, &numbers))?;
+            Ok(Piece { attention, keys: keys_here })
         };
-        Ok(make(queries, &arrival.positions)?.share_scratch(&own))
+        (0..count).step_by(size.max(1)).map(cut).collect()
+    };
+    let own = schedule.own.iter().map(|own| {
+        let numbers = Tokens::range(own.start as i64, own.len() as u64)?;
+        pieces(held, &tokens::stand(held, &numbers))
+    });
+    let own = own.collect::<Result<_>>()?;
+    let arrivals = schedule.arrivals.iter().map(|arrival| match &arrival.stay {
+        Some(stay) => pieces(&tokens::stand(held, stay), &arrival.positions),
+        None => pieces(held, &arrival.positions),
     });
     let arrivals = arrivals.collect::<Result<_>>()?;
-    let hostings = schedule.hostings.iter();
-    let hostings = hostings.map(|hosting| Ok(make(&hosting.positions, held)?.share_scratch(&own)));
+    let hostings = schedule.hostings.iter().map(|hosting| make(&hosting.positions, held));
     let hostings = hostings.collect::<Result<_>>()?;
     link.gather(END, DONE, "the end of the preparation")?;
     Ok(Works { problem, schedule, own, arrivals, hostings })

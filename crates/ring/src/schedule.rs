@@ -12,19 +12,25 @@
 //! step no rank sends to two. What is made of a message that came in step `t` is ready for step
 //! `t + 2`. Labels grow along every chain of messages, and a rank waits for its labels in order:
 //! whatever a rank waits for depends on smaller labels alone, so no two can wait for each other.
+//!
+//! Where results have to be the same for every number of ranks, the label of keys is their place in
+//! the sequence, own ones included: every rank folds them in ascending order, tile by tile.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
-use longspan::Positions;
+use longspan::{Positions, Progression};
 
 use crate::deal::{Deal, Tree};
-use crate::problem::Problem;
+use crate::problem::{Fold, Problem};
 use crate::tokens::{self, Tokens};
 use crate::want::Want;
 
 /// What one rank does in both passes.
 #[derive(Debug)]
 pub(crate) struct Schedule {
+    /// Own keys that are worked on together, by number.
+    pub(crate) own: Vec<Range<usize>>,
     pub(crate) departures: Vec<Departure>,
     pub(crate) arrivals: Vec<Arrival>,
     pub(crate) visits: Vec<Visit>,
@@ -66,6 +72,8 @@ pub(crate) struct Hosting {
 /// What a part of a message is about, by number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum About {
+    /// Own keys, which don't travel.
+    Own(usize),
     Departure(usize),
     Arrival(usize),
     /// An arrival that goes on to another rank, and which one of those.
@@ -74,11 +82,13 @@ pub(crate) enum About {
     Hosting(usize),
 }
 
-/// Whether a part goes out, or what was made of it comes back.
+/// Whether a part goes out, or what was made of it comes back; before it goes out a notice says
+/// how long it will be, where that depends on the numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Way {
     Out,
     Back,
+    Notice,
 }
 
 /// A part of a message.
@@ -86,6 +96,7 @@ pub(crate) enum Way {
 pub(crate) struct Part {
     pub(crate) about: About,
     pub(crate) way: Way,
+    /// At most, where there is a notice.
     pub(crate) bytes: usize,
 }
 
@@ -102,29 +113,23 @@ pub(crate) struct Step {
     pub(crate) label: u32,
     pub(crate) sends: Vec<Message>,
     pub(crate) receives: Vec<Message>,
+    /// In this order.
+    pub(crate) work: Vec<Part>,
 }
 
-/// Parts are padded to this, so that numbers in them are aligned.
-const ALIGN: usize = 8;
+/// Parts begin at multiples of this, so that numbers in them are aligned.
+pub(crate) const ALIGN: usize = 8;
 
 impl Message {
-    /// Each part and where it begins.
-    pub(crate) fn places(&self) -> impl Iterator<Item = (Part, usize)> + '_ {
-        let mut at = 0;
-        self.parts.iter().map(move |part| {
-            let from = at;
-            at += part.bytes.next_multiple_of(ALIGN);
-            (*part, from)
-        })
-    }
-
-    pub(crate) fn len(&self) -> usize {
+    /// Bytes behind its header, where all parts are as long as they can be.
+    pub(crate) fn padded(&self) -> usize {
         self.parts.iter().map(|part| part.bytes.next_multiple_of(ALIGN)).sum()
     }
 
-    /// Bytes without padding.
+    /// Bytes of what it is about.
     pub(crate) fn bytes(&self) -> u64 {
-        self.parts.iter().map(|part| part.bytes as u64).sum()
+        let parts = self.parts.iter().filter(|part| part.way != Way::Notice);
+        parts.map(|part| part.bytes as u64).sum()
     }
 }
 
@@ -181,6 +186,7 @@ impl Ways {
 /// Kinds of parts, in the order in which they follow each other in a message.
 const KEYS: u8 = 0;
 const QUERIES: u8 = 2;
+const NOTICES: u8 = 4;
 
 impl Schedule {
     pub(crate) fn new(problem: &Problem, known: &Known<'_>) -> Self {
@@ -194,19 +200,20 @@ impl Schedule {
 
         // Keys in bytes; queries counted, since both passes send other things of them.
         let (mut keys, mut queries) = (Ways::default(), Ways::default());
-        let (key, gradient) = (problem.key_bytes(), problem.key_gradient_bytes());
-        let bytes = |tokens: &Tokens, each: usize| tokens.len() as usize * each;
+        let there = |tokens: &Tokens| problem.keys_len(tokens.len() as usize);
+        let back = |tokens: &Tokens| tokens.len() as usize * problem.key_gradient_bytes();
 
+        let own_held = problem.shards.rank(rank);
         for peer in (0..ranks).filter(|&peer| peer != rank) {
-            let (out, order) = (distance(rank, peer), (KEYS, rank, 0));
-            let tokens = &deal.direct[peer];
-            if !tokens.is_empty() {
+            let direct = &deal.direct[peer];
+            let leaving = stretches(problem.fold, distance(rank, peer), own_held, direct);
+            for (number, (out, tokens)) in leaving.into_iter().enumerate() {
+                let order = (KEYS, rank, number as u32);
                 let about = About::Departure(departures.len());
-                departures.push(Departure { tokens: tokens.clone() });
-                let (there, back) = (bytes(tokens, key), bytes(tokens, gradient));
-                keys.add(peer, order, about, (out, true, there), (out + 2, false, back));
+                let (to, from) = ((out, true, there(&tokens)), (out + 2, false, back(&tokens)));
+                departures.push(Departure { tokens });
+                keys.add(peer, order, about, to, from);
             }
-            let (out, order) = (distance(peer, rank), (KEYS, peer, 0));
             let held = problem.shards.rank(peer);
             let stay = &wants[peer].stay;
             let arrive = |tokens: &Tokens, children| Arrival {
@@ -215,11 +222,13 @@ impl Schedule {
                 children,
             };
             let (direct, trees) = &dealt[peer];
-            if !direct.is_empty() {
+            let coming = stretches(problem.fold, distance(peer, rank), held, direct);
+            for (number, (out, tokens)) in coming.into_iter().enumerate() {
+                let order = (KEYS, peer, number as u32);
                 let about = About::Arrival(arrivals.len());
-                arrivals.push(arrive(direct, 0));
-                let (there, back) = (bytes(direct, key), bytes(direct, gradient));
-                keys.add(peer, order, about, (out, false, there), (out + 2, true, back));
+                arrivals.push(arrive(&tokens, 0));
+                let (to, from) = ((out, false, there(&tokens)), (out + 2, true, back(&tokens)));
+                keys.add(peer, order, about, to, from);
             }
             for tree in trees {
                 let place = tree.place(rank).expect("a tree that this rank is in");
@@ -227,7 +236,7 @@ impl Schedule {
                 let children: Vec<_> = tree.children(place).collect();
                 arrivals.push(arrive(&tree.tokens, children.len()));
                 let order = (KEYS, peer, 1 + tree.number);
-                let (there, back) = (bytes(&tree.tokens, key), bytes(&tree.tokens, gradient));
+                let (there, back) = (there(&tree.tokens), back(&tree.tokens));
                 let parent = tree.ranks[(place - 1) / 2];
                 let (to, from) = ((tree.step(place), false, there), (tree.back(place), true, back));
                 keys.add(parent, order, About::Arrival(number), to, from);
@@ -261,8 +270,8 @@ impl Schedule {
                 let about = About::Departure(departures.len());
                 departures.push(Departure { tokens: tree.tokens.clone() });
                 let order = (KEYS, rank, 1 + tree.number);
-                let to = (tree.step(child), true, bytes(&tree.tokens, key));
-                let from = (tree.back(child), false, bytes(&tree.tokens, gradient));
+                let to = (tree.step(child), true, there(&tree.tokens));
+                let from = (tree.back(child), false, back(&tree.tokens));
                 keys.add(tree.ranks[child], order, about, to, from);
             }
         }
@@ -274,20 +283,98 @@ impl Schedule {
             };
             events.iter().map(size).collect::<Vec<_>>()
         };
+        if problem.wire.varies() {
+            let notice = |event: &Event| Event {
+                label: event.label - 1,
+                order: (NOTICES, event.order.1, event.order.2),
+                part: Part { way: Way::Notice, bytes: size_of::<u64>(), ..event.part },
+                ..*event
+            };
+            let notices: Vec<_> = keys.out.iter().map(notice).collect();
+            keys.out.extend(notices);
+        }
         let mut forward = keys.out.clone();
         forward.extend(sized(&queries.out, problem.query_bytes()));
         forward.extend(sized(&queries.back, problem.state_bytes()));
         let mut backward = [keys.out, keys.back].concat();
         backward.extend(sized(&queries.out, problem.arrived_bytes()));
         backward.extend(sized(&queries.back, problem.query_gradient_bytes()));
-        let (forward, backward) = (steps(forward), steps(backward));
-        Schedule { departures, arrivals, visits, hostings, forward, backward }
+        let all = Positions::range(0, own_held.len()).expect("numbers of tokens at hand are small");
+        let mut own = Vec::new();
+        let mut own_steps = Vec::new();
+        for (label, tokens) in stretches(problem.fold, 0, own_held, &all) {
+            let first = tokens.get(0).map_or(0, |first| first as usize);
+            own_steps.push(label);
+            own.push(first..first + tokens.len() as usize);
+        }
+        let mut schedule = Schedule {
+            own,
+            departures,
+            arrivals,
+            visits,
+            hostings,
+            forward: steps(forward, &own_steps),
+            backward: steps(backward, &own_steps),
+        };
+        if problem.fold == Fold::Reproducible {
+            schedule.sort_work(own_held);
+        }
+        schedule
+    }
+
+    /// Work of a step in the order of its keys.
+    fn sort_work(&mut self, held: &Positions) {
+        let (own, arrivals) = (&self.own, &self.arrivals);
+        let first = |part: &Part| match (part.about, part.way) {
+            (About::Own(own_part), _) => held.get(own[own_part].start as u64),
+            (About::Arrival(arrival), Way::Out) => arrivals[arrival].positions.get(0),
+            _ => None,
+        };
+        for step in self.forward.iter_mut().chain(&mut self.backward) {
+            step.work.sort_by_key(first);
+        }
     }
 }
 
+/// Tokens of one stretch of the sequence are worked on in one step, where results are to be the same
+/// for every number of ranks; a multiple of [`TILE`].
+const STRETCH: i64 = 1_024;
+
+/// Keys that are folded into a state at once then: a block, so that it makes no difference which
+/// other rows see them.
+pub(crate) const TILE: usize = 64;
+
+/// In which steps keys travel: all in step `distance`, or by their place in the sequence.
+fn stretches(fold: Fold, distance: u32, held: &Positions, tokens: &Tokens) -> Vec<(u32, Tokens)> {
+    if tokens.is_empty() {
+        return Vec::new();
+    }
+    if fold == Fold::Overlapped {
+        return vec![(distance, tokens.clone())];
+    }
+    // Tokens that follow each other in the sequence.
+    let mut found: Vec<(u32, Progression)> = Vec::new();
+    let mut last = i64::MIN;
+    for number in tokens::numbers(tokens) {
+        let position = held.get(number as u64).expect("a token that is held");
+        let label = (position / STRETCH) as u32 + 1;
+        match found.last_mut().filter(|(same, _)| *same == label && last + 1 == position) {
+            Some((_, stretch)) => stretch.len += 1,
+            None => found.push((label, Progression { start: number as i64, step: 1, len: 1 })),
+        }
+        last = position;
+    }
+    let tokens = |stretch| Positions::new([stretch]).expect("numbers of tokens at hand are small");
+    found.into_iter().map(|(label, stretch)| (label, tokens(stretch))).collect()
+}
+
 /// Events by step and peer, in an order that both ends know.
-fn steps(mut events: Vec<Event>) -> Vec<Step> {
+fn steps(mut events: Vec<Event>, own: &[u32]) -> Vec<Step> {
     let mut steps: BTreeMap<u32, Step> = BTreeMap::new();
+    for (number, label) in own.iter().enumerate() {
+        let part = Part { about: About::Own(number), way: Way::Out, bytes: 0 };
+        steps.entry(*label).or_default().work.push(part);
+    }
     events.sort_by_key(|event| (event.label, event.peer, event.order));
     for event in events {
         let (label, sent) = (event.label, event.sent);
@@ -296,6 +383,9 @@ fn steps(mut events: Vec<Event>) -> Vec<Step> {
             steps.entry(label - 1).or_default();
         }
         let step = steps.entry(label).or_default();
+        if !sent && event.part.way != Way::Notice {
+            step.work.push(event.part);
+        }
         let messages = if sent { &mut step.sends } else { &mut step.receives };
         match messages.last_mut().filter(|message| message.peer == event.peer) {
             Some(message) => message.parts.push(event.part),

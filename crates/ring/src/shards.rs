@@ -112,6 +112,20 @@ impl Shards {
         Ok(Shards { tokens, held })
     }
 
+    /// Whether every stretch begins and ends at a multiple of `tile`, or with the sequence.
+    pub(crate) fn check_edges(&self, tile: u64) -> Result<()> {
+        for (rank, held) in self.held.iter().enumerate() {
+            for Progression { start, step, len } in held.progressions() {
+                let (start, end) = (start as u64, start as u64 + len);
+                let ends_well = end % tile == 0 || end == self.tokens;
+                if step != 1 || start % tile != 0 || !ends_well {
+                    return Err(Error::Edges { rank, start, end, tile });
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Tokens of the whole sequence.
     pub fn tokens(&self) -> u64 {
         self.tokens

@@ -55,7 +55,9 @@ fn next(bits: &[u64], from: u64, set: bool) -> Option<u64> {
 
 /// Every number.
 pub(crate) fn numbers(tokens: &Tokens) -> impl Iterator<Item = usize> + '_ {
-    tokens.progressions().flat_map(|p| (0..p.len).map(move |i| p.start as usize + (i * p.step) as usize))
+    tokens
+        .progressions()
+        .flat_map(|p| (0..p.len).map(move |i| p.start as usize + (i * p.step) as usize))
 }
 
 /// A bit for each of `count` numbers, set for those in `tokens`.

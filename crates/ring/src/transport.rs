@@ -120,7 +120,9 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Failure::Gone { rank: Some(rank), message } => write!(f, "rank {rank} is gone: {message}"),
+            Failure::Gone { rank: Some(rank), message } => {
+                write!(f, "rank {rank} is gone: {message}")
+            }
             Failure::Gone { rank: None, message } => write!(f, "a rank is gone: {message}"),
             Failure::Late { from, to, waited } => {
                 write!(f, "after {:.1} s", waited.as_secs_f64())?;

@@ -9,8 +9,8 @@ use longspan::{BlockSize, Heads, Layout, Pattern, Positions, Progression, Shape}
 use longspan_pattern::{Glance, Sight};
 
 use crate::error::Result;
-use crate::problem::Problem;
-use crate::tokens::{self, Tokens};
+use crate::problem::{Fold, Problem};
+use crate::tokens::{self, Tokens, to_bits};
 
 /// Queries travel where they take at most this part of the bytes that they save.
 const WORTHWHILE: u64 = 4;
@@ -56,7 +56,11 @@ impl Want {
         owner: usize,
     ) -> Result<Self> {
         let shards = &problem.shards;
-        match at_a_glance(sight, shards.rank(asking), shards.rank(owner)) {
+        let glanced = match problem.fold {
+            Fold::Overlapped => at_a_glance(sight, shards.rank(asking), shards.rank(owner)),
+            Fold::Reproducible => None,
+        };
+        match glanced {
             Some(keys) => Ok(Want { keys, ..Want::default() }),
             None => look(problem, pattern, asking, owner),
         }
@@ -73,7 +77,15 @@ fn look(problem: &Problem, pattern: &Pattern, asking: usize, owner: usize) -> Re
     if layout.run_count() == 0 {
         return Ok(Want::default());
     }
-    let seen = layout.keys_seen(None);
+    let mut seen = layout.keys_seen(None);
+    if problem.fold == Fold::Reproducible {
+        // Whole tiles, which are words.
+        let keys = shards.rank(owner).len();
+        let held = to_bits(&Tokens::range(0, keys)?, keys);
+        let whole = |(seen, held): (&mut u64, &u64)| *seen = if *seen == 0 { 0 } else { *held };
+        seen.iter_mut().zip(&held).for_each(whole);
+        return Ok(Want { keys: tokens::of_bits(&seen), ..Want::default() });
+    }
     let mut want = Want { keys: tokens::of_bits(&seen), ..Want::default() };
     let Some((heavy, light)) = heavy_queries(&layout) else { return Ok(want) };
     let rest = tokens::of_bits(&layout.keys_seen(Some(&light)));

@@ -25,7 +25,10 @@ fn check(case: &AttentionCase, ranks: &[usize]) -> Vec<String> {
             for (rank, result) in results.iter().enumerate() {
                 let needed = result.needed.0 + result.needed.1;
                 if result.tally.received != needed {
-                    wrong.push(format!("{ranks} ranks, {map}: rank {rank} got {} of {needed}", result.tally.received));
+                    wrong.push(format!(
+                        "{ranks} ranks, {map}: rank {rank} got {} of {needed}",
+                        result.tally.received
+                    ));
                 }
             }
         }

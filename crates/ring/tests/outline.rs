@@ -1,6 +1,6 @@
 //! What one process works out for every rank is what ranks then do.
 
-use longspan_ring::{Outlines, Shards, Stage};
+use longspan_ring::{Fold, Local, Outlines, Problem, Shards, Stage};
 use longspan_testing::{AttentionCase, Rule};
 
 mod common;
@@ -16,9 +16,14 @@ fn sent(stages: &[Stage]) -> u64 {
 }
 
 fn compare(case: &AttentionCase, map: &str, shards: &Shards) {
-    let problem = problem(case, shards.clone());
-    let mut outlines = Outlines::new(&problem).unwrap();
-    for (rank, result) in around(case, &case.problem(), shards).iter().enumerate() {
+    let results = around(case, &case.problem(), shards);
+    compare_with(case, &problem(case, shards.clone()), map, &results);
+}
+
+fn compare_with(case: &AttentionCase, problem: &Problem, map: &str, results: &[Results]) {
+    let shards = problem.shards();
+    let mut outlines = Outlines::new(problem).unwrap();
+    for (rank, result) in results.iter().enumerate() {
         let outline = outlines.rank(rank).unwrap();
         let at = format!("rank {rank} of {}, {map}: {case}", shards.ranks());
         let passes = [&outline.forward, &outline.backward];
@@ -78,5 +83,28 @@ fn so_they_are_where_nothing_is_compiled() {
         for (map, shards) in maps(&case, 6) {
             compare(&case, map, &shards);
         }
+    }
+}
+
+/// Whole tiles travel then, in the order in which they stand and never by a tree.
+#[test]
+fn and_where_the_order_is_that_of_the_sequence() {
+    let sinks = Rule::Or(vec![Rule::Window { left: 200, right: 0 }, Rule::Sinks { n: 9 }]);
+    let rule = Rule::And(vec![Rule::Causal, sinks]);
+    let case = AttentionCase::new("reproducible", rule, 1_501);
+    let numbers = case.problem();
+    for shards in [Shards::contiguous(1_501, 6, 64), Shards::zigzag(1_501, 6, 64)] {
+        let shards = shards.unwrap();
+        let problem = problem(&case, shards.clone()).fold(Fold::Reproducible);
+        let results: Vec<_> = std::thread::scope(|scope| {
+            let ranks = Local::ranks(6).into_iter().enumerate().map(|(rank, transport)| {
+                let share = Share::of(&numbers, &positions(&shards, rank));
+                let problem = problem.clone();
+                scope.spawn(move || both(transport, problem, &share).unwrap())
+            });
+            let ranks: Vec<_> = ranks.collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        });
+        compare_with(&case, &problem, "reproducible", &results);
     }
 }

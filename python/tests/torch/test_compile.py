@@ -1,5 +1,7 @@
 """What looks at the operator: torch.compile, opcheck, checkpoint, transforms."""
 
+import shutil
+
 import dense
 import pytest
 import torch
@@ -63,6 +65,19 @@ def test_fifty_lengths_compile_at_most_twice(rng):
         torch.testing.assert_close(got, expected)
         torch.testing.assert_close(fast(q, k, v), step(q, k, v))
     assert counter.frame_count <= 2
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor compiles C++")
+def test_inductor(rng):
+    def step(q, k, v):
+        out, lse = attention(q * 2, k, v, "causal & window(9, 0)", return_lse=True)
+        return out.transpose(1, 2).flatten(2).tanh(), lse
+
+    fast = torch.compile(step, fullgraph=True, dynamic=True)
+    for length in (20, 33):
+        q, k, v, _ = dense.tensors(rng, (1, 4, 2, length, length + 3, 8, 8))
+        got, expected = (torch.autograd.grad(sum(x.sum() for x in f(q, k, v)), (q, k, v)) for f in (fast, step))
+        torch.testing.assert_close(got, expected)
 
 
 def test_fifty_packings_offsets_and_paddings_compile_at_most_twice(rng):

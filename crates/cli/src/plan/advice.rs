@@ -40,6 +40,8 @@ impl Limit {
 
 /// From this share of the time on, something other than computing is what limits.
 const NOTABLE: f64 = 0.1;
+/// Ranks that a ring is made for.
+const MOST_RANKS: f64 = 4_096.0;
 /// What the balanced map promises.
 const EVEN: f64 = 1.05;
 
@@ -109,9 +111,9 @@ pub(crate) fn advise(planned: &Planned) -> (Limit, Vec<String>) {
         advice.push("messages take a lot of copying: use fewer ranks, or fewer key heads".into());
     }
     if limit == Limit::Computing && transfer > 0.0 {
-        let room = computing / transfer;
-        if room > 2.0 {
-            let up_to = thousands((ranks as f64 * room) as u64);
+        let up_to = (ranks as f64 * computing / transfer).min(MOST_RANKS) as u64;
+        if up_to > 2 * ranks as u64 {
+            let up_to = thousands(up_to);
             advice.push(format!(
                 "messages are hidden: more ranks make it faster, to about {up_to} at this length"
             ));

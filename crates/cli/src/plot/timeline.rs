@@ -69,8 +69,14 @@ pub(super) fn compose(planned: &Planned) -> Scene {
 fn draw(scene: &mut Scene, pass: &PassPlan, top: i32) -> i32 {
     let all = pass.timelines.len();
     let shown = all.min(MOST);
-    let drawn = (0..shown)
-        .map(|n| &pass.timelines[if shown > 1 { n * (all - 1) / (shown - 1) } else { 0 }]);
+    let slowest = pass.timelines.iter().position(|timeline| timeline.rank == pass.slowest().rank);
+    // Evenly spaced, and the one that ends last.
+    let mut drawn: Vec<_> =
+        (0..shown).map(|n| if shown > 1 { n * (all - 1) / (shown - 1) } else { 0 }).collect();
+    if let Some(slowest) = slowest.filter(|slowest| !drawn.contains(slowest)) {
+        let nearest = (1..shown - 1).min_by_key(|&n| drawn[n].abs_diff(slowest)).unwrap_or(0);
+        drawn[nearest] = slowest;
+    }
     let whole = pass.slowest().end().max(f64::MIN_POSITIVE);
     let (left, mut y) = (MARGIN + GUTTER, top);
     let set = Type::new(Face::Sans, TEXT, INK);
@@ -85,7 +91,7 @@ fn draw(scene: &mut Scene, pass: &PassPlan, top: i32) -> i32 {
         let text = time(whole * f64::from(tick) / f64::from(TICKS));
         scene.text(x, bottom + LINE_HEIGHT / 2, text, label.align(HPos::Center));
     }
-    for timeline in drawn {
+    for timeline in drawn.into_iter().map(|index| &pass.timelines[index]) {
         let name = format!("rank {}", timeline.rank);
         scene.text(left - 12, y + COMPUTING / 2, name, label.align(HPos::Right));
         lanes(scene, timeline, whole, left, y);
@@ -138,6 +144,7 @@ fn bars(
 
 fn time(seconds: f64) -> String {
     match seconds {
+        0.0 => "0".into(),
         s if s >= 1.0 => format!("{} s", significant(s)),
         s if s >= 1e-3 => format!("{} ms", significant(s * 1e3)),
         s => format!("{} µs", significant(s * 1e6)),

@@ -84,7 +84,8 @@ impl Layout {
                 for column in run.start..run.end() {
                     let words = masks.get(row, column, run);
                     for (count, words) in counts.iter_mut().zip(words.chunks_exact(per_row)) {
-                        *count += words.iter().map(|word| u64::from(word.count_ones())).sum::<u64>();
+                        *count +=
+                            words.iter().map(|word| u64::from(word.count_ones())).sum::<u64>();
                     }
                 }
             }

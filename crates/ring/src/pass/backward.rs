@@ -1,12 +1,16 @@
 //! The backward pass: every rank adds up the gradients that its queries and its keys cause.
 
-use bytemuck::{Pod, cast_slice, cast_slice_mut};
-use longspan::{Element, GradientsMut, Hook, Inputs, Order, RowStatistics, View, ViewMut};
+use std::ops::Range;
 
-use super::forward::{keys_and_values, send_keys};
+use bytemuck::{Pod, cast_slice, cast_slice_mut};
+use longspan::{
+    Dims, Element, GradientsMut, Hook, Inputs, Order, RowStatistics, Strides, View, ViewMut,
+};
+
+use super::keys::Keys;
 use super::{Held, Pass, gather, gather_rows, numbers, scatter};
 use crate::error::Result;
-use crate::ring::Works;
+use crate::ring::{Piece, Works};
 use crate::schedule::{About, Part, Way};
 use crate::tokens;
 
@@ -18,8 +22,7 @@ pub(crate) struct Backward<'a, E> {
     rows: RowStatistics<'a>,
     /// Of this rank's own tokens, `[batch, head, token, dim]`.
     pub(crate) sums: Sums,
-    /// Keys and values of each arrival, and how often they are still needed.
-    arrived: Vec<Option<(Held, usize)>>,
+    keys: Keys<'a, E>,
     /// Gradients of each arrival, its children's included.
     gradients: Vec<Vec<f32>>,
     /// Queries of each hosting; then their gradients.
@@ -54,7 +57,7 @@ impl<'a, E: Element + Pod> Backward<'a, E> {
             dout,
             rows,
             sums,
-            arrived: schedule.arrivals.iter().map(|_| None).collect(),
+            keys: Keys::new(works, &inputs),
             gradients: schedule.arrivals.iter().map(|_| Vec::new()).collect(),
             guests: schedule.hostings.iter().map(|_| None).collect(),
             hosted: schedule.hostings.iter().map(|_| None).collect(),
@@ -66,47 +69,38 @@ impl<'a, E: Element + Pod> Backward<'a, E> {
         self.inputs.q.dims().tokens
     }
 
-    fn use_arrival(&mut self, arrival: usize) -> Held {
-        let slot = &mut self.arrived[arrival];
-        let (held, uses) = slot.as_mut().expect("an arrival is used after it has come");
-        let held = held.clone();
-        *uses -= 1;
-        if *uses == 0 {
-            *slot = None;
-        }
-        held
-    }
-
-    fn own(&mut self, hook: Hook<'_>) -> Result<()> {
+    fn own(&mut self, own: usize, mut hook: Hook<'_>) -> Result<()> {
         let Inputs { q, k, v } = self.inputs;
         let Sums { dq, dk, dv } = &mut self.sums;
-        let into = GradientsMut {
-            dq: ViewMut::new(dq, q.dims(), ORDER)?,
-            dk: ViewMut::new(dk, k.dims(), ORDER)?,
-            dv: ViewMut::new(dv, v.dims(), ORDER)?,
-        };
-        Ok(self.works.own.accumulate(self.inputs, self.dout, self.rows, into, hook)?)
+        let first = self.works.schedule.own[own].start;
+        for piece in &self.works.own[own] {
+            let keys = || first + piece.keys.start..first + piece.keys.end;
+            let inputs = Inputs { q, k: k.tokens(keys()), v: v.tokens(keys()) };
+            let into = GradientsMut {
+                dq: ViewMut::new(dq, q.dims(), ORDER)?,
+                dk: tokens_of(dk, k.dims(), keys())?,
+                dv: tokens_of(dv, v.dims(), keys())?,
+            };
+            piece.attention.accumulate(inputs, self.dout, self.rows, into, hook.reborrow())?;
+        }
+        Ok(())
     }
 
     fn arrival(&mut self, arrival: usize, hook: Hook<'_>) -> Result<()> {
-        let held = self.use_arrival(arrival);
+        let here = self.keys.arrival(arrival)?;
         let (works, all) = (self.works, self.tokens());
         let problem = &works.problem;
         let plan = &works.schedule.arrivals[arrival];
-        let count = plan.positions.len() as usize;
-        let (k, v) = keys_and_values(problem, count, held.bytes())?;
+        let (k, v) = here.views(problem)?;
         let mut gradients = std::mem::take(&mut self.gradients[arrival]);
         let keys = k.dims().elements().unwrap_or(0);
         // Children's gradients are added later: they have come later.
         gradients.resize(keys + v.dims().elements().unwrap_or(0), 0.0);
         let (dk, dv) = gradients.split_at_mut(keys);
-        let (dk, dv) = (ViewMut::new(dk, k.dims(), ORDER)?, ViewMut::new(dv, v.dims(), ORDER)?);
-        let attention = &works.arrivals[arrival];
+        let pieces = &works.arrivals[arrival];
         let Some(stay) = &plan.stay else {
-            let inputs = Inputs { k, v, ..self.inputs };
-            let dq = ViewMut::new(&mut self.sums.dq, inputs.q.dims(), ORDER)?;
-            let into = GradientsMut { dq, dk, dv };
-            attention.accumulate(inputs, self.dout, self.rows, into, hook)?;
+            let some = Queries { q: self.inputs.q, dout: self.dout, rows: self.rows };
+            accumulate(pieces, (k, v), some, (&mut self.sums.dq, dk, dv), hook)?;
             self.gradients[arrival] = gradients;
             return Ok(());
         };
@@ -115,8 +109,7 @@ impl<'a, E: Element + Pod> Backward<'a, E> {
         self.send_queries(&chosen, &mut bytes);
         let some = Queries::<E>::read(problem, chosen.len(), &bytes)?;
         let mut dq = vec![0.0; some.q.dims().elements().unwrap_or(0)];
-        let into = GradientsMut { dq: ViewMut::new(&mut dq, some.q.dims(), ORDER)?, dk, dv };
-        attention.accumulate(Inputs { q: some.q, k, v }, some.dout, some.rows, into, hook)?;
+        accumulate(pieces, (k, v), some, (&mut dq, dk, dv), hook)?;
         scatter(&mut self.sums.dq, all, problem.dim, &chosen, &dq);
         self.gradients[arrival] = gradients;
         Ok(())
@@ -164,7 +157,8 @@ impl<'a, E: Element + Pod> Backward<'a, E> {
         let (problem, schedule, all) = (&self.works.problem, &self.works.schedule, self.tokens());
         match part.about {
             About::Departure(departure) => {
-                let tokens: Vec<_> = tokens::numbers(&schedule.departures[departure].tokens).collect();
+                let tokens: Vec<_> =
+                    tokens::numbers(&schedule.departures[departure].tokens).collect();
                 let keys = problem.key_dims(tokens.len()).elements().unwrap_or(0);
                 scatter(&mut self.sums.dk, all, problem.dim, &tokens, &from[..keys]);
                 scatter(&mut self.sums.dv, all, problem.value_dim, &tokens, &from[keys..]);
@@ -182,7 +176,41 @@ impl<'a, E: Element + Pod> Backward<'a, E> {
     }
 }
 
-/// Queries of another rank, and what their gradients are made of.
+/// Adds the gradients of keys and of some queries, piece by piece.
+fn accumulate<E: Element>(
+    pieces: &[Piece],
+    (k, v): (View<'_, E>, View<'_, E>),
+    some: Queries<'_, E>,
+    (dq, dk, dv): (&mut [f32], &mut [f32], &mut [f32]),
+    mut hook: Hook<'_>,
+) -> Result<()> {
+    for Piece { attention, keys } in pieces {
+        let keys = || keys.clone();
+        let inputs = Inputs { q: some.q, k: k.tokens(keys()), v: v.tokens(keys()) };
+        let into = GradientsMut {
+            dq: ViewMut::new(dq, some.q.dims(), ORDER)?,
+            dk: tokens_of(dk, k.dims(), keys())?,
+            dv: tokens_of(dv, v.dims(), keys())?,
+        };
+        attention.accumulate(inputs, some.dout, some.rows, into, hook.reborrow())?;
+    }
+    Ok(())
+}
+
+/// Some tokens of `[batch, head, token, dim]`, to write.
+fn tokens_of(data: &mut [f32], dims: Dims, tokens: Range<usize>) -> Result<ViewMut<'_, f32>> {
+    let (token, head) = (dims.dim, dims.tokens * dims.dim);
+    let strides = Strides {
+        batch: (head * dims.heads) as isize,
+        tokens: token as isize,
+        heads: head as isize,
+        dim: 1,
+    };
+    let first = tokens.start * dims.dim;
+    Ok(ViewMut::strided(data, first, Dims { tokens: tokens.len(), ..dims }, strides)?)
+}
+
+/// Queries, and what their gradients are made of.
 struct Queries<'b, E> {
     q: View<'b, E>,
     dout: View<'b, E>,
@@ -207,15 +235,13 @@ impl<'b, E: Element + Pod> Queries<'b, E> {
 }
 
 impl<E: Element + Pod> Pass for Backward<'_, E> {
+    fn size(&self, part: Part) -> usize {
+        self.keys.size(part)
+    }
+
     fn fill(&mut self, part: Part, into: &mut [u8]) {
         match (part.about, part.way) {
-            (About::Departure(departure), Way::Out) => {
-                let tokens = &self.works.schedule.departures[departure].tokens;
-                send_keys(&self.inputs, &tokens::numbers(tokens).collect::<Vec<_>>(), into);
-            }
-            (About::Child(arrival, _), Way::Out) => {
-                into.copy_from_slice(self.use_arrival(arrival).bytes());
-            }
+            (About::Departure(_) | About::Child(..), _) => self.keys.fill(part, into),
             (About::Arrival(arrival), Way::Back) => {
                 let gradients = std::mem::take(&mut self.gradients[arrival]);
                 cast_slice_mut(into).copy_from_slice(&gradients);
@@ -234,19 +260,16 @@ impl<E: Element + Pod> Pass for Backward<'_, E> {
 
     fn keep(&mut self, part: Part, held: Held) {
         match (part.about, part.way) {
-            (About::Arrival(arrival), Way::Out) => {
-                let uses = 1 + self.works.schedule.arrivals[arrival].children;
-                self.arrived[arrival] = Some((held, uses));
-            }
+            (About::Arrival(_), Way::Notice | Way::Out) => self.keys.keep(part, held),
             (About::Hosting(hosting), Way::Out) => self.guests[hosting] = Some(held),
             (_, Way::Back) => self.back.push((part, held)),
             other => unreachable!("{other:?} doesn't come in a backward pass"),
         }
     }
 
-    fn work(&mut self, on: Option<Part>, hook: Hook<'_>) -> Result<()> {
-        let Some(part) = on else { return self.own(hook) };
-        match (part.about, part.way) {
+    fn work(&mut self, on: Part, hook: Hook<'_>) -> Result<()> {
+        match (on.about, on.way) {
+            (About::Own(own), _) => self.own(own, hook),
             (About::Arrival(arrival), Way::Out) => self.arrival(arrival, hook),
             (About::Hosting(hosting), Way::Out) => self.host(hosting, hook),
             _ => {

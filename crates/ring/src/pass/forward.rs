@@ -3,9 +3,10 @@
 use bytemuck::{Pod, cast_slice, cast_slice_mut};
 use longspan::{Element, Hook, Inputs, Order, State, View};
 
+use super::keys::Keys;
 use super::{Held, Pass, gather, numbers};
 use crate::error::Result;
-use crate::ring::Works;
+use crate::ring::{Piece, Works};
 use crate::schedule::{About, Part, Way};
 use crate::tokens;
 
@@ -15,8 +16,7 @@ pub(crate) struct Forward<'a, E> {
     inputs: Inputs<'a, E>,
     /// Of this rank's queries.
     pub(crate) state: State,
-    /// Keys and values of each arrival, and how often they are still needed.
-    arrived: Vec<Option<(Held, usize)>>,
+    keys: Keys<'a, E>,
     /// Queries of each hosting.
     guests: Vec<Option<Held>>,
     /// States of each hosting, to be sent back.
@@ -33,34 +33,21 @@ impl<'a, E: Element + Pod> Forward<'a, E> {
             works,
             inputs,
             state,
-            arrived: schedule.arrivals.iter().map(|_| None).collect(),
+            keys: Keys::new(works, &inputs),
             guests: schedule.hostings.iter().map(|_| None).collect(),
             hosted: schedule.hostings.iter().map(|_| None).collect(),
             visited: schedule.visits.iter().map(|_| None).collect(),
         })
     }
 
-    /// The arrival's bytes; gone after its last use.
-    fn use_arrival(&mut self, arrival: usize) -> Held {
-        let slot = &mut self.arrived[arrival];
-        let (held, uses) = slot.as_mut().expect("an arrival is used after it has come");
-        let held = held.clone();
-        *uses -= 1;
-        if *uses == 0 {
-            *slot = None;
-        }
-        held
-    }
-
     fn arrival(&mut self, arrival: usize, hook: Hook<'_>) -> Result<()> {
-        let held = self.use_arrival(arrival);
+        let rows = self.keys.arrival(arrival)?;
         let problem = &self.works.problem;
         let plan = &self.works.schedule.arrivals[arrival];
-        let attention = &self.works.arrivals[arrival];
-        let (k, v) = keys_and_values(problem, plan.positions.len() as usize, held.bytes())?;
+        let pieces = &self.works.arrivals[arrival];
+        let (k, v) = rows.views(problem)?;
         let Some(stay) = &plan.stay else {
-            let inputs = Inputs { k, v, ..self.inputs };
-            return Ok(attention.extend(inputs, &mut self.state, hook)?);
+            return extend(pieces, Inputs { k, v, ..self.inputs }, &mut self.state, hook);
         };
         let chosen: Vec<_> = tokens::numbers(stay).collect();
         let dims = problem.query_dims(chosen.len());
@@ -68,7 +55,7 @@ impl<'a, E: Element + Pod> Forward<'a, E> {
         gather(&self.inputs.q, &chosen, cast_slice_mut(&mut rows));
         let q = View::new(&rows, dims, Order::BatchHeadTokenDim)?;
         let mut state = State::empty(problem.output_dims(chosen.len()))?;
-        attention.extend(Inputs { q, k, v }, &mut state, hook)?;
+        extend(pieces, Inputs { q, k, v }, &mut state, hook)?;
         Ok(self.state.merge_tokens(&chosen, &state)?)
     }
 
@@ -92,22 +79,19 @@ impl<'a, E: Element + Pod> Forward<'a, E> {
         let (maxima, rest) = numbers::<f32>(held.bytes(), rows);
         let (totals, rest) = numbers::<f32>(rest, rows);
         let sums: &[f32] = cast_slice(rest);
-        let state =
-            State::from_parts(dims, maxima.to_vec(), totals.to_vec(), sums.to_vec())?;
+        let state = State::from_parts(dims, maxima.to_vec(), totals.to_vec(), sums.to_vec())?;
         Ok(self.state.merge_tokens(&chosen, &state)?)
     }
 }
 
 impl<E: Element + Pod> Pass for Forward<'_, E> {
+    fn size(&self, part: Part) -> usize {
+        self.keys.size(part)
+    }
+
     fn fill(&mut self, part: Part, into: &mut [u8]) {
         match (part.about, part.way) {
-            (About::Departure(departure), Way::Out) => {
-                let tokens = &self.works.schedule.departures[departure].tokens;
-                send_keys(&self.inputs, &tokens::numbers(tokens).collect::<Vec<_>>(), into);
-            }
-            (About::Child(arrival, _), Way::Out) => {
-                into.copy_from_slice(self.use_arrival(arrival).bytes());
-            }
+            (About::Departure(_) | About::Child(..), _) => self.keys.fill(part, into),
             (About::Visit(visit), Way::Out) => {
                 let queries = &self.works.schedule.visits[visit].queries;
                 gather(&self.inputs.q, &tokens::numbers(queries).collect::<Vec<_>>(), into);
@@ -124,23 +108,25 @@ impl<E: Element + Pod> Pass for Forward<'_, E> {
 
     fn keep(&mut self, part: Part, held: Held) {
         match part.about {
-            About::Arrival(arrival) => {
-                let uses = 1 + self.works.schedule.arrivals[arrival].children;
-                self.arrived[arrival] = Some((held, uses));
-            }
+            About::Arrival(_) => self.keys.keep(part, held),
             About::Hosting(hosting) => self.guests[hosting] = Some(held),
             About::Visit(visit) => self.visited[visit] = Some(held),
             other => unreachable!("{other:?} doesn't come in a forward pass"),
         }
     }
 
-    fn work(&mut self, on: Option<Part>, hook: Hook<'_>) -> Result<()> {
-        match on.map(|part| part.about) {
-            None => Ok(self.works.own.extend(self.inputs, &mut self.state, hook)?),
-            Some(About::Arrival(arrival)) => self.arrival(arrival, hook),
-            Some(About::Hosting(hosting)) => self.host(hosting, hook),
-            Some(About::Visit(visit)) => self.welcome(visit),
-            Some(other) => unreachable!("{other:?} doesn't come in a forward pass"),
+    fn work(&mut self, on: Part, hook: Hook<'_>) -> Result<()> {
+        match on.about {
+            About::Own(own) => {
+                let keys = self.works.schedule.own[own].clone();
+                let Inputs { q, k, v } = self.inputs;
+                let inputs = Inputs { q, k: k.tokens(keys.clone()), v: v.tokens(keys) };
+                extend(&self.works.own[own], inputs, &mut self.state, hook)
+            }
+            About::Arrival(arrival) => self.arrival(arrival, hook),
+            About::Hosting(hosting) => self.host(hosting, hook),
+            About::Visit(visit) => self.welcome(visit),
+            other => unreachable!("{other:?} doesn't come in a forward pass"),
         }
     }
 
@@ -149,21 +135,17 @@ impl<E: Element + Pod> Pass for Forward<'_, E> {
     }
 }
 
-/// Keys and values of some tokens, as they travel.
-pub(super) fn send_keys<E: Element + Pod>(inputs: &Inputs<'_, E>, tokens: &[usize], into: &mut [u8]) {
-    let rest = gather(&inputs.k, tokens, into);
-    gather(&inputs.v, tokens, rest);
-}
-
-/// The reverse: views of what has come.
-pub(super) fn keys_and_values<'b, E: Element + Pod>(
-    problem: &crate::problem::Problem,
-    tokens: usize,
-    bytes: &'b [u8],
-) -> Result<(View<'b, E>, View<'b, E>)> {
-    let (k_dims, v_dims) = (problem.key_dims(tokens), problem.value_dims(tokens));
-    let (k, rest) = numbers(bytes, k_dims.elements().unwrap_or(0));
-    let (v, _) = numbers(rest, v_dims.elements().unwrap_or(0));
-    let order = Order::BatchHeadTokenDim;
-    Ok((View::new(k, k_dims, order)?, View::new(v, v_dims, order)?))
+/// Adds keys to a state, piece by piece.
+fn extend<E: Element>(
+    pieces: &[Piece],
+    inputs: Inputs<'_, E>,
+    state: &mut State,
+    mut hook: Hook<'_>,
+) -> Result<()> {
+    for piece in pieces {
+        let keys = || piece.keys.clone();
+        let inputs = Inputs { k: inputs.k.tokens(keys()), v: inputs.v.tokens(keys()), ..inputs };
+        piece.attention.extend(inputs, state, hook.reborrow())?;
+    }
+    Ok(())
 }

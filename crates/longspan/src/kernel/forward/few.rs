@@ -78,7 +78,14 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
 
     fn few_lengths(&self) -> [usize; 6] {
         let (dim, value_row) = (self.dim, self.value_row());
-        [FEW * self.query_row(), FEW * value_row, FEW * LONGEST, dim * LANES, LONGEST * value_row, LONGEST]
+        [
+            FEW * self.query_row(),
+            FEW * value_row,
+            FEW * LONGEST,
+            dim * LANES,
+            LONGEST * value_row,
+            LONGEST,
+        ]
     }
 
     /// Numbers of scratch that few queries need.

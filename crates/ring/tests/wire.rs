@@ -1,0 +1,93 @@
+//! Keys and values as fewer bytes.
+
+use longspan::{Attention, Layout, Pattern, Shape};
+use longspan_ring::{Error, Local, Ring, Shards, Wire};
+use longspan_testing::{AttentionCase, Rule};
+
+mod common;
+
+use common::*;
+
+fn case() -> AttentionCase {
+    let sinks = Rule::Or(vec![Rule::Window { left: 300, right: 0 }, Rule::Sinks { n: 4 }]);
+    let rule = Rule::And(vec![Rule::Causal, sinks]);
+    AttentionCase { heads_q: 4, ..AttentionCase::new("wire", rule, 1_200) }
+}
+
+/// Largest difference of outputs to those of one process, and bytes received by all.
+fn run(wire: Wire) -> (f32, u64) {
+    let case = case();
+    let numbers = case.unmasked();
+    let shards = Shards::contiguous(1_200, 6, 1).unwrap();
+    let pattern: Pattern = case.pattern_text().parse().unwrap();
+    let layout = Layout::compile(&pattern, &Shape::new(1_200, 1_200)).unwrap();
+    let whole = Share::of(&numbers, &(0..1_200).collect::<Vec<_>>());
+    let inputs = whole.inputs();
+    let expected = Attention::new(layout).forward(inputs.q, inputs.k, inputs.v).unwrap();
+
+    let results: Vec<_> = std::thread::scope(|scope| {
+        let spawn = |(rank, transport): (usize, Local)| {
+            let share = Share::of(&numbers, &positions(&shards, rank));
+            let problem = problem(&case, shards.clone()).wire(wire);
+            scope.spawn(move || both(transport, problem, &share).unwrap())
+        };
+        let ranks: Vec<_> = Local::ranks(6).into_iter().enumerate().map(spawn).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    let got = joined(&numbers, &shards, &results);
+    let off = got.out.iter().zip(expected.out.as_slice()).map(|(a, b)| (a - b).abs());
+    (off.fold(0.0, f32::max), results.iter().map(|result| result.tally.received).sum())
+}
+
+#[test]
+fn fewer_bytes_are_farther_off() {
+    let (exact_off, exact) = run(Wire::Exact);
+    let (half_off, half) = run(Wire::Bf16);
+    let (byte_off, byte) = run(Wire::Int8);
+    assert!(exact_off < 1e-5, "{exact_off}");
+    // Numbers of unit scale: 2⁻⁹ of a number, 1/254 of the largest of 2,048; a few of both.
+    assert!((1e-4..2e-2).contains(&half_off), "{half_off}");
+    assert!((1e-3..1e-1).contains(&byte_off), "{byte_off}");
+    assert!(byte < half && half < exact);
+    // Gradients travel as f32, so of keys sent twice and gradients sent once a third is left.
+    assert!(3 * half <= 2 * exact && 2 * byte <= exact + exact / 64, "{exact} {half} {byte}");
+}
+
+#[test]
+fn a_bound_is_kept_with_few_bytes() {
+    let (_, exact) = run(Wire::Exact);
+    let mut before = u64::MAX;
+    for bound in [0.0, 1e-3, 1e-2, 1e-1] {
+        let (off, bytes) = run(Wire::within(bound).unwrap());
+        // Keys off by at most the bound move a score by up to bound · Σ|q| / √d, a few times it.
+        assert!(off <= 1e-5 + 8.0 * bound, "{bound}: {off}");
+        assert!(bytes <= before, "{bound}");
+        before = bytes;
+    }
+    assert!(2 * before <= exact + exact / 32);
+}
+
+#[test]
+fn what_has_no_8_bit_form_is_refused_by_all() {
+    let case = case();
+    let mut numbers = case.unmasked();
+    numbers.k[700 * 32] = f32::INFINITY;
+    let shards = Shards::contiguous(1_200, 3, 1).unwrap();
+    let errors: Vec<Error> = std::thread::scope(|scope| {
+        let spawn = |(rank, transport): (usize, Local)| {
+            let share = Share::of(&numbers, &positions(&shards, rank));
+            let problem = problem(&case, shards.clone()).wire(Wire::Int8);
+            scope.spawn(move || {
+                let mut ring = Ring::new(transport, problem, options()).unwrap();
+                let inputs = share.inputs();
+                ring.forward(inputs.q, inputs.k, inputs.v).unwrap_err()
+            })
+        };
+        let ranks: Vec<_> = Local::ranks(3).into_iter().enumerate().map(spawn).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    assert_eq!(errors[1], Error::NotFinite { tensor: "k" });
+    for rank in [0, 2] {
+        assert!(matches!(errors[rank], Error::GivenUp { rank: Some(1), .. }), "{}", errors[rank]);
+    }
+}
