@@ -26,6 +26,23 @@ fn number(object: &Value, name: &str) -> f64 {
     object[name].as_f64().unwrap_or_else(|| panic!("{name} is {}", object[name]))
 }
 
+/// Whether two values are the same but for the last digits of numbers, which reading may change.
+fn same(a: &Value, b: &Value) -> bool {
+    match (a, b) {
+        (Value::Number(a), Value::Number(b)) => {
+            let (a, b) = (a.as_f64().unwrap(), b.as_f64().unwrap());
+            (a - b).abs() <= 1e-12 * a.abs()
+        }
+        (Value::Array(a), Value::Array(b)) => {
+            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b))
+        }
+        (Value::Object(a), Value::Object(b)) => {
+            a.len() == b.len() && a.iter().all(|(name, a)| b.get(name).is_some_and(|b| same(a, b)))
+        }
+        _ => a == b,
+    }
+}
+
 /// Bytes that each rank of a ring of threads needs, forward and backward.
 fn needed(problem: &Problem) -> Vec<(u64, u64)> {
     std::thread::scope(|scope| {
@@ -59,10 +76,16 @@ fn bytes_are_those_of_a_ring() {
             let problem = Problem::new(heads, shards.unwrap()).batch(2).heads(4, 2).dims(16, 8);
             let needed = needed(&problem.element(longspan::ElementType::Bf16));
             let (forward, backward): (Vec<u64>, Vec<u64>) = needed.into_iter().unzip();
-            for (pass, bytes) in object["passes"].as_array().unwrap().iter().zip([forward, backward]) {
+            for (pass, bytes) in
+                object["passes"].as_array().unwrap().iter().zip([forward, backward])
+            {
                 let (most, sum) = (bytes.iter().max().unwrap(), bytes.iter().sum::<u64>());
                 assert_eq!(pass["bytes_received_most"], *most, "{pattern}, {map}");
-                assert_eq!(number(pass, "bytes_received"), sum as f64 / 6.0, "{pattern}, {map}");
+                let mean = sum as f64 / 6.0;
+                assert!(
+                    (number(pass, "bytes_received") - mean).abs() <= 1e-9 * mean,
+                    "{pattern}, {map}"
+                );
             }
             assert_eq!(
                 (object["simulated"].as_u64(), object["ranks"].as_u64()),
@@ -171,10 +194,10 @@ fn this_machine_is_measured_and_kept() {
         &std::fs::read_to_string(cache.join("longspan/machine.json")).unwrap(),
     )
     .unwrap();
-    assert_eq!(kept, machine);
+    assert!(same(&kept, &machine), "{kept}\n{machine}");
     let args = ["plan", "causal", "--tokens", "4k", "--ranks", "2", "--head-dim", "16", "--json"];
     let object = run_with(&environment, &args).json();
-    assert_eq!(object["machine"], machine);
+    assert!(same(&object["machine"], &machine), "{object}");
     assert!(number(&object, "ms") > 0.0);
     // The same from a file, and with a link that is no thread's.
     let file = cache.join("longspan/machine.json");
@@ -199,7 +222,7 @@ fn what_makes_no_sense_is_refused() {
         ("causal --tokens 4k --ranks 2 --machine a100 --plot x.gif", &[".svg or .png"]),
         ("causal --tokens 4k --ranks 2 --machine a100 --grain 0", &["the grain is 0"]),
         ("causal --tokens 4k --ranks 0 --machine a100", &["at least 1"]),
-        ("causal --tokens 4k --ranks 2 --machine a100 --gbits -1", &["above 0"]),
+        ("causal --tokens 4k --ranks 2 --machine a100 --gbits 0", &["above 0"]),
         ("'documents([5])' --tokens 6 --ranks 2 --machine a100", &["add up", "5"]),
         ("causal --tokens 4k --machine a100", &["--ranks"]),
         ("causal --calibrate", &["cannot be used with"]),
