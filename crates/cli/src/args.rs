@@ -5,6 +5,8 @@
 //! can judge (a block size, a range of rows) is handed on and judged there.
 
 mod bench;
+mod map;
+mod plan;
 mod ring;
 
 use std::num::NonZeroUsize;
@@ -15,7 +17,9 @@ use clap::{Args, Parser, Subcommand};
 use longspan::{ElementType, Isa};
 
 pub(crate) use bench::{Bench, Pass};
-pub(crate) use ring::{FoldOrder, Map, Ring};
+pub(crate) use map::Map;
+pub(crate) use plan::{Network, Plan};
+pub(crate) use ring::{FoldOrder, Ring};
 
 /// Attention for sequences too long for attention.
 #[derive(Debug, Parser)]
@@ -42,6 +46,8 @@ pub(crate) enum Command {
     Verify(Verify),
     /// Say what this machine has, what Longspan would use, and why.
     Doctor(Doctor),
+    /// Say what attention over many ranks would take: memory, messages, time.
+    Plan(Plan),
 }
 
 const VERIFY: &str = "\

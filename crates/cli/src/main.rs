@@ -8,6 +8,7 @@
 //! | `bench`, `random` | time, share of what the machine can do, memory; numbers to compute with |
 //! | `ring` | one sequence over many ranks: threads, or processes of MPI |
 //! | `verify` | every kernel against the oracle |
+//! | `plan` | what a ring of many ranks would take |
 //! | `doctor`, `machine`, `choice` | what there is, what would be used, and why |
 //! | `element` | from the name of an element type to the type |
 //! | `number`, `table` | what people read |
@@ -26,6 +27,7 @@ mod element;
 mod inspect;
 mod machine;
 mod number;
+mod plan;
 mod plot;
 mod progress;
 mod random;
@@ -49,6 +51,7 @@ fn main() -> ExitCode {
         Command::Ring(args) => ring::run(&args),
         Command::Verify(args) => verify::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Plan(args) => plan::run(&args),
     };
     let Err(error) = result else {
         return ExitCode::SUCCESS;
@@ -64,6 +67,7 @@ fn main() -> ExitCode {
     let _ = writeln!(io::stderr(), "error: {error:#}");
     let input_is_at_fault = error.is::<longspan_pattern::Error>()
         || error.is::<longspan::Error>()
+        || error.is::<longspan_ring::Error>()
         || error.is::<compile::BadInput>();
     ExitCode::from(if input_is_at_fault { 2 } else { 1 })
 }

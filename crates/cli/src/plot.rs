@@ -14,6 +14,7 @@ mod grid;
 mod palette;
 mod scene;
 mod text;
+mod timeline;
 
 use std::collections::HashMap;
 
@@ -23,6 +24,7 @@ use plotters_svg::SVGBackend;
 
 use crate::compile::BadInput;
 use crate::inspect::Inspection;
+use crate::plan::Planned;
 use scene::Scene;
 
 /// Pixels of a cell: one would be hard to see, and shows less than half of it on a fine screen.
@@ -59,9 +61,18 @@ pub(crate) fn draw(inspection: &Inspection, format: Format) -> Result<Picture> {
         cell *= 2;
         scene = figure::compose(inspection, cell);
     }
+    finished(&scene, format)
+}
+
+/// Draws what ranks of a plan do when.
+pub(crate) fn timelines(planned: &Planned, format: Format) -> Result<Picture> {
+    finished(&timeline::compose(planned), format)
+}
+
+fn finished(scene: &Scene, format: Format) -> Result<Picture> {
     let file = match format {
-        Format::Png => png(&scene)?,
-        Format::Svg => svg(&scene)?,
+        Format::Png => png(scene)?,
+        Format::Svg => svg(scene)?,
     };
     Ok(Picture { file, size: (scene.width as u32, scene.height as u32) })
 }

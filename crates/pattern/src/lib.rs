@@ -22,6 +22,7 @@
 //! | `pattern`, `heads`, `text` | the algebra, patterns by head, the text form |
 //! | `positions`, `shape` | what a layout is compiled for: lengths, offsets, shards, padding |
 //! | `plan` | a pattern made ready to be asked: stretches of keys, bits, signatures |
+//! | `sight` | who can see whom, told at a glance |
 //! | `layout` | rows of runs: compilation, masks, transpose, counts, hash, pictures |
 //! | `set`, `cache` | layouts by batch entry and head; layouts kept for the next call |
 
@@ -36,6 +37,7 @@ mod plan;
 mod positions;
 mod set;
 mod shape;
+mod sight;
 mod text;
 
 pub use cache::{CacheStats, LayoutCache};
@@ -49,4 +51,5 @@ pub use pattern::{Level, Pattern};
 pub use positions::{Positions, Progression};
 pub use set::{LayoutSet, Padding};
 pub use shape::{BlockSize, Shape};
+pub use sight::{Glance, Sight};
 pub use text::ParseError;

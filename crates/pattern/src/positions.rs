@@ -24,7 +24,7 @@ pub struct Progression {
 
 impl Progression {
     /// The last position, wide enough for any input.
-    fn last(&self) -> i128 {
+    pub(crate) fn last(&self) -> i128 {
         let reach = i128::from(self.step).saturating_mul(i128::from(self.len) - 1);
         reach.saturating_add(self.start.into())
     }

@@ -9,6 +9,7 @@ use rustc_hash::FxHashMap;
 
 use crate::bytes::{Reader, write_tokens, write_word};
 use crate::error::Result;
+use crate::problem::{Fold, Problem};
 use crate::tokens::{self, Tokens};
 
 /// Ranks that are many.
@@ -34,15 +35,24 @@ pub(crate) struct Deal {
 }
 
 impl Deal {
+    /// How an owner's tokens get to the ranks that want them, by rank: without trees where every
+    /// rank takes them in the order in which they stand.
+    pub(crate) fn of(problem: &Problem, owner: usize, wanted: Vec<Tokens>) -> Self {
+        match problem.fold {
+            Fold::Overlapped => Deal::new(owner, problem.shards.rank(owner).len(), wanted),
+            Fold::Reproducible => Deal { direct: wanted, trees: Vec::new() },
+        }
+    }
+
     /// How the `held` tokens of `owner` get to the ranks that want them, by rank.
     pub(crate) fn new(owner: usize, held: u64, wanted: Vec<Tokens>) -> Self {
+        let many = wanted_by_many(&wanted);
+        if many == 0 || is_most(many, held) {
+            return Deal { direct: wanted, trees: Vec::new() };
+        }
         let mut counts = vec![0_u32; held as usize];
         for tokens in &wanted {
             tokens::numbers(tokens).for_each(|token| counts[token] += 1);
-        }
-        let many = counts.iter().filter(|count| **count >= MANY).count() as u64;
-        if many == 0 || many > held.div_ceil(4) {
-            return Deal { direct: wanted, trees: Vec::new() };
         }
         let mut who: FxHashMap<usize, Vec<usize>> = FxHashMap::default();
         for (rank, tokens) in wanted.iter().enumerate() {
@@ -86,6 +96,33 @@ impl Deal {
         }
         bytes
     }
+}
+
+/// How many of an owner's tokens many ranks want.
+pub(crate) fn wanted_by_many<'a>(wanted: impl IntoIterator<Item = &'a Tokens>) -> u64 {
+    let mut edges: Vec<(i64, i32)> = Vec::new();
+    for piece in wanted.into_iter().flat_map(Tokens::progressions) {
+        let (stretches, len) = if piece.step == 1 { (1, piece.len) } else { (piece.len, 1) };
+        for stretch in 0..stretches {
+            let start = piece.start + (stretch * piece.step) as i64;
+            edges.extend([(start, 1), (start + len as i64, -1)]);
+        }
+    }
+    edges.sort_unstable();
+    let (mut many, mut ranks) = (0, 0);
+    for pair in edges.windows(2) {
+        ranks += pair[0].1;
+        if ranks >= MANY as i32 {
+            many += (pair[1].0 - pair[0].0) as u64;
+        }
+    }
+    many
+}
+
+/// Whether so many of an owner's tokens are too many for trees; it stays so when more ranks want
+/// some.
+pub(crate) fn is_most(many: u64, held: u64) -> bool {
+    many > held.div_ceil(4)
 }
 
 /// What a rank has from an owner: directly, and by trees. The reverse of [`Deal::for_rank`].
@@ -165,6 +202,21 @@ mod tests {
         let wanted = vec![Positions::range(0, 100).unwrap(); 9];
         let deal = Deal::new(0, 100, wanted.clone());
         assert_eq!(deal, Deal { direct: wanted, trees: Vec::new() });
+    }
+
+    #[test]
+    fn tokens_that_many_want_are_counted() {
+        let comb = |start, step, len| {
+            Positions::new([longspan::Progression { start, step, len }]).unwrap()
+        };
+        let wanted =
+            [comb(0, 1, 50), comb(0, 2, 40), comb(10, 1, 5), comb(3, 1, 30), comb(0, 7, 9)];
+        let counts =
+            |token: usize| wanted.iter().filter(|w| tokens::numbers(w).any(|t| t == token)).count();
+        let many = (0..100).filter(|&token| counts(token) >= MANY as usize).count() as u64;
+        assert!(many > 0);
+        assert_eq!(wanted_by_many(&wanted), many);
+        assert_eq!(wanted_by_many(&[]), 0);
     }
 
     #[test]

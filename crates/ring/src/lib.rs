@@ -7,6 +7,7 @@
 //! | `shards` | which tokens each rank holds |
 //! | `problem`, `ring` | what all ranks compute; what a caller writes |
 //! | `want`, `deal`, `schedule` | who needs what of whom; how it gets there; in which step |
+//! | `load`, `outline` | how much there is to compute; what any rank would do, without messages |
 //! | `pass`, `wire` | the one loop, forward and backward; how keys and values travel |
 //! | `transport` | what a ring needs of a message engine, and the engines |
 //! | `link`, `message` | hops with headers; headers and checksums |
@@ -19,7 +20,9 @@ mod bytes;
 mod deal;
 mod error;
 mod link;
+mod load;
 mod message;
+mod outline;
 mod pass;
 mod problem;
 mod ring;
@@ -32,6 +35,8 @@ mod wire;
 
 pub use buffer::Buffer;
 pub use error::{Error, Result};
+pub use load::Work;
+pub use outline::{Outline, Outlines, Stage};
 pub use pass::Tally;
 pub use problem::{Fold, Problem};
 pub use ring::{Options, Ring};

@@ -10,6 +10,8 @@ use longspan::{
     row_deltas,
 };
 
+use longspan_pattern::Sight;
+
 use crate::bytes::{Reader, write_tokens};
 use crate::deal::{self, Deal};
 use crate::error::{Error, Result};
@@ -339,17 +341,15 @@ fn prepare(link: &mut Link<'_>, problem: Problem, options: &Options) -> Result<W
         problem.shards.check_edges(TILE as u64)?;
     }
     let pattern = want::any_head(&problem.pattern, problem.heads)?;
+    let mut sight = Sight::new(&pattern);
     let wants = (0..ranks).map(|owner| match owner == rank {
         true => Ok(Want::default()),
-        false => Want::of(&problem, &pattern, rank, owner),
+        false => Want::of(&problem, &pattern, &mut sight, rank, owner),
     });
     let wants = wants.collect::<Result<Vec<_>>>()?;
 
     let (wanted, guests) = ask(link, &wants)?;
-    let deal = match problem.fold {
-        Fold::Overlapped => Deal::new(rank, problem.shards.rank(rank).len(), wanted),
-        Fold::Reproducible => Deal { direct: wanted, trees: Vec::new() },
-    };
+    let deal = Deal::of(&problem, rank, wanted);
     let said: Vec<_> = (0..ranks).map(|to| deal.for_rank(to)).collect();
     let heard = link.exchange(DEALS, &said, "how keys reach this rank")?;
     let dealt = heard.iter().enumerate().map(|(owner, bytes)| deal::read(owner, bytes));

@@ -3,6 +3,8 @@
 //! A rank's tokens are a position map of the layout compiler, nothing else: patterns speak of
 //! global positions, so windows, dilation and documents stay right however tokens are dealt out.
 
+mod balanced;
+
 use longspan::{Positions, Progression};
 
 use crate::error::{Error, Result};
@@ -67,13 +69,9 @@ impl Shards {
         of: impl Fn(usize) -> Vec<usize>,
     ) -> Result<Self> {
         check(ranks, grain)?;
-        let grains = u128::from(tokens.div_ceil(grain));
-        let edge = |chunk: usize| {
-            let grains = grains * chunk as u128 / chunks as u128;
-            (grains as u64 * grain).min(tokens)
-        };
         let stretch = |chunk: usize| {
-            let (start, end) = (edge(chunk), edge(chunk + 1));
+            let start = edge(tokens, grain, chunks, chunk);
+            let end = edge(tokens, grain, chunks, chunk + 1);
             Progression { start: start as i64, step: 1, len: end - start }
         };
         let held = (0..ranks).map(|rank| Positions::new(of(rank).into_iter().map(stretch)));
@@ -146,6 +144,12 @@ impl Shards {
     pub fn rank(&self, rank: usize) -> &Positions {
         &self.held[rank]
     }
+}
+
+/// Where a chunk of a sequence begins.
+fn edge(tokens: u64, grain: u64, chunks: usize, chunk: usize) -> u64 {
+    let grains = u128::from(tokens.div_ceil(grain)) * chunk as u128 / chunks as u128;
+    (grains as u64).saturating_mul(grain).min(tokens)
 }
 
 fn check(ranks: usize, grain: u64) -> Result<()> {

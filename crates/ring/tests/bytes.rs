@@ -76,7 +76,7 @@ fn received_bytes_are_those_needed() {
         let case = case(rule, tokens);
         let pattern: Pattern = case.pattern_text().parse().unwrap();
         for ranks in [2, 5, 8] {
-            for (map, shards) in maps(tokens, ranks) {
+            for (map, shards) in maps(&case, ranks) {
                 let results = run(&case, &shards);
                 let (mut all_keys, mut all_guests, mut backward) = (0, 0, 0);
                 for (rank, result) in results.iter().enumerate() {

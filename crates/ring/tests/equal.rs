@@ -14,7 +14,7 @@ fn check(case: &AttentionCase, ranks: &[usize]) -> Vec<String> {
     let (truth, naive) = (truth(&numbers, case.sample), naive(&numbers, case.sample));
     let mut wrong = Vec::new();
     for &ranks in ranks {
-        for (map, shards) in maps(numbers.sizes.tokens_k as u64, ranks) {
+        for (map, shards) in maps(case, ranks) {
             let results = around(case, &numbers, &shards);
             let got = joined(&numbers, &shards, &results);
             for measure in Measure::all(&numbers, &truth, &naive, &got, case.sample) {

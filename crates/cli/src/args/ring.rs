@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use longspan::ElementType;
 
-use super::{at_least_one, heads, tokens};
+use super::{Map, at_least_one, heads, tokens};
 
 const EXAMPLES: &str = "\
 Every rank makes the numbers of its own tokens, which depend on their positions alone, and computes
@@ -94,17 +94,6 @@ pub(crate) struct Ring {
     /// Print one JSON object and nothing else
     #[arg(long)]
     pub(crate) json: bool,
-}
-
-/// Which tokens each rank holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Map {
-    /// One stretch a rank
-    Contiguous,
-    /// A stretch from the front and one from the back
-    Zigzag,
-    /// Every so many-th token
-    Striped,
 }
 
 /// In which order keys are added up.

@@ -78,11 +78,7 @@ impl Job {
             FoldOrder::Overlapped => (Fold::Overlapped, 1),
             FoldOrder::Reproducible => (Fold::Reproducible, TILE),
         };
-        let shards = match args.shards {
-            Map::Contiguous => Shards::contiguous(tokens, ranks, grain),
-            Map::Zigzag => Shards::zigzag(tokens, ranks, grain),
-            Map::Striped => Shards::striped(tokens, ranks, grain),
-        }?;
+        let shards = args.shards.shards(&patterns, tokens, ranks, grain)?;
         let threads = choice::threads(args.threads)?;
         let threads = match threads.why {
             Why::Default(_) => NonZeroUsize::new(threads.value.get() / here),

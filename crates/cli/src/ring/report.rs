@@ -7,7 +7,6 @@ use serde::Serialize;
 
 use super::check::Checked;
 use super::job::{Found, Job, Share};
-use crate::args::Map;
 use crate::number::{bytes, count, percent, shortened, significant, thousands};
 use crate::table;
 
@@ -100,11 +99,7 @@ impl<'a> Report<'a> {
             isa: job.isa.to_string(),
             threads: job.threads.get(),
             carrier,
-            shards: match job.map {
-                Map::Contiguous => "contiguous",
-                Map::Zigzag => "zigzag",
-                Map::Striped => "striped",
-            },
+            shards: job.map.name(),
             fold: match job.fold {
                 Fold::Overlapped => "overlapped",
                 Fold::Reproducible => "reproducible",

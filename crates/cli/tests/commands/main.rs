@@ -1,9 +1,10 @@
-//! `longspan bench`, `longspan ring`, `longspan verify` and `longspan doctor`, run as a user runs them.
+//! `longspan bench`, `ring`, `plan`, `verify` and `doctor`, run as a user runs them.
 
 mod bench;
 #[path = "../common/mod.rs"]
 mod common;
 mod doctor;
+mod plan;
 mod ring;
 mod verify;
 
@@ -11,8 +12,8 @@ use common::run;
 
 #[test]
 fn help_explains() {
-    let cases: [(&str, &[&str]); 5] = [
-        ("--help", &["inspect", "bench", "ring", "verify", "doctor"]),
+    let cases: [(&str, &[&str]); 6] = [
+        ("--help", &["inspect", "bench", "ring", "plan", "verify", "doctor"]),
         (
             "bench",
             &["--tokens", "--kv-heads", "--pass", "LONGSPAN_THREADS", "bthd", "FMA peak", "bf16"],
@@ -20,6 +21,7 @@ fn help_explains() {
         ("ring", &["--ranks", "--shards", "--patience", "mpirun -n 4", "imbalance", "hidden"]),
         ("verify", &["--quick", "--isa", "--dtype", "at most 12,", "the exit code is 1"]),
         ("doctor", &["--json"]),
+        ("plan", &["--calibrate", "--machine", "h100", "--plot", "--shards", "published figures"]),
     ];
     for (command, words) in cases {
         let args: &[&str] = if command == "--help" { &["--help"] } else { &[command, "--help"] };

@@ -17,12 +17,15 @@ pub(crate) fn options() -> Options {
 }
 
 /// Shard maps of every kind.
-pub(crate) fn maps(tokens: u64, ranks: usize) -> Vec<(&'static str, Shards)> {
+pub(crate) fn maps(case: &AttentionCase, ranks: usize) -> Vec<(&'static str, Shards)> {
+    let tokens = case.layout.tokens_k;
+    let heads: Heads = case.pattern_text().parse().unwrap();
     vec![
         ("contiguous", Shards::contiguous(tokens, ranks, 1).unwrap()),
         ("zigzag", Shards::zigzag(tokens, ranks, 1).unwrap()),
         ("striped", Shards::striped(tokens, ranks, 1).unwrap()),
         ("striped by 13", Shards::striped(tokens, ranks, 13).unwrap()),
+        ("balanced", Shards::balanced(heads, tokens, ranks, 1).unwrap()),
     ]
 }
 

@@ -1,0 +1,303 @@
+//! Plans whose bytes are those of a real ring, and arguments that are honoured or refused.
+
+use std::time::Instant;
+
+use longspan::{Arrived, Dims, Heads, Inputs, Order, Tensor, Threads};
+use longspan_ring::{Local, Options, Problem, Ring, Shards};
+use serde_json::Value;
+
+use crate::common::{Run, run, run_with, scratch};
+
+fn plan(args: &str) -> Run {
+    run(&[&["plan"], &words(args)[..]].concat())
+}
+
+/// Words, with `'` around those that have spaces.
+fn words(text: &str) -> Vec<&str> {
+    let parts = text.split('\'').enumerate();
+    parts
+        .flat_map(
+            |(n, part)| if n % 2 == 1 { vec![part] } else { part.split_whitespace().collect() },
+        )
+        .collect()
+}
+
+fn number(object: &Value, name: &str) -> f64 {
+    object[name].as_f64().unwrap_or_else(|| panic!("{name} is {}", object[name]))
+}
+
+/// Whether two values are the same but for the last digits of numbers, which reading may change.
+fn same(a: &Value, b: &Value) -> bool {
+    match (a, b) {
+        (Value::Number(a), Value::Number(b)) => {
+            let (a, b) = (a.as_f64().unwrap(), b.as_f64().unwrap());
+            (a - b).abs() <= 1e-12 * a.abs()
+        }
+        (Value::Array(a), Value::Array(b)) => {
+            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b))
+        }
+        (Value::Object(a), Value::Object(b)) => {
+            a.len() == b.len() && a.iter().all(|(name, a)| b.get(name).is_some_and(|b| same(a, b)))
+        }
+        _ => a == b,
+    }
+}
+
+/// Bytes that each rank of a ring of threads needs, forward and backward.
+fn needed(problem: &Problem) -> Vec<(u64, u64)> {
+    std::thread::scope(|scope| {
+        let ranks = Local::ranks(problem.shards().ranks()).into_iter().map(|transport| {
+            let options = Options { threads: Threads::Auto, ..Options::default() };
+            scope.spawn(|| Ring::new(transport, problem.clone(), options).unwrap().bytes_needed())
+        });
+        let ranks: Vec<_> = ranks.collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn bytes_are_those_of_a_ring() {
+    for pattern in
+        ["causal", "causal & (window(100, 0) | sinks(5))", "window(64, 64) | global_tokens(4)"]
+    {
+        for map in ["balanced", "contiguous", "zigzag", "striped"] {
+            let args = format!(
+                "'{pattern}' --tokens 3000 --ranks 6 --heads 4 --kv-heads 2 --head-dim 16 --value-dim 8 \
+                 --dtype bf16 --batch 2 --grain 32 --shards {map} --machine h100 --json"
+            );
+            let object = plan(&args).json();
+            let heads: Heads = pattern.parse().unwrap();
+            let shards = match map {
+                "balanced" => Shards::balanced(heads.clone(), 3_000, 6, 32),
+                "contiguous" => Shards::contiguous(3_000, 6, 32),
+                "zigzag" => Shards::zigzag(3_000, 6, 32),
+                _ => Shards::striped(3_000, 6, 32),
+            };
+            let problem = Problem::new(heads, shards.unwrap()).batch(2).heads(4, 2).dims(16, 8);
+            let needed = needed(&problem.element(longspan::ElementType::Bf16));
+            let (forward, backward): (Vec<u64>, Vec<u64>) = needed.into_iter().unzip();
+            for (pass, bytes) in
+                object["passes"].as_array().unwrap().iter().zip([forward, backward])
+            {
+                let (most, sum) = (bytes.iter().max().unwrap(), bytes.iter().sum::<u64>());
+                assert_eq!(pass["bytes_received_most"], *most, "{pattern}, {map}");
+                let mean = sum as f64 / 6.0;
+                assert!(
+                    (number(pass, "bytes_received") - mean).abs() <= 1e-9 * mean,
+                    "{pattern}, {map}"
+                );
+            }
+            assert_eq!(
+                (object["simulated"].as_u64(), object["ranks"].as_u64()),
+                (Some(6), Some(6))
+            );
+        }
+    }
+}
+
+#[test]
+fn numbers_add_up() {
+    let object =
+        plan("causal --tokens 64k --ranks 16 --heads 4 --machine a100 --network 100 --json").json();
+    let passes = object["passes"].as_array().unwrap();
+    assert_eq!(passes.len(), 2);
+    let mut sum = 0.0;
+    for pass in passes {
+        let part = |name: &str| number(pass, name);
+        let ms = part("ms");
+        sum += ms;
+        let parts = part("computing_ms") + part("waiting_ms") + part("handling_ms");
+        assert!((ms - parts).abs() < 1e-9 * ms, "{pass}");
+        assert!((0.0..=1.0).contains(&part("hidden_share")), "{pass}");
+        assert!(part("hops") >= 15.0);
+    }
+    assert!((number(&object, "ms") - sum).abs() < 1e-9 * sum);
+    assert!(number(&object, "imbalance") <= 1.05);
+    let contiguous =
+        plan("causal --tokens 64k --ranks 16 --machine a100 --shards contiguous --json").json();
+    let imbalance = number(&contiguous, "imbalance");
+    assert!((1.9..2.0).contains(&imbalance), "{imbalance}");
+    assert_eq!(contiguous["limit"], "imbalance");
+    assert!(contiguous["advice"][0].as_str().unwrap().contains("--shards balanced"));
+}
+
+#[test]
+fn a_slower_link_hides_less() {
+    let at = |gbits: &str| {
+        let args = format!(
+            "causal --tokens 1M --ranks 8 --machine h100 --per-node 1 --dtype bf16 --gbits {gbits} --json"
+        );
+        plan(&args).json()
+    };
+    let (slow, fast) = (at("1"), at("1000"));
+    let hidden = |object: &Value| number(&object["passes"][0], "hidden_share");
+    assert!(hidden(&slow) < 0.5 && hidden(&fast) > 0.9, "{slow}\n{fast}");
+    assert!(number(&slow, "ms") > number(&fast, "ms"));
+    assert_eq!(slow["limit"], "communication");
+    assert_eq!(slow["passes"][0]["bytes_received_most"], fast["passes"][0]["bytes_received_most"]);
+}
+
+#[test]
+fn thousands_of_ranks_are_sampled() {
+    let args = "'causal & (window(4096, 0) | sinks(64))' --tokens 1G --ranks 4096 --machine h100 --dtype bf16";
+    let object = plan(&format!("{args} --json")).json();
+    assert_eq!((object["simulated"].as_u64(), object["ranks"].as_u64()), (Some(8), Some(4_096)));
+    // A window of one neighbour and 64 sinks, bf16 keys and values of 8 heads.
+    let bytes = object["passes"][0]["bytes_received_most"].as_u64().unwrap();
+    assert_eq!(bytes, (4_096 + 64) * 8 * (64 + 64) * 2);
+    let text = plan(args).printed();
+    assert!(text.contains("8 of 4,096 ranks"), "{text}");
+}
+
+#[test]
+fn what_does_not_fit_says_so() {
+    let object =
+        plan("'causal & window(100, 0)' --tokens 64M --ranks 8 --heads 64 --machine h100 --json")
+            .json();
+    assert_eq!(object["limit"], "memory");
+    assert!(object["advice"][0].as_str().unwrap().contains("ranks, or bf16"), "{object}");
+    assert!(number(&object, "memory_bytes") > 80e9);
+}
+
+#[test]
+fn a_picture_of_what_ranks_do() {
+    let svg = scratch("timeline.svg");
+    let args = format!("causal --tokens 64k --ranks 12 --machine a100 --plot {}", svg.display());
+    let text = plan(&args).printed();
+    assert!(text.contains("timeline.svg"), "{text}");
+    let text = std::fs::read_to_string(&svg).unwrap();
+    let document = roxmltree::Document::parse(&text).unwrap();
+    let has = |word: &str| {
+        document.descendants().any(|node| node.text().is_some_and(|text| text.contains(word)))
+    };
+    for word in ["causal", "forward", "backward", "rank 0", "rank 11", "computing", "messages"] {
+        assert!(has(word), "no {word:?}");
+    }
+    let bars = document.descendants().filter(|node| node.has_tag_name("rect")).count();
+    assert!(bars > 8 * 2 * 2, "{bars}");
+    let png = scratch("timeline.png");
+    plan(&format!("causal --tokens 4k --ranks 2 --machine a100 --plot {}", png.display()))
+        .printed();
+    assert_eq!(std::fs::read(&png).unwrap()[..8], *b"\x89PNG\r\n\x1a\n");
+}
+
+/// Measured by micro-benchmarks, kept in a file, and used from there.
+#[test]
+fn this_machine_is_measured_and_kept() {
+    let cache = scratch("calibrated");
+    let environment = [("XDG_CACHE_HOME", cache.to_str().unwrap())];
+    let args = ["plan", "--calibrate", "--threads", "1", "--head-dim", "16", "--json"];
+    let machine = run_with(&environment, &args).json();
+    assert_eq!(machine["name"], "this");
+    assert_eq!(machine["kernels"].as_array().unwrap().len(), 3);
+    let kept: Value = serde_json::from_str(
+        &std::fs::read_to_string(cache.join("longspan/machine.json")).unwrap(),
+    )
+    .unwrap();
+    assert!(same(&kept, &machine), "{kept}\n{machine}");
+    let args = ["plan", "causal", "--tokens", "4k", "--ranks", "2", "--head-dim", "16", "--json"];
+    let object = run_with(&environment, &args).json();
+    assert!(same(&object["machine"], &machine), "{object}");
+    assert!(number(&object, "ms") > 0.0);
+    // The same from a file, and with a link that is no thread's.
+    let file = cache.join("longspan/machine.json");
+    let more = ["--machine", file.to_str().unwrap(), "--gbits", "1", "--latency-us", "50"];
+    let slower = run(&[&args[..], &more].concat()).json();
+    assert_eq!(slower["machine"]["far"]["bytes_a_second"], 125e6);
+    assert!(number(&slower, "ms") >= number(&object, "ms"));
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let empty = scratch("not-calibrated");
+    let environment = [("XDG_CACHE_HOME", empty.to_str().unwrap())];
+    run_with(&environment, &["plan", "causal", "--tokens", "4k", "--ranks", "2"])
+        .refused(&["hasn't been measured", "longspan plan --calibrate"]);
+    let cases = [
+        ("causal --tokens 4k --ranks 2 --machine v100", &["v100", "a100, h100, b200"][..]),
+        (
+            "causal --tokens 4k --ranks 2 --machine a100 --heads 6 --kv-heads 4",
+            &["6 query heads on 4"],
+        ),
+        ("causal --tokens 4k --ranks 2 --machine a100 --plot x.gif", &[".svg or .png"]),
+        ("causal --tokens 4k --ranks 2 --machine a100 --grain 0", &["the grain is 0"]),
+        ("causal --tokens 4k --ranks 0 --machine a100", &["at least 1"]),
+        ("causal --tokens 4k --ranks 2 --machine a100 --gbits 0", &["above 0"]),
+        ("'documents([5])' --tokens 6 --ranks 2 --machine a100", &["add up", "5"]),
+        ("causal --tokens 4k --machine a100", &["--ranks"]),
+        ("causal --calibrate", &["cannot be used with"]),
+        ("causal --tokens 4k --ranks 2 --threads 3", &["--calibrate"]),
+    ];
+    for (args, parts) in cases {
+        plan(args).refused(parts);
+    }
+    let file = scratch("machine-with-a-hole.json");
+    std::fs::write(&file, "{\"name\": \"x\"}").unwrap();
+    let path = file.display().to_string();
+    plan(&format!("causal --tokens 4k --ranks 2 --machine {path}"))
+        .refused(&[&path, "missing field"]);
+}
+
+/// Milliseconds of both passes around a ring of threads, the median of several.
+fn around(pattern: &str, tokens: u64, ranks: usize, heads: usize) -> f64 {
+    let heads_of: Heads = pattern.parse().unwrap();
+    let shards = Shards::balanced(heads_of.clone(), tokens, ranks, 64).unwrap();
+    let problem = Problem::new(heads_of, shards.clone()).heads(heads, heads);
+    let times = std::thread::scope(|scope| {
+        let ranks = Local::ranks(ranks).into_iter().enumerate().map(|(rank, transport)| {
+            let (problem, held) = (problem.clone(), shards.rank(rank).len() as usize);
+            scope.spawn(move || {
+                let threads = Threads::Count(std::num::NonZeroUsize::MIN);
+                let options = Options { threads, ..Options::default() };
+                let mut ring = Ring::new(transport, problem, options).unwrap();
+                let dims = Dims { batch: 1, tokens: held, heads, dim: 64 };
+                let numbers =
+                    (0..held * heads * 64).map(|i| ((i * 7919 % 1009) as f32 - 504.0) / 504.0);
+                let x = Tensor::new(numbers.collect(), dims, Order::BatchHeadTokenDim).unwrap();
+                let inputs = Inputs { q: x.view(), k: x.view(), v: x.view() };
+                let mut times = Vec::new();
+                for _ in 0..7 {
+                    let start = Instant::now();
+                    let output = ring.forward(inputs.q, inputs.k, inputs.v).unwrap();
+                    ring.backward(inputs, Arrived::of(&output, x.view())).unwrap();
+                    times.push(start.elapsed().as_secs_f64() * 1e3);
+                }
+                times
+            })
+        });
+        let ranks: Vec<_> = ranks.collect();
+        let mut times: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
+        times.remove(0)
+    });
+    let mut times = times;
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+/// Micro-benchmarks alone predict what a ring takes.
+#[test]
+#[ignore = "measures time: run it on a quiet machine, with --release"]
+fn plans_come_true() {
+    let cache = scratch("predicting");
+    let environment = [("XDG_CACHE_HOME", cache.to_str().unwrap())];
+    let cases = [
+        ("causal", "16k", 16 << 10, 2),
+        ("causal & (window(1000, 0) | sinks(64))", "64k", 64 << 10, 4),
+        ("window(500, 500) | strided(64)", "8k", 8 << 10, 4),
+    ];
+    let mut wrong = Vec::new();
+    for (pattern, tokens, count, heads) in cases {
+        run_with(&environment, &["plan", "--calibrate", "--threads", "1"]).printed();
+        let heads_text = heads.to_string();
+        let args =
+            ["plan", pattern, "--tokens", tokens, "--ranks", "2", "--heads", &heads_text, "--json"];
+        let predicted = number(&run_with(&environment, &args).json(), "ms");
+        let took = around(pattern, count, 2, heads);
+        let line = format!("{pattern}: {predicted:.1} ms predicted, {took:.1} ms taken");
+        eprintln!("{line}");
+        if !(0.8..=1.2).contains(&(predicted / took)) {
+            wrong.push(line);
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}

@@ -1,0 +1,168 @@
+//! How much there is to compute: pairs of queries and keys, counted without holding a layout of
+//! everything.
+
+use longspan::{BlockSize, Heads, Layout, Pattern, Positions, Progression, Shape};
+use longspan_pattern::{Glance, Sight};
+
+use crate::error::Result;
+use crate::tokens;
+use crate::want::FEW_GLANCES;
+
+/// Rows of a layout that is compiled at one go.
+const ROWS_AT_ONCE: u64 = 1 << 14;
+
+/// Distinct patterns of heads, and how many heads have each.
+pub(crate) fn distinct(heads: &Heads, count: usize) -> Result<Vec<(&Pattern, u64)>> {
+    let mut distinct: Vec<(&Pattern, u64)> = Vec::new();
+    for head in 0..count.max(1) {
+        let pattern = heads.get(head, count.max(1))?;
+        match distinct.iter_mut().find(|(known, _)| *known == pattern) {
+            Some((_, times)) => *times += 1,
+            None => distinct.push((pattern, 1)),
+        }
+    }
+    Ok(distinct)
+}
+
+/// Pairs that some queries see of a whole sequence. Of more than `rows` blocks of queries only so
+/// many are looked at, evenly spaced, and the rest is taken to be like them.
+pub(crate) fn pairs_seen(
+    pattern: &Pattern,
+    tokens: u64,
+    queries: &Positions,
+    rows: u64,
+) -> Result<u128> {
+    let block = BlockSize::default().get() as u64;
+    let count = |some: Positions| -> Result<u128> {
+        let shape = Shape::new(tokens, tokens).query_map(some);
+        Ok(Layout::compile(pattern, &shape)?.counts().active_pairs)
+    };
+    let stretch = |start: u64, len: u64| Progression { start: start as i64, step: 1, len };
+    let all = queries.len();
+    if all.div_ceil(block) <= rows.max(1) {
+        let mut pairs = 0;
+        for start in (0..all).step_by((ROWS_AT_ONCE * block) as usize) {
+            let some = stretch(start, (all - start).min(ROWS_AT_ONCE * block));
+            pairs += count(tokens::stand(queries, &Positions::new([some])?))?;
+        }
+        return Ok(pairs);
+    }
+    let rows = u128::from(rows.max(1));
+    let bands = (0..rows).map(|row| {
+        let middle = (2 * row + 1) * u128::from(all) / (2 * rows);
+        // On a multiple of the block, where most rows have the same masks.
+        stretch((middle as u64 / block * block).min(all - block), block)
+    });
+    let sample = Positions::new(bands)?;
+    let pairs = count(tokens::stand(queries, &sample))?;
+    Ok(pairs * u128::from(all) / u128::from(sample.len()))
+}
+
+/// What a kernel computes in a call, of one batch entry and summed over query heads.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Work {
+    /// Pairs of queries and keys that see each other.
+    pub pairs: u128,
+    /// Those in blocks of which every pair is seen.
+    pub full_pairs: u128,
+    /// Blocks of 64 × 64 of which some pairs are seen.
+    pub partial_blocks: u128,
+}
+
+impl Work {
+    fn add(&mut self, other: Work, times: u64) {
+        let times = u128::from(times);
+        self.pairs += other.pairs * times;
+        self.full_pairs += other.full_pairs * times;
+        self.partial_blocks += other.partial_blocks * times;
+    }
+}
+
+impl std::ops::AddAssign for Work {
+    fn add_assign(&mut self, other: Work) {
+        self.add(other, 1);
+    }
+}
+
+/// What is computed between some queries and some keys of a sequence. Progressions that see
+/// nothing or everything of each other are counted, not compiled.
+pub(crate) fn work(
+    patterns: &mut [(Pattern, Sight, u64)],
+    tokens: u64,
+    queries: &Positions,
+    keys: &Positions,
+) -> Result<Work> {
+    let shape = |queries: Positions, keys: Positions| {
+        Shape::new(tokens, tokens).query_map(queries).key_map(keys)
+    };
+    let pieces = queries.progressions().count() * keys.progressions().count();
+    let mut sum = Work::default();
+    for (pattern, sight, times) in patterns {
+        if pieces > FEW_GLANCES {
+            let shape = shape(queries.clone(), keys.clone());
+            sum.add(counted(&Layout::compile(pattern, &shape)?), *times);
+            continue;
+        }
+        for band in queries.progressions() {
+            for piece in keys.progressions() {
+                match sight.glance(band, piece) {
+                    Glance::Nothing => {}
+                    Glance::Everything => {
+                        let pairs = u128::from(band.len) * u128::from(piece.len);
+                        sum.add(Work { pairs, full_pairs: pairs, partial_blocks: 0 }, *times);
+                    }
+                    Glance::Perhaps => {
+                        let shape = shape(Positions::new([band])?, Positions::new([piece])?);
+                        sum.add(counted(&Layout::compile(pattern, &shape)?), *times);
+                    }
+                }
+            }
+        }
+    }
+    Ok(sum)
+}
+
+fn counted(layout: &Layout) -> Work {
+    let block = layout.block().get() as u128;
+    let counts = layout.counts();
+    let full_pairs = (counts.full_blocks * block * block).min(counts.active_pairs);
+    Work { pairs: counts.active_pairs, full_pairs, partial_blocks: counts.partial_blocks }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_are_counted_or_sampled() {
+        let causal = Pattern::causal();
+        let all = Positions::range(0, 100_000).unwrap();
+        let exact = 100_000 * 100_001 / 2;
+        assert_eq!(pairs_seen(&causal, 100_000, &all, u64::MAX).unwrap(), exact);
+        let sampled = pairs_seen(&causal, 100_000, &all, 10).unwrap();
+        assert!(sampled.abs_diff(exact) < exact / 100, "{sampled}");
+    }
+
+    #[test]
+    fn work_is_that_of_the_layout() {
+        for text in ["causal", "full", "causal & (window(300, 0) | sinks(9))", "strided(5)"] {
+            let pattern: Pattern = text.parse().unwrap();
+            let queries = Positions::new([
+                Progression { start: 1_000, step: 1, len: 777 },
+                Progression { start: 3_000, step: 2, len: 300 },
+            ])
+            .unwrap();
+            let keys = Positions::new([
+                Progression { start: 0, step: 1, len: 500 },
+                Progression { start: 1_200, step: 1, len: 900 },
+            ])
+            .unwrap();
+            let shape = Shape::new(4_000, 4_000).query_map(queries.clone()).key_map(keys.clone());
+            let layout = Layout::compile(&pattern, &shape).unwrap();
+            let mut patterns = [(pattern.clone(), Sight::new(&pattern), 3)];
+            let work = work(&mut patterns, 4_000, &queries, &keys).unwrap();
+            assert_eq!(work.pairs, 3 * layout.counts().active_pairs, "{text}");
+            assert!(work.full_pairs <= work.pairs);
+        }
+    }
+}

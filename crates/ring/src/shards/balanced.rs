@@ -1,0 +1,367 @@
+//! A map by which all ranks compute about as much as each other.
+//!
+//! ```text
+//! weigh chunks of rows, by the pairs that they see
+//! the contiguous map, if it is even
+//! else, for the zigzag and for 4, 8, 16, … chunks a rank
+//!     start from neighbouring chunks
+//!     while the heaviest rank has too much
+//!         exchange a chunk of it for one of the lightest: the two whose
+//!         difference is nearest to half of what one has over the other
+//! of the even maps, the one that moves the fewest keys
+//! ```
+//!
+//! Exchanging keeps the number of chunks a rank, so memory stays as even as work becomes. Nothing
+//! is drawn at random and all sums are of whole numbers: every rank makes the same map by itself.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use longspan::{Heads, Positions, Progression};
+use longspan_pattern::Sight;
+
+use super::{Shards, check, edge};
+use crate::error::Result;
+use crate::load::{distinct, pairs_seen};
+
+/// The most that a rank may compute, as a part of the mean.
+const EVEN: (u128, u128) = (105, 100);
+/// Where exchanging ends: closer, since weights of long sequences are sampled.
+const EVEN_ENOUGH: (u128, u128) = (103, 100);
+
+/// Chunks a rank that are tried together, and those that are tried if none of the first are even.
+const CHUNKS: [&[usize]; 2] = [&[4, 8, 16], &[32, 64]];
+
+/// Blocks of rows that are looked at to weigh all chunks: a sequence of 64 M tokens is weighed
+/// exactly.
+const ROWS: u64 = 1 << 20;
+/// Blocks that are looked at for every chunk, however many there are.
+const FEWEST_ROWS: u64 = 8;
+
+/// A map that may be taken.
+struct Candidate {
+    shards: Shards,
+    /// The largest load.
+    largest: u128,
+    /// Keys that ranks have to get from others.
+    moved: u64,
+}
+
+impl Shards {
+    /// Chunks dealt out so that no rank computes over 1.05 times the mean of all, and of such maps
+    /// one that moves few bytes; the contiguous map where that is even already. Edges are
+    /// multiples of `grain`, and ranks hold the same number of tokens within one chunk.
+    ///
+    /// What counts is the pairs that a rank's own queries see; queries that travel to the keys
+    /// (global tokens) compute elsewhere. Where there are too few tokens or a query has more to
+    /// compute than a rank's share, the map is as even as exchanging makes it. Every rank that
+    /// calls it with the same arguments gets the same map.
+    ///
+    /// ```
+    /// use longspan::Pattern;
+    /// use longspan_ring::Shards;
+    ///
+    /// let shards = Shards::balanced(Pattern::causal(), 8_192, 4, 64)?;
+    /// let pairs = |rank: usize| -> i64 {
+    ///     let held = shards.rank(rank);
+    ///     (0..held.len()).map(|token| held.get(token).unwrap() + 1).sum()
+    /// };
+    /// let mean = 8_192 * 8_193 / 2 / 4;
+    /// assert!((0..4).all(|rank| 100 * pairs(rank) <= 105 * mean));
+    /// # Ok::<_, longspan_ring::Error>(())
+    /// ```
+    pub fn balanced(
+        pattern: impl Into<Heads>,
+        tokens: u64,
+        ranks: usize,
+        grain: u64,
+    ) -> Result<Self> {
+        check(ranks, grain)?;
+        let heads = pattern.into();
+        let mut best: Option<Candidate> = None;
+        for (attempt, chunks_a_rank) in CHUNKS.into_iter().enumerate() {
+            let fits = |many: &usize| (many * ranks) as u64 <= tokens.div_ceil(grain);
+            let finest = match chunks_a_rank.iter().rfind(|many| fits(many)) {
+                Some(&many) => many,
+                // With fewer tokens than chunks the first maps are tried all the same.
+                None if attempt == 0 => chunks_a_rank[0],
+                None => break,
+            };
+            let weigher = Weigher::new(&heads, tokens, grain, finest * ranks)?;
+            let total: u128 = weigher.weights.iter().sum();
+            if attempt == 0 {
+                let contiguous = Shards::contiguous(tokens, ranks, grain)?;
+                let loads = weigher.merged(ranks);
+                let largest = loads.iter().copied().max().unwrap_or(0);
+                if is_even(largest, total, ranks, EVEN) {
+                    return Ok(contiguous);
+                }
+                let moved = weigher.moved(&contiguous);
+                best = Some(Candidate { shards: contiguous, largest, moved });
+            }
+            let mut take = |candidate: Candidate| {
+                let even = |largest| is_even(largest, total, ranks, EVEN);
+                let better = best.as_ref().is_none_or(|best| {
+                    match (even(candidate.largest), even(best.largest)) {
+                        (true, true) => candidate.moved < best.moved,
+                        (false, false) => candidate.largest < best.largest,
+                        (candidate, _) => candidate,
+                    }
+                });
+                if better {
+                    best = Some(candidate);
+                }
+            };
+            if attempt == 0 {
+                let weights = weigher.merged(2 * ranks);
+                let load = |rank: usize| weights[rank] + weights[2 * ranks - 1 - rank];
+                let largest = (0..ranks).map(load).max().unwrap_or(0);
+                let shards = Shards::zigzag(tokens, ranks, grain)?;
+                take(Candidate { moved: weigher.moved(&shards), largest, shards });
+            }
+            for &many in chunks_a_rank.iter().filter(|&&many| many <= finest) {
+                let weights = weigher.merged(many * ranks);
+                let lengths = weigher.lengths(many * ranks);
+                let dealt = exchange(&weights, &lengths, ranks);
+                let load =
+                    |chunks: &Vec<usize>| chunks.iter().map(|&chunk| weights[chunk]).sum::<u128>();
+                let largest = dealt.iter().map(load).max().unwrap_or(0);
+                let of = |rank: usize| dealt[rank].clone();
+                let shards = Shards::of_chunks(tokens, ranks, grain, many * ranks, of)?;
+                take(Candidate { moved: weigher.moved(&shards), largest, shards });
+            }
+            if best.as_ref().is_some_and(|best| is_even(best.largest, total, ranks, EVEN)) {
+                break;
+            }
+        }
+        Ok(best.expect("the contiguous map at least").shards)
+    }
+}
+
+/// Whether the largest load is within a part of the mean.
+fn is_even(largest: u128, total: u128, ranks: usize, part: (u128, u128)) -> bool {
+    largest * ranks as u128 * part.1 <= total * part.0
+}
+
+/// What chunks weigh, and what they make others send.
+struct Weigher<'a> {
+    patterns: Vec<&'a longspan::Pattern>,
+    tokens: u64,
+    grain: u64,
+    /// Pairs that each of the smallest chunks sees.
+    weights: Vec<u128>,
+}
+
+impl<'a> Weigher<'a> {
+    fn new(heads: &'a Heads, tokens: u64, grain: u64, chunks: usize) -> Result<Self> {
+        let patterns = distinct(heads, heads.count().unwrap_or(1))?;
+        let rows = (ROWS / chunks as u64).max(FEWEST_ROWS);
+        let mut weights = Vec::with_capacity(chunks);
+        for chunk in 0..chunks {
+            let Range { start, end } = stretch(tokens, grain, chunks, chunk);
+            let queries = Positions::range(start as i64, end - start)?;
+            let mut weight = 0;
+            for (pattern, times) in &patterns {
+                weight += u128::from(*times) * pairs_seen(pattern, tokens, &queries, rows)?;
+            }
+            weights.push(weight);
+        }
+        let patterns = patterns.into_iter().map(|(pattern, _)| pattern).collect();
+        Ok(Weigher { patterns, tokens, grain, weights })
+    }
+
+    /// Weights of fewer, larger chunks: their number divides that of the smallest.
+    fn merged(&self, chunks: usize) -> Vec<u128> {
+        self.weights.chunks(self.weights.len() / chunks).map(|some| some.iter().sum()).collect()
+    }
+
+    fn lengths(&self, chunks: usize) -> Vec<u64> {
+        let length = |chunk| stretch(self.tokens, self.grain, chunks, chunk);
+        (0..chunks).map(length).map(|stretch| stretch.end - stretch.start).collect()
+    }
+
+    /// Keys that ranks have to get from others, as far as whole chunks tell.
+    fn moved(&self, shards: &Shards) -> u64 {
+        let mut sights: Vec<_> = self.patterns.iter().map(|pattern| Sight::new(pattern)).collect();
+        let all = Progression { start: 0, step: 1, len: self.tokens };
+        let needed = (0..shards.ranks()).map(|rank| {
+            let held = shards.rank(rank);
+            let mut ranges: Vec<Range<u64>> = Vec::new();
+            for piece in held.progressions() {
+                ranges.push(piece.start as u64..piece.start as u64 + piece.len);
+                for sight in &mut sights {
+                    ranges.extend(sight.reach(piece, all));
+                }
+            }
+            ranges.sort_unstable_by_key(|range| range.start);
+            let (mut covered, mut end) = (0, 0);
+            for range in ranges {
+                covered += range.end.saturating_sub(range.start.max(end));
+                end = end.max(range.end);
+            }
+            covered - held.len()
+        });
+        needed.sum()
+    }
+}
+
+fn stretch(tokens: u64, grain: u64, chunks: usize, chunk: usize) -> Range<u64> {
+    edge(tokens, grain, chunks, chunk)..edge(tokens, grain, chunks, chunk + 1)
+}
+
+/// Deals out chunks, the same number to each rank: which ones each has, ascending.
+fn exchange(weights: &[u128], lengths: &[u64], ranks: usize) -> Vec<Vec<usize>> {
+    let many = weights.len() / ranks;
+    let mut dealt: Vec<Vec<usize>> =
+        (0..ranks).map(|rank| (rank * many..(rank + 1) * many).collect()).collect();
+    let load = |chunks: &[usize]| chunks.iter().map(|&chunk| weights[chunk]).sum::<u128>();
+    let held = |chunks: &[usize]| chunks.iter().map(|&chunk| lengths[chunk]).sum::<u64>();
+    let total: u128 = weights.iter().sum();
+    let tokens = lengths.iter().sum::<u64>() as i128;
+    let longest = lengths.iter().copied().max().unwrap_or(0) as i128;
+    // At most half a chunk from the mean.
+    let fair = |held: i128| 2 * (held * ranks as i128 - tokens).abs() <= longest * ranks as i128;
+    let mut by_load: BTreeSet<(u128, usize)> =
+        (0..ranks).map(|rank| (load(&dealt[rank]), rank)).collect();
+
+    // Each exchange brings two ranks closer; this many are never needed.
+    for _ in 0..16 * weights.len() {
+        let (&(most, heavy), &(least, light)) = match (by_load.last(), by_load.first()) {
+            (Some(heavy), Some(light)) => (heavy, light),
+            _ => break,
+        };
+        if is_even(most, total, ranks, EVEN_ENOUGH) {
+            break;
+        }
+        let (held_heavy, held_light) = (held(&dealt[heavy]) as i128, held(&dealt[light]) as i128);
+        let mut nearest: Option<(u128, usize, usize)> = None;
+        for (i, &a) in dealt[heavy].iter().enumerate() {
+            for (j, &b) in dealt[light].iter().enumerate() {
+                let Some(gain) = weights[a].checked_sub(weights[b]) else { continue };
+                let longer = lengths[a] as i128 - lengths[b] as i128;
+                let stays = longer == 0 || fair(held_heavy - longer) && fair(held_light + longer);
+                if gain == 0 || gain >= most - least || !stays {
+                    continue;
+                }
+                let off = (2 * gain).abs_diff(most - least);
+                if nearest.is_none_or(|(best, ..)| off < best) {
+                    nearest = Some((off, i, j));
+                }
+            }
+        }
+        let Some((_, i, j)) = nearest else { break };
+        let (a, b) = (dealt[heavy][i], dealt[light][j]);
+        (dealt[heavy][i], dealt[light][j]) = (b, a);
+        let gain = weights[a] - weights[b];
+        by_load.pop_last();
+        by_load.pop_first();
+        by_load.insert((most - gain, heavy));
+        by_load.insert((least + gain, light));
+    }
+    dealt.iter_mut().for_each(|chunks| chunks.sort_unstable());
+    dealt
+}
+
+#[cfg(test)]
+mod tests {
+    use longspan::Pattern;
+
+    use super::*;
+
+    /// Largest ÷ mean of the pairs that ranks see, counted, and keys that are moved.
+    fn measure(pattern: &Pattern, shards: &Shards) -> (f64, u64) {
+        let loads: Vec<_> = (0..shards.ranks())
+            .map(|rank| pairs_seen(pattern, shards.tokens(), shards.rank(rank), u64::MAX).unwrap())
+            .collect();
+        let mean = loads.iter().sum::<u128>() as f64 / loads.len() as f64;
+        let largest = loads.into_iter().max().unwrap() as f64;
+        let (patterns, tokens) = (vec![pattern], shards.tokens());
+        let weigher = Weigher { patterns, tokens, grain: 1, weights: Vec::new() };
+        (if mean > 0.0 { largest / mean } else { 1.0 }, weigher.moved(shards))
+    }
+
+    /// Lengths from a hundred to sixty thousand, most of them short.
+    fn mixed(tokens: u64) -> Pattern {
+        let mut lengths = Vec::new();
+        let (mut state, mut left) = (1_u64, tokens);
+        while left > 0 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let length = (100 << ((state >> 60) * 10 / 16)) + (state >> 33) % 100;
+            lengths.push(length.min(left));
+            left -= length.min(left);
+        }
+        Pattern::causal() & Pattern::documents(lengths).unwrap()
+    }
+
+    #[test]
+    fn no_rank_computes_over_a_twentieth_more_than_the_mean() {
+        let tokens = 1 << 20;
+        let window = || "causal & (window(4095, 0) | sinks(64))".parse::<Pattern>().unwrap();
+        for (name, pattern) in
+            [("causal", Pattern::causal()), ("documents", mixed(tokens)), ("window", window())]
+        {
+            for ranks in [8, 13, 64, 256, 1_024] {
+                let shards = Shards::balanced(pattern.clone(), tokens, ranks, 16).unwrap();
+                let contiguous = Shards::contiguous(tokens, ranks, 16).unwrap();
+                let (ratio, moved) = measure(&pattern, &shards);
+                let (before, least) = measure(&pattern, &contiguous);
+                let pieces = shards.rank(ranks / 2).progressions().count();
+                eprintln!(
+                    "{name}, {ranks} ranks: {ratio:.3} (contiguous {before:.3}), {:.2} × its keys, \
+                     {pieces} pieces",
+                    moved as f64 / least as f64
+                );
+                assert!(ratio <= 1.05, "{name}, {ranks} ranks: {ratio}");
+                if name == "window" {
+                    assert!(2 * moved <= 3 * least, "{ranks} ranks: {moved} keys, {least}");
+                }
+                let again = Shards::new((0..ranks).map(|rank| shards.rank(rank).clone()));
+                assert_eq!(again.unwrap(), shards);
+            }
+        }
+    }
+
+    #[test]
+    fn ranks_hold_the_same_within_a_chunk() {
+        for (tokens, ranks, grain) in [(100_003, 7, 1), (65_536, 16, 64), (5_000, 12, 16)] {
+            let shards = Shards::balanced(mixed(tokens), tokens, ranks, grain).unwrap();
+            let held = |rank: usize| shards.rank(rank).len();
+            let most = (0..ranks).map(held).max().unwrap();
+            let least = (0..ranks).map(held).min().unwrap();
+            // Chunks are a quarter of a rank's tokens, or less.
+            let chunk = tokens.div_ceil(4 * ranks as u64) + grain;
+            assert!(most - least <= chunk, "{tokens} over {ranks}: {least} to {most}");
+        }
+    }
+
+    #[test]
+    fn any_length_and_any_number_of_ranks() {
+        for tokens in [0, 1, 2, 63, 64, 65, 1_000] {
+            for ranks in [1, 2, 3, 7, 8, 100] {
+                for grain in [1, 16, 64] {
+                    let shards = Shards::balanced(Pattern::causal(), tokens, ranks, grain).unwrap();
+                    assert_eq!((shards.tokens(), shards.ranks()), (tokens, ranks));
+                    let again = Shards::new((0..ranks).map(|rank| shards.rank(rank).clone()));
+                    assert_eq!(again.unwrap(), shards);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_even_stays_in_one_piece() {
+        let window = Pattern::window(100, 0).unwrap();
+        let shards = Shards::balanced(window, 1 << 16, 8, 1).unwrap();
+        assert_eq!(shards, Shards::contiguous(1 << 16, 8, 1).unwrap());
+    }
+
+    #[test]
+    fn heads_are_weighed_together() {
+        let heads: Heads = "heads([causal, !causal])".parse().unwrap();
+        let shards = Shards::balanced(heads, 1 << 16, 8, 1).unwrap();
+        assert_eq!(shards, Shards::contiguous(1 << 16, 8, 1).unwrap());
+        let heads: Heads = "heads([causal, causal & window(9, 0)])".parse().unwrap();
+        let shards = Shards::balanced(heads, 1 << 16, 8, 1).unwrap();
+        assert!(measure(&Pattern::causal(), &shards).0 < 1.06);
+    }
+}
