@@ -22,11 +22,12 @@ fn check(ranks: usize, args: &[&str]) -> Value {
 
 /// Every kind of way: neighbours, everybody, sinks by a tree, queries that travel, gaps, patterns
 /// by head, types.
-const CASES: [(&str, &str, &str); 7] = [
+const CASES: [(&str, &str, &str); 8] = [
     ("causal & window(100, 0)", "contiguous", "--tokens 1031 --heads 2 --dim 16"),
     ("causal", "zigzag", "--tokens 1000 --heads 4 --key-heads 2 --dim 24"),
     ("causal & (window(64, 0) | sinks(8))", "striped", "--tokens 777 --heads 2 --dim 16"),
     ("window(40, 40) | global_tokens(4)", "contiguous", "--tokens 1501 --heads 2 --dim 32"),
+    ("causal & (window(128, 0) | sinks(4))", "balanced", "--tokens 1100 --heads 2 --dim 16"),
     ("dilated(256, 4, 1)", "striped", "--tokens 1024 --heads 1 --dim 8"),
     ("heads([causal, documents([300, 1, 400])])", "zigzag", "--tokens 701 --dim 16"),
     ("causal & window(200, 0)", "contiguous", "--tokens 900 --heads 2 --dim 32 --dtype bf16"),

@@ -16,17 +16,21 @@ const MOST: u64 = 90;
 pub(crate) enum Launcher {
     /// It ends all others.
     EndsAll,
-    /// It lets them live (ULFM), also once one has ended with an error. Its own status then says
-    /// nothing.
+    /// It lets them live (ULFM), until one has ended with an error.
     LetsLive,
+    /// It lets them live then, too; its own status says nothing.
+    LetsSpeak,
 }
 
 /// `mpirun`, without the ranks. This machine may have fewer cores, and only one address.
 pub(crate) fn mpirun(launcher: Launcher) -> Command {
     let mut command = Command::new("timeout");
     command.args(["-k", "5", &MOST.to_string(), "mpirun", "--allow-run-as-root"]);
-    if launcher == Launcher::LetsLive {
-        command.args(["--with-ft", "ulfm", "--rtos", "error-nonzero-status=0"]);
+    if launcher != Launcher::EndsAll {
+        command.args(["--with-ft", "ulfm"]);
+    }
+    if launcher == Launcher::LetsSpeak {
+        command.args(["--rtos", "error-nonzero-status=0"]);
     }
     command.args(["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]);
     command.args(["--mca", "pml", "ob1", "--mca", "btl", "self,sm"]);
