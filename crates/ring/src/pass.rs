@@ -131,10 +131,20 @@ pub(crate) fn run(
             }
         }
     }
+    // Nothing travels any more, but the engine may still have to be asked whether to go on.
     let start = Instant::now();
-    let worked = due.drain(..).try_for_each(|on| pass.work(on, Hook::none()));
+    let mut worked = Ok(());
+    let last = steps.last().map_or(0, |step| step.label);
+    let nothing = |_| "nothing".to_owned();
+    let hopped = link.hop(last, &mut [], &mut [], &nothing, &mut |poll| {
+        worked = due.drain(..).try_for_each(|on| pass.work(on, Hook::new(&mut |_| poll())));
+    });
     tally.computing += start.elapsed();
-    worked.map_err(|error| Stopped { error, next: steps.len() })
+    let ended = match (hopped, worked) {
+        (Err(error), Ok(()) | Err(Error::Attention(longspan::Error::Stopped { .. }))) => Err(error),
+        (_, worked) => worked,
+    };
+    ended.map_err(|error| Stopped { error, next: steps.len() })
 }
 
 fn pack(message: &Message, pass: &mut dyn Pass) -> Outgoing {
