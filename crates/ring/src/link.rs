@@ -1,6 +1,5 @@
 //! Messages with headers over a transport, and what ranks do all together.
 
-use std::ops::ControlFlow;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
@@ -53,10 +52,6 @@ impl<'t> Link<'t> {
         let rank = self.rank();
         for send in &mut *sends {
             message::seal(&mut send.bytes, self.place(step, rank, send.to));
-        }
-        if sends.is_empty() && receives.is_empty() {
-            meanwhile(&mut || ControlFlow::Continue(()));
-            return Ok(());
         }
         let hop = Hop { sends, receives, patience: self.patience };
         if let Err(failure) = self.transport.hop(hop, meanwhile) {

@@ -139,11 +139,20 @@ pub(crate) fn run(
         }
         due = &step.work;
     }
+    // Nothing travels any more, but the engine may still have to be asked whether to go on.
     let start = Instant::now();
-    let worked = due.iter().try_for_each(|on| pass.work(*on, Hook::none()));
-    tally.computing += start.elapsed();
+    let mut worked = Ok(());
     let step = steps.last().map_or(0, |step| step.label);
-    worked.map_err(|error| Stopped { error: error.into(), step, owed: Vec::new() })
+    let nothing = |_| "nothing".to_owned();
+    let hopped = link.hop(step, &mut [], &mut [], &nothing, &mut |poll| {
+        worked = due.iter().try_for_each(|on| pass.work(*on, Hook::new(&mut |_| poll())));
+    });
+    tally.computing += start.elapsed();
+    let ended = match (hopped, worked) {
+        (Err(error), Ok(()) | Err(Error::Attention(longspan::Error::Stopped { .. }))) => Err(error),
+        (_, worked) => worked,
+    };
+    ended.map_err(|error| Stopped { error: error.into(), step, owed: Vec::new() })
 }
 
 /// Bytes of a message behind its header.

@@ -122,7 +122,8 @@ def check(text, rule, size, shards, dtype, number, **options):
             assert [got[name].shape for name in ("dq", "dk", "dv")] == [q.shape, k.shape, v.shape]
             return
         used = dense.array(dlse) if number % 2 else None
-        truth = oracle.attention(*map(dense.array, (q, k, v)), mask, dense.array(dout), used, **options)
+        q, k, v, dout = map(dense.array, (q, k, v, dout))
+        truth = oracle.attention(q, k, v, mask, dout, used, **options)
         dense.check(got, truth, dtype)
     except AssertionError as error:
         raise AssertionError(where) from error
@@ -303,8 +304,11 @@ def fail(how, stage, hop, victim, patience):
     report = {"type": None}
     try:
         tokens = 40 * dist.get_world_size()
-        out = ring_attention(x, x, x, "causal | sinks(3)", tokens=tokens, patience=patience)
-        out.sum().backward()
+        # A second time, because nobody can be told of what befalls the very last message of a
+        # pass: a rank that has its results by then learns of it in the next one.
+        for _ in range(2):
+            out = ring_attention(x, x, x, "causal | sinks(3)", tokens=tokens, patience=patience)
+            out.sum().backward()
     except (Exception, KeyboardInterrupt) as error:
         report = {"type": type(error).__name__, "message": str(error)}
     report["time"] = time.time()

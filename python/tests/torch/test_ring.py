@@ -12,6 +12,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -130,7 +131,9 @@ def faults(tmp_path_factory):
     return folders, output
 
 
-@pytest.mark.parametrize("number", range(len(FAULTS)), ids=lambda number: "-".join(map(str, FAULTS[number])))
+@pytest.mark.parametrize(
+    "number", range(len(FAULTS)), ids=["-".join(map(str, fault)) for fault in FAULTS]
+)
 def test_ranks_that_fail(faults, number):
     how, _, _, victim = FAULTS[number]
     folder, output = faults[0][number], faults[1]
@@ -243,6 +246,18 @@ def test_numbers_behind_a_minus_sign(alone):
     assert turned.is_neg()
     out = ring_attention(turned, x, x, "causal")
     torch.testing.assert_close(out, longspan.torch.attention(-x, x, x, "causal"))
+
+
+def test_ctrl_c_while_computing(alone):
+    q = torch.randn(1, 8, 32_768, 64)
+    start = time.monotonic()
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        # A billion pairs a head: many seconds.
+        ring_attention(q, q, q, "full")
+    assert time.monotonic() - start < 3
+    with pytest.raises(longspan.RingError, match="failed in an earlier call"):
+        ring_attention(q, q, q, "full")
 
 
 def test_a_group_that_is_gone():
