@@ -11,6 +11,8 @@ __all__ = [
     "Array",
     "Layout",
     "Pattern",
+    "Ring",
+    "RingError",
     "__version__",
     "attention",
     "backward",
@@ -30,6 +32,9 @@ __all__ = [
     "random",
     "raw_backward",
     "raw_forward",
+    "ring_check",
+    "ring_gather",
+    "ring_shards",
     "sinks",
     "sliding_window",
     "strided",
@@ -142,6 +147,53 @@ class Array:
         copy: bool | None = None,
     ) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
+
+class RingError(RuntimeError): ...
+
+class _Post(Protocol):
+    """What carries a ring's messages; those are given as (rank, address, length)."""
+
+    rank: int
+    size: int
+    def start(
+        self, sends: list[tuple[int, int, int]], receives: list[tuple[int, int, int]]
+    ) -> None: ...
+    def failed(self) -> bool: ...
+    def wait(self, patience: float) -> tuple[Any, ...] | None: ...
+
+@final
+class Ring:
+    def __new__(
+        cls,
+        post: _Post,
+        pattern: Pattern | str,
+        shards: str,
+        tokens: int,
+        sizes: tuple[int, int, int, int, int],
+        dtype: str,
+        scale: float | None,
+        softcap: float | None,
+        threads: int,
+        patience: float,
+    ) -> Ring: ...
+    def forward(
+        self, q: _Raw, k: _Raw, v: _Raw, out: _Raw, lse: _Raw, lse_rest: _Raw
+    ) -> None: ...
+    def backward(
+        self,
+        q: _Raw,
+        k: _Raw,
+        v: _Raw,
+        out: _Raw,
+        lse: _Raw,
+        lse_rest: _Raw,
+        dout: _Raw,
+        dlse: _Raw | None,
+        dq: _Raw,
+        dk: _Raw,
+        dv: _Raw,
+    ) -> None: ...
+    def traffic(self) -> tuple[int, int]: ...
 
 def full() -> Pattern: ...
 def causal() -> Pattern: ...
@@ -268,4 +320,7 @@ def raw_backward(
     pattern: _What,
     **options: Any,
 ) -> None: ...
+def ring_check(pattern: Pattern | str, tokens: int, heads: int) -> None: ...
+def ring_gather(post: _Post, mine: bytes, patience: float) -> list[bytes]: ...
+def ring_shards(shards: str, tokens: int, ranks: int) -> list[list[tuple[int, int, int]]]: ...
 def cache_stats() -> dict[str, int]: ...

@@ -8,11 +8,21 @@
 //! | `MemoryError` | a layout outgrew its bound |
 //! | `BufferError` | a producer's DLPack capsule can't be used |
 //! | `KeyboardInterrupt` | Ctrl-C while a call computed |
+//! | `RingError` | ranks of a ring that disagree, are late or gone, or sent something damaged |
 
 use longspan::Error;
 use longspan_pattern::Error as PatternError;
-use pyo3::exceptions::{PyMemoryError, PyOverflowError, PyTypeError, PyValueError};
+use longspan_ring::Error as RanksError;
+use pyo3::exceptions::{PyMemoryError, PyOverflowError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
+
+pyo3::create_exception!(
+    longspan,
+    RingError,
+    PyRuntimeError,
+    "Ranks of a ring disagree, are late or gone, or sent something damaged. Every rank ends with \
+     an error; the message says which rank, which step, and what was awaited."
+);
 
 /// An error of a call.
 pub(crate) fn raise(error: Error) -> PyErr {
@@ -32,6 +42,22 @@ pub(crate) fn raise_pattern(error: PatternError) -> PyErr {
             PyOverflowError::new_err(message)
         }
         _ => PyValueError::new_err(message),
+    }
+}
+
+/// An error of a ring: of this rank's own arguments, or of the ranks.
+pub(crate) fn raise_ring(error: RanksError) -> PyErr {
+    match error {
+        RanksError::Pattern(error) => raise_pattern(error),
+        RanksError::Attention(error) => raise(error),
+        RanksError::Elements { .. } => PyTypeError::new_err(error.to_string()),
+        RanksError::NoRanks
+        | RanksError::NoGrain
+        | RanksError::NoSuchToken { .. }
+        | RanksError::TokenTwice { .. }
+        | RanksError::Ranks { .. }
+        | RanksError::Shape { .. } => PyValueError::new_err(error.to_string()),
+        error => RingError::new_err(error.to_string()),
     }
 }
 

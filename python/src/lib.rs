@@ -7,6 +7,7 @@
 //! | `options` | what they take by keyword; layouts and scratch that outlive a call |
 //! | `tensor`, `dlpack`, `array` | tensors that come in, how they are handed over, those that go out |
 //! | `pattern`, `primitives`, `layout` | the classes `Pattern` and `Layout`, functions that make patterns |
+//! | `ring`, `carrier` | a ring's class; its messages, through a process group that Python holds |
 //! | `block_lists` | a layout as FlexAttention's lists of blocks |
 //! | `picture` | what notebooks and terminals show |
 //! | `signals`, `errors` | Ctrl-C, the interpreter's lock; exceptions |
@@ -15,6 +16,7 @@ mod array;
 mod attention;
 mod block_lists;
 mod call;
+mod carrier;
 mod dlpack;
 mod errors;
 mod layout;
@@ -23,6 +25,7 @@ mod pattern;
 mod picture;
 mod primitives;
 mod raw;
+mod ring;
 mod signals;
 mod tensor;
 
@@ -33,6 +36,8 @@ mod _longspan {
     use crate::array::Array;
     #[pymodule_export]
     use crate::attention::{attention, backward, forward};
+    #[pymodule_export]
+    use crate::errors::RingError;
     #[pymodule_export]
     use crate::layout::Layout;
     #[pymodule_export]
@@ -46,6 +51,8 @@ mod _longspan {
     };
     #[pymodule_export]
     use crate::raw::{raw_backward, raw_forward};
+    #[pymodule_export]
+    use crate::ring::{Ring, ring_check, ring_gather, ring_shards};
 
     #[pymodule_export]
     #[expect(non_upper_case_globals, reason = "as Python spells it")]

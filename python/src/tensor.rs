@@ -311,7 +311,7 @@ fn length(name: &str, len: i64) -> PyResult<usize> {
 }
 
 /// The elements of a type, as NumPy and torch call it.
-fn by_dtype(name: &str) -> Option<ElementType> {
+pub(crate) fn by_dtype(name: &str) -> Option<ElementType> {
     match name {
         "float32" => Some(ElementType::F32),
         "bfloat16" => Some(ElementType::Bf16),

@@ -6,6 +6,7 @@
 
 mod bench;
 mod plan;
+mod ring;
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -15,7 +16,8 @@ use clap::{Args, Parser, Subcommand};
 use longspan::{ElementType, Isa};
 
 pub(crate) use bench::{Bench, Pass};
-pub(crate) use plan::{Map, Network, Plan};
+pub(crate) use plan::{Network, Plan};
+pub(crate) use ring::{FoldOrder, Map, Ring};
 
 /// Attention for sequences too long for attention.
 #[derive(Debug, Parser)]
@@ -36,6 +38,8 @@ pub(crate) enum Command {
     Inspect(Inspect),
     /// Time attention over a pattern, as a share of what this machine can do.
     Bench(Bench),
+    /// Run attention over a sequence that many ranks hold, under mpirun or as threads.
+    Ring(Ring),
     /// Compare every kernel that this CPU can run with exact results.
     Verify(Verify),
     /// Say what this machine has, what Longspan would use, and why.

@@ -6,6 +6,7 @@
 //! | `compile` | from a pattern's text to its layouts |
 //! | `inspect`, `report`, `terminal`, `plot` | a pattern in numbers, and in pictures of characters or pixels |
 //! | `bench`, `random` | time, share of what the machine can do, memory; numbers to compute with |
+//! | `ring` | one sequence over many ranks: threads, or processes of MPI |
 //! | `verify` | every kernel against the oracle |
 //! | `plan` | what a ring of many ranks would take |
 //! | `doctor`, `machine`, `choice` | what there is, what would be used, and why |
@@ -31,6 +32,7 @@ mod plot;
 mod progress;
 mod random;
 mod report;
+mod ring;
 mod table;
 mod terminal;
 mod verify;
@@ -46,6 +48,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Inspect(args) => inspect::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Ring(args) => ring::run(&args),
         Command::Verify(args) => verify::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Plan(args) => plan::run(&args),
@@ -56,6 +59,9 @@ fn main() -> ExitCode {
     if error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe) {
         // Whoever read has seen enough.
         return ExitCode::SUCCESS;
+    }
+    if error.is::<ring::Told>() {
+        return ExitCode::from(1);
     }
     // Nobody is left to tell if this fails too.
     let _ = writeln!(io::stderr(), "error: {error:#}");

@@ -23,6 +23,19 @@ pub(crate) fn normals<E: Element>(seed: u64, len: usize, threads: NonZeroUsize) 
     numbers
 }
 
+/// Numbers of some tokens of a tensor `[head, token, dim]`, by their positions: those that
+/// [`normals`] has there.
+pub(crate) fn rows<E: Element>(
+    seed: u64,
+    (heads, tokens, dim): (usize, u64, usize),
+    positions: impl Iterator<Item = u64> + Clone,
+) -> Vec<E> {
+    let first = |head: usize, position: u64| (head as u64 * tokens + position) * dim as u64;
+    let rows = (0..heads).flat_map(|head| positions.clone().map(move |at| first(head, at)));
+    let numbers = rows.flat_map(|first| first..first + dim as u64);
+    numbers.map(|index| E::from_f32(normal(seed, index))).collect()
+}
+
 /// `len` NaNs, each of them written: results in which nothing is missing have none, and time no
 /// page faults.
 pub(crate) fn poison<E: Element>(len: usize, threads: NonZeroUsize) -> Vec<E> {
@@ -91,6 +104,15 @@ mod tests {
         for (what, likeness) in [("next", alike(&a, &a[1..])), ("seed", alike(&a, &b))] {
             assert!(likeness.abs() < 0.014, "{what}: {likeness}");
         }
+    }
+
+    #[test]
+    fn rows_are_those_of_the_whole() {
+        let all = normals::<f32>(5, 3 * 7 * 4, NonZeroUsize::MIN);
+        assert_eq!(rows::<f32>(5, (3, 7, 4), 0..7), all);
+        let some = rows::<f32>(5, (3, 7, 4), [6, 1].into_iter());
+        assert_eq!(some[..4], all[6 * 4..][..4]);
+        assert_eq!(some[3 * 4..4 * 4], all[(7 + 1) * 4..][..4]);
     }
 
     #[test]

@@ -41,5 +41,7 @@ pub use pass::Tally;
 pub use problem::{Fold, Problem};
 pub use ring::{Options, Ring};
 pub use shards::Shards;
+#[cfg(feature = "mpi")]
+pub use transport::Mpi;
 pub use transport::{Failure, Hop, Incoming, Local, Meanwhile, Outgoing, Transport};
 pub use wire::Wire;

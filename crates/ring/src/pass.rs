@@ -71,7 +71,7 @@ pub struct Tally {
 
 /// Where a pass came to an end before its time.
 pub(crate) struct Stopped {
-    pub(crate) error: Error,
+    pub(crate) error: Box<Error>,
     /// At which step.
     pub(crate) step: u32,
     /// Messages that other ranks still wait for, and their lengths.
@@ -122,7 +122,7 @@ pub(crate) fn run(
         };
         if let Some(error) = error {
             let owed = owed(&steps[index + 1..], pass);
-            return Err(Stopped { error, step: step.label, owed });
+            return Err(Stopped { error: error.into(), step: step.label, owed });
         }
         tally.sent += step.sends.iter().map(|message| contents(message, pass)).sum::<u64>();
         tally.received += coming;
@@ -143,7 +143,7 @@ pub(crate) fn run(
     let worked = due.iter().try_for_each(|on| pass.work(*on, Hook::none()));
     tally.computing += start.elapsed();
     let step = steps.last().map_or(0, |step| step.label);
-    worked.map_err(|error| Stopped { error, step, owed: Vec::new() })
+    worked.map_err(|error| Stopped { error: error.into(), step, owed: Vec::new() })
 }
 
 /// Bytes of a message behind its header.

@@ -147,9 +147,7 @@ impl<T: Transport> Ring<T> {
         let pieces = own.iter().chain(arrivals).flatten().map(|piece| &piece.attention);
         let pairs = |attention: &Attention| {
             let layout = |head| attention.layouts().get(0, head);
-            (0..problem.heads)
-                .map(|head| u128::from(layout(head).counts().active_pairs))
-                .sum::<u128>()
+            (0..problem.heads).map(|head| layout(head).counts().active_pairs).sum::<u128>()
         };
         pieces.chain(hostings).map(pairs).sum()
     }
@@ -235,17 +233,17 @@ impl Call<'_> {
         *self.calls += 1;
         let mut link = Link::new(self.transport, doing, *self.calls, self.patience);
         // A rank whose own arguments are wrong owes all messages, at their fixed lengths.
-        let refused = |error| {
+        let refused = |error: Error| {
             let messages = steps.iter().flat_map(|step| &step.sends);
             let owed = messages.map(|message| (message.peer, message.padded())).collect();
-            Stopped { error, step: 0, owed }
+            Stopped { error: error.into(), step: 0, owed }
         };
         let ended = pass.map_err(refused).and_then(|mut pass| {
             pass::run(&mut link, steps, &mut pass, self.tally)?;
             // Nobody has a result before everybody has.
             match link.gather(END, DONE, "the end of the pass") {
                 Ok(_) => Ok(pass),
-                Err(error) => Err(Stopped { error, step: END, owed: Vec::new() }),
+                Err(error) => Err(Stopped { error: error.into(), step: END, owed: Vec::new() }),
             }
         });
         ended.map_err(|Stopped { error, step, owed }| {
@@ -253,7 +251,7 @@ impl Call<'_> {
             let why = GiveUp { blamed: blamed(&error, link.rank()), step };
             let owed: Vec<_> = owed.into_iter().chain(link.gather_sends(DONE.len())).collect();
             link.give_up(why, &owed);
-            error
+            *error
         })
     }
 }

@@ -5,12 +5,16 @@
 //! pass) is made of hops.
 
 mod local;
+#[cfg(feature = "mpi")]
+mod mpi;
 
 use std::fmt;
 use std::ops::ControlFlow;
 use std::time::Duration;
 
 pub use self::local::Local;
+#[cfg(feature = "mpi")]
+pub use self::mpi::Mpi;
 
 use crate::buffer::Buffer;
 
@@ -35,6 +39,20 @@ pub trait Transport {
     /// After a failure nothing of the hop may be used. An engine that can't be sure to have let go
     /// of a buffer takes it out of the hop and never frees it.
     fn hop(&mut self, hop: Hop<'_>, meanwhile: &mut Meanwhile<'_>) -> Result<(), Failure>;
+}
+
+impl<T: Transport + ?Sized> Transport for &mut T {
+    fn rank(&self) -> usize {
+        (**self).rank()
+    }
+
+    fn size(&self) -> usize {
+        (**self).size()
+    }
+
+    fn hop(&mut self, hop: Hop<'_>, meanwhile: &mut Meanwhile<'_>) -> Result<(), Failure> {
+        (**self).hop(hop, meanwhile)
+    }
 }
 
 /// What is computed while messages travel.

@@ -63,7 +63,7 @@ def attention(
     _check("k", k)
     _check("v", v)
     if q.dtype != k.dtype or q.dtype != v.dtype or torch.is_autocast_enabled("cpu"):
-        q, k, v = _same_type(q, k, v)
+        q, k, v = same_type(q, k, v)
     if q.shape[1] != k.shape[1] and not enable_gqa:
         raise ValueError(
             f"q has {q.shape[1]} heads and k has {k.shape[1]}, expected as many, or enable_gqa=True"
@@ -98,7 +98,7 @@ def _check(name: str, x: Tensor) -> None:
         )
 
 
-def _same_type(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def same_type(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """What autocast makes of tensors, by the rule of torch's own attention: all but f64 become the
     type that it asks for. Without it types have to agree."""
     if torch.is_autocast_enabled("cpu"):
@@ -172,6 +172,8 @@ class _OverLayout(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, layout, scores):
+        # The dispatcher, which sees to a sign that torch keeps beside numbers, isn't on the way.
+        q, k, v = (x.resolve_neg() for x in (q, k, v))
         found = _run.forward(_run.empty_found(q, v), q, k, v, layout, scores, Places())
         ctx.save_for_backward(q, k, v, *found)
         ctx.how = layout, scores
@@ -192,6 +194,7 @@ class _OverLayoutBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, out, lse, lse_rest, dout, dlse, layout, scores):
         found = Found(out, lse, lse_rest)
+        dout, dlse = (None if x is None else x.resolve_neg() for x in (dout, dlse))
         return _run.backward(q, k, v, found, dout, dlse, layout, scores, Places())
 
     backward = staticmethod(_op.no_second_derivative)

@@ -82,12 +82,12 @@ def forward(
 ) -> Found:
     """Attention, written to ``found``; ``pattern`` is a pattern, text or a layout."""
     raw_forward(
-        _raw(q),
-        _raw(k),
-        _raw(v),
-        _raw(found.out),
-        _raw(found.lse),
-        None if found.lse_rest is None else _raw(found.lse_rest),
+        raw(q),
+        raw(k),
+        raw(v),
+        raw(found.out),
+        raw(found.lse),
+        None if found.lse_rest is None else raw(found.lse_rest),
         _what(pattern, places),
         **_options(scores, places, k),
     )
@@ -113,24 +113,25 @@ def backward(
     dlse = None if dlse is None else dlse.contiguous()
     dq, dk, dv = (empty(x, x.shape) for x in (q, k, v))
     raw_backward(
-        _raw(q),
-        _raw(k),
-        _raw(v),
-        _raw(found.out),
-        _raw(lse),
-        _raw(lse_rest),
-        _raw(dout),
-        None if dlse is None else _raw(dlse),
-        _raw(dq),
-        _raw(dk),
-        _raw(dv),
+        raw(q),
+        raw(k),
+        raw(v),
+        raw(found.out),
+        raw(lse),
+        raw(lse_rest),
+        raw(dout),
+        None if dlse is None else raw(dlse),
+        raw(dq),
+        raw(dk),
+        raw(dv),
         _what(pattern, places),
         **_options(scores, places, k),
     )
     return dq, dk, dv
 
 
-def _raw(x: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...], str]:
+def raw(x: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...], str]:
+    """A tensor as the compiled part takes it; the caller holds on to it."""
     name = NAMES.get(x.dtype)
     return x.data_ptr(), x.shape, x.stride(), str(x.dtype)[6:] if name is None else name
 
@@ -149,13 +150,18 @@ def _options(scores: Scores, places: Places, k: Tensor) -> dict[str, Any]:
 def _what(pattern: Any, places: Places) -> Any:
     """The pattern, put into sequences where there are any."""
     if isinstance(pattern, str):
-        pattern = _read(pattern) if len(pattern) <= _SHORT else longspan.Pattern(pattern)
+        pattern = read(pattern)
     if places.cu_seqlens_q is None:
         return pattern
     lengths_q = _lengths("cu_seqlens_q", places.cu_seqlens_q)
     same = places.cu_seqlens_k is None or places.cu_seqlens_k is places.cu_seqlens_q
     lengths_k = lengths_q if same else _lengths("cu_seqlens_k", places.cu_seqlens_k)
     return longspan.packed(lengths_q, lengths_k, pattern)
+
+
+def read(text: str) -> longspan.Pattern:
+    """The pattern of a text."""
+    return _read(text) if len(text) <= _SHORT else longspan.Pattern(text)
 
 
 @functools.lru_cache(maxsize=256)

@@ -188,6 +188,21 @@ def test_any_strides(rng):
         dense.check(run(turned, every_other, columns, arrived, "causal"), expected)
 
 
+@pytest.mark.parametrize("pattern", ["causal", longspan.causal().compile(45)], ids=["text", "layout"])
+def test_a_sign_beside_the_numbers(rng, pattern):
+    """As the imaginary part of a conjugate has it: nothing is negated until somebody reads it."""
+    q, k, v, dout = (x.detach() for x in dense.tensors(rng, (1, 4, 4, 45, 45, 16, 16)))
+    dlse = torch.from_numpy(rng.standard_normal((1, 4, 45), dtype="float32"))
+    mask = oracle.mask(dense.RULES["causal"], 45, 45)
+    expected = dense.truth(q, k, v, mask, dout, dlse)
+    q, k, v, dout, dlse = (torch._neg_view(-x) for x in (q, k, v, dout, dlse))
+    assert all(x.is_neg() for x in (q, k, v, dout, dlse))
+    with torch.no_grad():
+        dense.check({"out": attention(q, k, v, pattern)}, expected)
+    q, k, v = (x.requires_grad_() for x in (q, k, v))
+    dense.check(run(q, k, v, dout, pattern, dlse=dlse), expected)
+
+
 def test_expanded_tensors_sum_their_gradients(rng):
     q, k, v, dout = (x.detach() for x in dense.tensors(rng, (2, 4, 4, 45, 45, 16, 16)))
     one = v[:1, :1].clone().requires_grad_()

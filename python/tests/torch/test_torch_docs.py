@@ -23,7 +23,8 @@ def test_docstring(item):
 def test_readme():
     readme = pathlib.Path(__file__).parents[2] / "README.md"
     blocks = re.findall(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)
-    blocks = [block for block in blocks if "import torch" in block]
+    # That of a ring runs under torchrun, in test_ring.py.
+    blocks = [block for block in blocks if "import torch" in block and "ring_" not in block]
     assert blocks
     for block in blocks:
         exec(block, {})

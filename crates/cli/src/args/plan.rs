@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use longspan::ElementType;
 
-use super::{at_least_one, heads, tokens};
+use super::{Map, at_least_one, heads, tokens};
 
 const EXAMPLES: &str = "\
 The schedule is the one that a ring would follow, worked out by this process for the ranks that are
@@ -131,30 +131,6 @@ pub(crate) struct Plan {
     /// Where to write what was measured [default: machine.json in the user's cache of longspan]
     #[arg(long, value_name = "FILE", requires = "calibrate")]
     pub(crate) out: Option<PathBuf>,
-}
-
-/// Which tokens each rank holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Map {
-    /// Chunks dealt out by what they compute
-    Balanced,
-    /// One stretch a rank
-    Contiguous,
-    /// A stretch from the front and one from the back
-    Zigzag,
-    /// Every so many-th grain
-    Striped,
-}
-
-impl Map {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Map::Balanced => "balanced",
-            Map::Contiguous => "contiguous",
-            Map::Zigzag => "zigzag",
-            Map::Striped => "striped",
-        }
-    }
 }
 
 /// A network with published figures.

@@ -1,22 +1,24 @@
-//! `longspan bench`, `verify`, `doctor` and `plan`, run as a user runs them.
+//! `longspan bench`, `ring`, `plan`, `verify` and `doctor`, run as a user runs them.
 
 mod bench;
 #[path = "../common/mod.rs"]
 mod common;
 mod doctor;
 mod plan;
+mod ring;
 mod verify;
 
 use common::run;
 
 #[test]
 fn help_explains() {
-    let cases: [(&str, &[&str]); 5] = [
-        ("--help", &["inspect", "bench", "verify", "doctor", "plan"]),
+    let cases: [(&str, &[&str]); 6] = [
+        ("--help", &["inspect", "bench", "ring", "verify", "doctor", "plan"]),
         (
             "bench",
             &["--tokens", "--kv-heads", "--pass", "LONGSPAN_THREADS", "bthd", "FMA peak", "bf16"],
         ),
+        ("ring", &["--ranks", "--shards", "--patience", "mpirun -n 4", "imbalance", "hidden"]),
         ("verify", &["--quick", "--isa", "--dtype", "at most 12,", "the exit code is 1"]),
         ("doctor", &["--json"]),
         ("plan", &["--calibrate", "--machine", "h100", "--plot", "--shards", "published figures"]),

@@ -18,7 +18,8 @@ pub(crate) fn run_with(variables: &[(&str, &str)], args: &[&str]) -> Run {
     finish(command(args).envs(variables.iter().copied()))
 }
 
-fn finish(command: &mut Command) -> Run {
+/// Any command, and its output as text.
+pub(crate) fn finish(command: &mut Command) -> Run {
     let Output { status, stdout, stderr } = command.output().expect("the command starts");
     let text = |bytes| String::from_utf8(bytes).expect("output is text");
     Run { code: status.code(), stdout: text(stdout), stderr: text(stderr) }

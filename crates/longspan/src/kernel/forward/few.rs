@@ -15,7 +15,7 @@ mod row;
 
 use longspan_pattern::Masks;
 
-use self::dots::Dots;
+use self::dots::{Dots, Weigh, dots_pay};
 use self::row::RowSoftmax;
 
 use super::lists::{Lists, Piece, even};
@@ -265,7 +265,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         // SAFETY: keys are the layout's, and scratch is our own.
         unsafe {
             let source = self.k.head(entry, head, key);
-            if Dots::<X::Element>::pay::<X::Simd>(count, self.dim) {
+            if dots_pay::<X::Simd>(count, self.dim) {
                 simd.call(Dots {
                     keys: source,
                     tokens: keys,
@@ -310,16 +310,23 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
 
             let values = self.v.head(entry, head, key);
             let careful = stack.careful && masked;
-            let first = values.first.wrapping_offset(LANES as isize * values.row);
-            let soon = Strided { first, ..values };
-            tiles.multiply(Multiply {
-                target: room.sums,
-                keep: Keep::All,
-                left: room.scores.strided(),
-                right: self.value_rows(values, keys, careful, room),
-                size: Size { m: count, n: value_row, k: keys, piece: OVER_TOKENS },
-                ahead: Ahead::of(soon, keys, self.value_dim),
-            });
+            if !dots_pay::<X::Simd>(count, self.value_dim) {
+                let first = values.first.wrapping_offset(LANES as isize * values.row);
+                let soon = Strided { first, ..values };
+                tiles.multiply(Multiply {
+                    target: room.sums,
+                    keep: Keep::All,
+                    left: room.scores.strided(),
+                    right: self.value_rows(values, keys, careful, room),
+                    size: Size { m: count, n: value_row, k: keys, piece: OVER_TOKENS },
+                    ahead: Ahead::of(soon, keys, self.value_dim),
+                });
+            } else if careful {
+                let clean = self.value_rows(values, keys, careful, room);
+                simd.call(self.weigh(clean.strided(), keys, count, room));
+            } else {
+                simd.call(self.weigh(values, keys, count, room));
+            }
             if careful {
                 left_out(values, keys, self.value_dim, |key, dim, x| {
                     for query in 0..count {
@@ -331,6 +338,11 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
                 });
             }
         }
+    }
+
+    fn weigh<E>(&self, values: Strided<E>, tokens: usize, rows: usize, room: &Room) -> Weigh<E> {
+        let dims = self.value_dim;
+        Weigh { values, tokens, dims, weights: room.scores, rows, sums: room.sums }
     }
 
     /// Scores, with keys turned 64 at a time.

@@ -1,0 +1,250 @@
+//! Whether ranks together have found what one process finds.
+//!
+//! Every number is compared with one process's. How far from the truth both may be is the rule of
+//! `longspan verify`: some heads are computed by the oracle, all if there is time.
+
+use anyhow::Result;
+use bytemuck::Pod;
+use longspan::{
+    Arrived, Attention, Element, ElementType, Gradients, Isa, Layout, LayoutSet, Layouts, Output,
+    Padding, Positions, Shape, Threads,
+};
+use longspan_ring::Fold;
+use longspan_testing::{
+    Measure, Precision, Problem, Sample, Seen, Sizes, Transform, Values, naive, truth,
+};
+
+use super::job::{Job, Numbers, alone, flat, lens};
+use crate::random;
+
+/// Multiplications of scores that the oracle may do: tens of seconds.
+const BUDGET: u128 = 1 << 31;
+
+pub(super) struct Checked {
+    /// The largest difference from one process.
+    pub(super) max_error: f64,
+    /// Whether output and log-sum-exp have its bits, and whether gradients do.
+    pub(super) bits_equal: bool,
+    pub(super) gradient_bits_equal: bool,
+    /// The largest error against the oracle, as a share of what the rule allows.
+    pub(super) of_limit: f64,
+    /// Query heads that the oracle looked at.
+    pub(super) heads: usize,
+    /// What breaks the rule.
+    pub(super) wrong: Vec<String>,
+}
+
+/// `results` are those of every rank, as [`flat`] has them.
+pub(super) fn check<E: Element + Pod>(job: &Job, results: &[Vec<f32>]) -> Result<Checked> {
+    let tokens = job.tokens as usize;
+    let got = joined(job, results);
+    let shape = Shape::new(job.tokens, job.tokens);
+    let layouts: Vec<Layout> = (0..job.heads)
+        .map(|head| Layout::compile(job.patterns.get(head, job.heads)?, &shape))
+        .collect::<Result<_, _>>()?;
+
+    let numbers = Numbers::<E>::of(job, &Positions::range(0, job.tokens)?)?;
+    let (output, gradients) = match job.fold {
+        Fold::Overlapped => one_process(job, &numbers, &shape)?,
+        Fold::Reproducible => alone(job, &numbers)?,
+    };
+    let one = flat(&output, &gradients);
+
+    let differ = |(a, b): (&f32, &f32)| match a.to_bits() == b.to_bits() {
+        true => 0.0,
+        // NaN where only one is, so that it isn't lost in a maximum.
+        false => (f64::from(*a) - f64::from(*b)).abs(),
+    };
+    let max_error = got.iter().zip(&one).map(differ).fold(0.0, |most, next| match next.is_nan() {
+        true => f64::INFINITY,
+        false => f64::max(most, next),
+    });
+    let [out, lse, ..] = lens(job, tokens);
+    let same = |part: std::ops::Range<usize>| {
+        got[part.clone()].iter().zip(&one[part]).all(|(a, b)| a.to_bits() == b.to_bits())
+    };
+
+    let pairs: u128 = layouts.iter().map(|layout| layout.counts().active_pairs).sum();
+    let work = (pairs * job.dim as u128).max(1);
+    let affordable = (BUDGET * job.key_heads as u128 / work).min(job.key_heads as u128) as usize;
+    let key_heads = affordable.max(1);
+    let oracle = oracle(job, &layouts, key_heads);
+    let heads = oracle.sizes.heads_q;
+    let (truth, naive) = std::thread::scope(|scope| {
+        let naive = scope.spawn(|| naive(&oracle, Sample::ALL));
+        (truth(&oracle, Sample::ALL), naive.join().expect("the oracle doesn't panic"))
+    });
+    let values = first_heads(job, &got, heads, key_heads);
+    let on_matrix_unit = (job.isa, job.element) == (Isa::Amx, ElementType::Bf16);
+    let measures = Measure::all(&oracle, &truth, &naive, &values, Sample::ALL);
+    let measures = measures.into_iter().map(|measure| match on_matrix_unit {
+        true => measure.on_matrix_unit(),
+        false => measure,
+    });
+    let measures: Vec<Measure> = measures.collect();
+    let share = |measure: &Measure| match measure.error {
+        0.0 => 0.0,
+        error => error / measure.limit(),
+    };
+    let bits_equal = same(0..out + lse);
+    let mut wrong: Vec<_> =
+        measures.iter().filter(|m| !m.holds()).map(Measure::to_string).collect();
+    if job.fold == Fold::Reproducible && !bits_equal {
+        wrong.push("out and lse have other bits than those of one rank".to_owned());
+    }
+    Ok(Checked {
+        max_error,
+        bits_equal,
+        gradient_bits_equal: same(out + lse..got.len()),
+        of_limit: measures.iter().map(share).fold(0.0, f64::max),
+        heads,
+        wrong,
+    })
+}
+
+/// Without any ring.
+fn one_process<E: Element>(
+    job: &Job,
+    numbers: &Numbers<E>,
+    shape: &Shape,
+) -> longspan::Result<(Output<E>, Gradients<E>)> {
+    let padding = Padding::None(1);
+    let set = LayoutSet::compile(&job.patterns, job.heads, shape, &padding, None)?;
+    let attention = Attention::new(Layouts::from(set)).isa(job.isa);
+    let attention = attention.threads(Threads::Count(job.threads));
+    let inputs = numbers.inputs();
+    let output = attention.forward(inputs.q, inputs.k, inputs.v)?;
+    let gradients = attention.backward(inputs, Arrived::of(&output, numbers.dout.view()))?;
+    Ok((output, gradients))
+}
+
+/// Everybody's results in the order of one process.
+fn joined(job: &Job, results: &[Vec<f32>]) -> Vec<f32> {
+    let tokens = job.tokens as usize;
+    let mut all = vec![f32::NAN; lens(job, tokens).into_iter().sum()];
+    let shapes = [
+        (job.heads, job.dim),
+        (job.heads, 1),
+        (job.heads, job.dim),
+        (job.key_heads, job.dim),
+        (job.key_heads, job.dim),
+    ];
+    for (rank, results) in results.iter().enumerate() {
+        let held = job.shards.rank(rank);
+        let positions: Vec<_> = (0..held.len()).filter_map(|token| held.get(token)).collect();
+        let (mut from, mut into) = (&results[..], &mut all[..]);
+        for (heads, dim) in shapes {
+            let (mine, rest) = from.split_at(heads * positions.len() * dim);
+            from = rest;
+            let (here, rest) = into.split_at_mut(heads * tokens * dim);
+            into = rest;
+            for (row, numbers) in mine.chunks_exact(dim).enumerate() {
+                let (head, token) = (row / positions.len(), row % positions.len());
+                let place = (head * tokens + positions[token] as usize) * dim;
+                here[place..place + dim].copy_from_slice(numbers);
+            }
+        }
+    }
+    all
+}
+
+/// The numbers of the first heads.
+fn first_heads(job: &Job, all: &[f32], heads: usize, key_heads: usize) -> Values<f32> {
+    let tokens = job.tokens as usize;
+    let mut rest = all;
+    let mut next = |len: usize, keep: usize| {
+        let (these, others) = rest.split_at(len);
+        rest = others;
+        these[..keep].to_vec()
+    };
+    let [out, lse, dq, dk, dv] = lens(job, tokens);
+    let (queries, keys) = (tokens * heads, tokens * key_heads * job.dim);
+    Values {
+        out: next(out, queries * job.dim),
+        lse: next(lse, queries),
+        dq: next(dq, queries * job.dim),
+        dk: next(dk, keys),
+        dv: next(dv, keys),
+    }
+}
+
+/// The first key heads' part of the problem, as the oracle knows it.
+fn oracle(job: &Job, layouts: &[Layout], key_heads: usize) -> Problem {
+    let tokens = job.tokens as usize;
+    let heads = key_heads * (job.heads / job.key_heads);
+    let sizes = Sizes {
+        batch: 1,
+        tokens_q: tokens,
+        tokens_k: tokens,
+        heads_q: heads,
+        heads_kv: key_heads,
+        dim_k: job.dim,
+        dim_v: job.dim,
+    };
+    let numbers =
+        |seed, heads| random::rows::<f32>(seed, (heads, job.tokens, job.dim), 0..job.tokens);
+    let positions: Vec<i64> = (0..job.tokens as i64).collect();
+    let problem = Problem {
+        sizes,
+        scale: 1.0 / (job.dim as f64).sqrt(),
+        transform: Transform::Plain,
+        seen: seen(job, &layouts[..heads]),
+        query_positions: positions.clone(),
+        key_positions: positions,
+        q: numbers(0, heads),
+        k: numbers(1, key_heads),
+        v: numbers(2, key_heads),
+        dout: numbers(3, heads),
+        dlse: None,
+        unit_scale: true,
+        precision: Precision::F32,
+    };
+    match job.element {
+        ElementType::Bf16 => problem.rounded(Precision::Bf16),
+        ElementType::F16 => problem.rounded(Precision::F16),
+        _ => problem,
+    }
+}
+
+/// Who sees whom, as the layouts have it.
+fn seen(job: &Job, layouts: &[Layout]) -> Seen {
+    let tokens = job.tokens as usize;
+    let pattern = |head: usize| job.patterns.get(head, job.heads).ok();
+    // A head has the mask of the first one with its pattern.
+    let first = |head: usize| (0..head).find(|&other| pattern(other) == pattern(head));
+    let chosen: Vec<usize> = (0..layouts.len()).filter(|&head| first(head).is_none()).collect();
+    let which = |head: usize| {
+        let mask = first(head).unwrap_or(head);
+        chosen.iter().position(|&head| head == mask).unwrap_or(0)
+    };
+    let masks: Vec<Vec<u64>> = chosen.iter().map(|&head| mask(&layouts[head])).collect();
+    let words = tokens.div_ceil(64);
+    let allows = |number: usize, query: usize, key: usize| {
+        masks[number][query * words + key / 64] >> (key % 64) & 1 == 1
+    };
+    Seen::each((1, layouts.len()), (tokens, tokens), |_, head| which(head), allows)
+}
+
+/// A bit for every pair.
+fn mask(layout: &Layout) -> Vec<u64> {
+    let words = (layout.keys() as usize).div_ceil(64);
+    let mut bits = vec![0_u64; layout.queries() as usize * words];
+    let per_row = layout.block().words();
+    let mut masks = layout.masks();
+    for row in layout.rows() {
+        for run in layout.row(row) {
+            for column in run.start..run.end() {
+                let first = layout.column_tokens(column).start as usize;
+                let keys = (layout.column_tokens(column).end as usize) - first;
+                let block = masks.get(row, column, run);
+                for (query, block) in layout.row_tokens(row).zip(block.chunks_exact(per_row)) {
+                    for key in (0..keys).filter(|key| block[key / 64] >> (key % 64) & 1 == 1) {
+                        let key = first + key;
+                        bits[query as usize * words + key / 64] |= 1 << (key % 64);
+                    }
+                }
+            }
+        }
+    }
+    bits
+}

@@ -1,0 +1,336 @@
+//! What every rank does.
+
+use std::num::NonZeroUsize;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use bytemuck::Pod;
+use longspan::{
+    Arrived, Dims, Element, ElementType, Gradients, Heads, Inputs, Isa, Order, Output, Positions,
+    Tensor, Threads,
+};
+use longspan_ring::{
+    Buffer, Failure, Fold, Hop, Incoming, Local, Options, Outgoing, Problem, Ring, Shards,
+    Transport,
+};
+
+use super::recorder::{Log, Recorder};
+use crate::args;
+use crate::args::{FoldOrder, Map};
+use crate::choice::{self, Why};
+use crate::compile::{self, BadInput};
+use crate::random;
+
+/// Tokens beyond which one process and the oracle would take longer than anybody waits.
+const MOST_CHECKED: u64 = 8_192;
+
+/// Where edges of shards have to be for results of any number of ranks to be the same.
+const TILE: u64 = 64;
+
+/// Query heads where nothing says how many.
+const HEADS: usize = 8;
+
+pub(super) const ORDER: Order = Order::BatchHeadTokenDim;
+
+/// What is computed, the same on every rank.
+pub(super) struct Job {
+    pub(super) patterns: Heads,
+    pub(super) map: Map,
+    pub(super) fold: Fold,
+    pub(super) shards: Shards,
+    pub(super) tokens: u64,
+    pub(super) heads: usize,
+    pub(super) key_heads: usize,
+    pub(super) dim: usize,
+    pub(super) element: ElementType,
+    pub(super) isa: Isa,
+    pub(super) threads: NonZeroUsize,
+    pub(super) repeat: NonZeroUsize,
+    patience: Duration,
+    results: Results,
+}
+
+/// Whether rank 0 gets everybody's results.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Results {
+    Keep,
+    Collect,
+}
+
+impl Job {
+    /// What was asked for, over so many ranks, of which `here` share this process.
+    pub(super) fn new(args: &args::Ring, ranks: usize, here: NonZeroUsize) -> Result<Self> {
+        let patterns = compile::patterns(&args.pattern)?;
+        let heads = args.heads.or(patterns.count()).unwrap_or(HEADS);
+        patterns.get(0, heads)?;
+        let key_heads = args.key_heads.unwrap_or(heads);
+        if !heads.is_multiple_of(key_heads) {
+            let message =
+                format!("{heads} query heads, expected a multiple of --key-heads {key_heads}");
+            return Err(BadInput(message).into());
+        }
+        let tokens = args.tokens;
+        if args.check && tokens > MOST_CHECKED {
+            let message = format!("--check of {tokens} tokens, expected at most {MOST_CHECKED}");
+            return Err(BadInput(message).into());
+        }
+        let (fold, grain) = match args.fold {
+            FoldOrder::Overlapped => (Fold::Overlapped, 1),
+            FoldOrder::Reproducible => (Fold::Reproducible, TILE),
+        };
+        let shards = match args.shards {
+            Map::Balanced => Shards::balanced(patterns.clone(), tokens, ranks, grain),
+            Map::Contiguous => Shards::contiguous(tokens, ranks, grain),
+            Map::Zigzag => Shards::zigzag(tokens, ranks, grain),
+            Map::Striped => Shards::striped(tokens, ranks, grain),
+        }?;
+        let threads = choice::threads(args.threads)?;
+        let threads = match threads.why {
+            Why::Default(_) => NonZeroUsize::new(threads.value.get() / here),
+            Why::Option(_) | Why::Variable(_) => Some(threads.value),
+        };
+        Ok(Job {
+            patterns,
+            map: args.shards,
+            fold,
+            shards,
+            tokens,
+            heads,
+            key_heads,
+            dim: args.dim.get(),
+            element: args.dtype,
+            isa: choice::isa(None)?.value,
+            threads: threads.unwrap_or(NonZeroUsize::MIN),
+            repeat: args.repeat,
+            patience: args.patience,
+            results: if args.check { Results::Collect } else { Results::Keep },
+        })
+    }
+
+    pub(super) fn query_dims(&self, tokens: usize) -> Dims {
+        Dims { batch: 1, tokens, heads: self.heads, dim: self.dim }
+    }
+
+    pub(super) fn key_dims(&self, tokens: usize) -> Dims {
+        Dims { heads: self.key_heads, ..self.query_dims(tokens) }
+    }
+
+    fn problem(&self, shards: Shards) -> Problem {
+        Problem::new(self.patterns.clone(), shards)
+            .heads(self.heads, self.key_heads)
+            .dims(self.dim, self.dim)
+            .element(self.element)
+            .fold(self.fold)
+    }
+
+    fn options(&self) -> Options {
+        let threads = Threads::Count(self.threads);
+        Options { patience: self.patience, threads, isa: Some(self.isa), ..Options::default() }
+    }
+}
+
+/// Queries, keys, values and the output's gradient of some tokens.
+pub(super) struct Numbers<E> {
+    q: Tensor<E>,
+    k: Tensor<E>,
+    v: Tensor<E>,
+    pub(super) dout: Tensor<E>,
+}
+
+impl<E: Element> Numbers<E> {
+    pub(super) fn of(job: &Job, held: &Positions) -> Result<Self> {
+        let count = held.len() as usize;
+        let positions = held.progressions().flat_map(|piece| {
+            (0..piece.len).map(move |index| piece.start as u64 + index * piece.step)
+        });
+        let positions: Vec<u64> = positions.collect();
+        let tensor = |seed, dims: Dims| {
+            let shape = (dims.heads, job.tokens, dims.dim);
+            Tensor::new(random::rows(seed, shape, positions.iter().copied()), dims, ORDER)
+        };
+        let (queries, keys) = (job.query_dims(count), job.key_dims(count));
+        Ok(Numbers {
+            q: tensor(0, queries)?,
+            k: tensor(1, keys)?,
+            v: tensor(2, keys)?,
+            dout: tensor(3, queries)?,
+        })
+    }
+
+    pub(super) fn inputs(&self) -> Inputs<'_, E> {
+        Inputs { q: self.q.view(), k: self.k.view(), v: self.v.view() }
+    }
+}
+
+/// What one rank has to report.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Share {
+    pub(super) tokens: u64,
+    /// Pairs of queries and keys that it computes.
+    pub(super) pairs: u64,
+    /// Bytes of one forward and one backward pass.
+    pub(super) received: u64,
+    pub(super) needed: u64,
+    pub(super) sent: u64,
+    pub(super) most_held: u64,
+    /// Nanoseconds of the fastest passes.
+    pub(super) forward: u64,
+    pub(super) backward: u64,
+    /// Nanoseconds without anything to compute, a forward and a backward pass.
+    pub(super) waiting: u64,
+    /// Nanoseconds of the same messages alone.
+    pub(super) alone: u64,
+}
+
+const WORDS: usize = 10;
+
+impl Share {
+    fn to_words(self) -> [u64; WORDS] {
+        let Share { tokens, pairs, received, needed, sent, most_held, .. } = self;
+        let Share { forward, backward, waiting, alone, .. } = self;
+        [tokens, pairs, received, needed, sent, most_held, forward, backward, waiting, alone]
+    }
+
+    fn of_words(words: [u64; WORDS]) -> Self {
+        let [tokens, pairs, received, needed, sent, most_held, forward, backward, waiting, alone] =
+            words;
+        Share {
+            tokens,
+            pairs,
+            received,
+            needed,
+            sent,
+            most_held,
+            forward,
+            backward,
+            waiting,
+            alone,
+        }
+    }
+}
+
+/// What all ranks found.
+pub(super) struct Found {
+    pub(super) shares: Vec<Share>,
+    /// By rank, where they were asked for: out, lse, dq, dk and dv as f32, one after the other.
+    pub(super) results: Option<Vec<Vec<f32>>>,
+}
+
+/// Both passes on one rank; rank 0 has what all found.
+pub(super) fn work<E: Element + Pod>(
+    transport: &mut dyn Transport,
+    job: &Job,
+) -> Result<Option<Found>> {
+    let rank = transport.rank();
+    let held = job.shards.rank(rank);
+    let mine = Numbers::<E>::of(job, held)?;
+    let log = Log::default();
+    let mut recorder = Recorder::new(transport, log.clone());
+    let mut ring = Ring::new(&mut recorder, job.problem(job.shards.clone()), job.options())?;
+    let mut fastest: Option<(Duration, Duration)> = None;
+    let mut last = None;
+    for _ in 0..job.repeat.get() {
+        log.forget();
+        let inputs = mine.inputs();
+        let start = Instant::now();
+        let output = ring.forward(inputs.q, inputs.k, inputs.v)?;
+        let forward = start.elapsed();
+        let gradients = ring.backward(inputs, Arrived::of(&output, mine.dout.view()))?;
+        let backward = start.elapsed() - forward;
+        if fastest.is_none_or(|(f, b)| forward + backward < f + b) {
+            fastest = Some((forward, backward));
+        }
+        last = Some((output, gradients));
+    }
+    let (tally, (needed_forward, needed_backward)) = (ring.tally(), ring.bytes_needed());
+    let pairs = ring.active_pairs();
+    drop(ring);
+    let alone = log.replay(transport, job.patience)?;
+
+    let times = job.repeat.get() as u64;
+    let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    let (forward, backward) = fastest.unwrap_or_default();
+    let share = Share {
+        tokens: held.len(),
+        pairs: u64::try_from(pairs).unwrap_or(u64::MAX),
+        received: tally.received / times,
+        needed: needed_forward + needed_backward,
+        sent: tally.sent / times,
+        most_held: tally.most_held,
+        forward: nanoseconds(forward),
+        backward: nanoseconds(backward),
+        waiting: nanoseconds(tally.waiting) / times,
+        alone: nanoseconds(alone),
+    };
+    let words = share.to_words();
+    let shares = collect(transport, &words, |_| WORDS, job.patience)?;
+    let results = match (job.results, last) {
+        (Results::Collect, Some((output, gradients))) => {
+            let mine = flat(&output, &gradients);
+            let each = |rank| flat_len(job, job.shards.rank(rank).len() as usize);
+            collect(transport, &mine, each, job.patience)?
+        }
+        _ => None,
+    };
+    Ok(shares.map(|shares| {
+        let share = |words: Vec<u64>| Share::of_words(words.try_into().expect("as many words"));
+        Found { shares: shares.into_iter().map(share).collect(), results }
+    }))
+}
+
+/// The same by a ring of one rank, which is all tokens.
+pub(super) fn alone<E: Element + Pod>(
+    job: &Job,
+    all: &Numbers<E>,
+) -> longspan_ring::Result<(Output<E>, Gradients<E>)> {
+    let shards = Shards::contiguous(job.tokens, 1, 1)?;
+    let transport = Local::ranks(1).remove(0);
+    let mut ring = Ring::new(transport, job.problem(shards), job.options())?;
+    let inputs = all.inputs();
+    let output = ring.forward(inputs.q, inputs.k, inputs.v)?;
+    let gradients = ring.backward(inputs, Arrived::of(&output, all.dout.view()))?;
+    Ok((output, gradients))
+}
+
+/// All results as f32, one after the other.
+pub(super) fn flat<E: Element>(output: &Output<E>, gradients: &Gradients<E>) -> Vec<f32> {
+    let wide =
+        |tensor: &Tensor<E>| tensor.as_slice().iter().map(|x| x.to_f32()).collect::<Vec<_>>();
+    let Gradients { dq, dk, dv } = gradients;
+    [wide(&output.out), output.lse.clone(), wide(dq), wide(dk), wide(dv)].concat()
+}
+
+/// Numbers of each of the results of so many tokens: out, lse, dq, dk, dv.
+pub(super) fn lens(job: &Job, tokens: usize) -> [usize; 5] {
+    let queries = tokens * job.heads;
+    let keys = tokens * job.key_heads * job.dim;
+    [queries * job.dim, queries, queries * job.dim, keys, keys]
+}
+
+fn flat_len(job: &Job, tokens: usize) -> usize {
+    lens(job, tokens).into_iter().sum()
+}
+
+/// Brings a list of every rank, of a length that all know, to rank 0.
+fn collect<N: Pod>(
+    transport: &mut dyn Transport,
+    mine: &[N],
+    len: impl Fn(usize) -> usize,
+    patience: Duration,
+) -> Result<Option<Vec<Vec<N>>>, Failure> {
+    let (mut sends, mut receives) = (Vec::new(), Vec::new());
+    if transport.rank() != 0 {
+        sends.push(Outgoing { to: 0, bytes: Buffer::from(bytemuck::cast_slice::<N, u8>(mine)) });
+    } else {
+        let buffer = |rank| Buffer::zeroed(len(rank) * size_of::<N>());
+        receives.extend((1..transport.size()).map(|from| Incoming { from, bytes: buffer(from) }));
+    }
+    let hop = Hop { sends: &mut sends, receives: &mut receives, patience };
+    transport.hop(hop, &mut |_| ())?;
+    if transport.rank() != 0 {
+        return Ok(None);
+    }
+    let others =
+        receives.iter().map(|receive| bytemuck::cast_slice::<u8, N>(&receive.bytes).to_vec());
+    Ok(Some(std::iter::once(mine.to_vec()).chain(others).collect()))
+}

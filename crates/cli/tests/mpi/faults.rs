@@ -1,0 +1,141 @@
+//! Whatever happens to a rank, all others end with an error that says so, in time.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use crate::common::finish;
+use crate::launch::{End, Job, Launcher, mpirun};
+
+const PATIENCE: Duration = Duration::from_secs(3);
+/// What reporting may take beyond that.
+const SLACK: Duration = Duration::from_secs(2);
+
+/// Passes without an end.
+const ENDLESS: [&str; 13] = [
+    "--pattern",
+    "causal & (window(300, 0) | sinks(4))",
+    "--tokens",
+    "3000",
+    "--heads",
+    "2",
+    "--dim",
+    "32",
+    "--repeat",
+    "100000000",
+    "--patience",
+    "3",
+    "--json",
+];
+
+/// Every survivor that lives says that something is wrong, and one of them who it was: others may
+/// wait for one who waits for that one.
+fn say_so(end: &End, launcher: Launcher, victim: usize) {
+    let survivors = || (0..end.said.len()).filter(|&rank| rank != victim);
+    for rank in survivors() {
+        let said = &end.said[rank];
+        let speaks = said.contains(&format!("error: rank {rank}: "));
+        let ended = launcher == Launcher::EndsAll && said.is_empty();
+        assert!(speaks || ended, "rank {rank} said {said:?}");
+    }
+    let blames = |said: &str| {
+        let why = said.split_once("error: rank ").and_then(|(_, rest)| rest.split_once(": "));
+        let named = [format!("rank {victim}"), format!("ranks [{victim}]")];
+        why.is_some_and(|(_, why)| named.iter().any(|name| why.contains(name)))
+    };
+    assert!(survivors().any(|rank| blames(&end.said[rank])), "{:?}", end.said);
+}
+
+/// Moments of a pass, by chance of the machine.
+fn moments() -> impl Iterator<Item = Duration> {
+    [300, 777].into_iter().map(Duration::from_millis)
+}
+
+/// Lets passes run, then does something to a rank; returns how all ended.
+fn strike(name: &str, launcher: Launcher, ranks: usize, victim: usize, signal: &str) -> Vec<End> {
+    let survivors: Vec<_> = (0..ranks).filter(|&rank| rank != victim).collect();
+    moments()
+        .map(|moment| {
+            let job = Job::start(name, launcher, ranks, &ENDLESS);
+            (0..ranks).for_each(|rank| drop(job.pid(rank)));
+            // `MPI_Init` takes some hundred milliseconds, and has no deadline of its own.
+            std::thread::sleep(Duration::from_millis(1_500) + moment);
+            job.signal(victim, signal);
+            let (struck, start) = (SystemTime::now(), Instant::now());
+            let end = job.end(&survivors);
+            if launcher == Launcher::EndsAll {
+                assert!(!end.status.success(), "{name}: the launcher says that all is well");
+            }
+            assert!(start.elapsed() < PATIENCE + SLACK + Duration::from_secs(5), "{name}");
+            for &rank in &survivors {
+                if !end.said[rank].is_empty() {
+                    let took = end.when[rank].duration_since(struck).unwrap_or_default();
+                    assert!(took < PATIENCE + SLACK, "{name}: rank {rank} spoke after {took:?}");
+                }
+            }
+            end
+        })
+        .collect()
+}
+
+/// The launcher ends everybody, who may have no time to say anything.
+#[test]
+fn killed() {
+    for end in strike("killed", Launcher::EndsAll, 3, 1, "KILL") {
+        assert!(end.status.code() != Some(124), "only the time limit ended it");
+    }
+}
+
+#[test]
+fn killed_and_others_live() {
+    for (ranks, victim) in [(3, 1), (4, 0)] {
+        let name = format!("killed-{ranks}-{victim}");
+        for end in strike(&name, Launcher::LetsLive, ranks, victim, "KILL") {
+            say_so(&end, Launcher::LetsLive, victim);
+        }
+    }
+}
+
+/// Nobody but the others' own deadline notices.
+#[test]
+fn stopped() {
+    for launcher in [Launcher::EndsAll, Launcher::LetsLive] {
+        for end in strike(&format!("stopped-{launcher:?}"), launcher, 3, 2, "STOP") {
+            say_so(&end, launcher, 2);
+        }
+    }
+}
+
+/// A pause that is shorter than the patience changes nothing.
+#[test]
+fn late_but_not_too_late() {
+    let mut args = ENDLESS.to_vec();
+    args[9] = "300";
+    let job = Job::start("late", Launcher::EndsAll, 3, &args);
+    let pid_is_there = job.pid(1);
+    assert!(!pid_is_there.is_empty());
+    std::thread::sleep(Duration::from_millis(1_200));
+    job.signal(1, "STOP");
+    std::thread::sleep(PATIENCE / 3);
+    job.signal(1, "CONT");
+    let end = job.end(&[0, 1, 2]);
+    assert!(end.status.success(), "{:?}", end.said);
+    assert!(end.said.iter().all(String::is_empty), "{:?}", end.said);
+}
+
+/// One rank means something else: all say so, and which.
+#[test]
+fn another_pattern_on_one_rank() {
+    let exe = env!("CARGO_BIN_EXE_longspan");
+    let ring = |pattern| [exe, "ring", "--patience", "3", "--tokens", "1000", "--pattern", pattern];
+    let mut command = mpirun(Launcher::EndsAll);
+    command.args(["-n", "2"]).args(ring("causal & window(99, 0)"));
+    command.args([":", "-n", "1"]).args(ring("causal & window(98, 0)"));
+    let start = Instant::now();
+    let run = finish(&mut command);
+    assert!(run.code != Some(0) && run.stdout.is_empty(), "{}", run.stdout);
+    assert!(start.elapsed() < PATIENCE + SLACK + Duration::from_secs(3));
+    for rank in 0..3 {
+        assert!(run.stderr.contains(&format!("error: rank {rank}: ")), "{}", run.stderr);
+    }
+    assert!(run.stderr.contains("ranks disagree about the pattern"), "{}", run.stderr);
+    assert!(run.stderr.contains("ranks 2 don't"), "{}", run.stderr);
+}

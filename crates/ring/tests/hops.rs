@@ -1,0 +1,194 @@
+//! Hops between two processes of MPI. Started by `mpirun -n 2`, as `.ci/mpi` does: not by a harness,
+//! because every rank is one run of `main`.
+//!
+//! A transport that has failed isn't used again, so every part has a communicator of its own.
+
+use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+use longspan_ring::{Buffer, Failure, Hop, Incoming, Mpi, Outgoing, Transport};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn main() {
+    // Without this the other rank would wait for one that has panicked.
+    std::panic::set_hook(Box::new(|panic| {
+        if std::thread::current().name() == Some("main") && !on_purpose(panic) {
+            eprintln!("{panic}");
+            std::process::exit(1);
+        }
+    }));
+    let mut mpi = Mpi::world(PATIENCE).unwrap();
+    assert_eq!(mpi.size(), 2, "start this with mpirun -n 2");
+    let lengths = [0, 1, 7, 64, 4_095, 65_537, 3 << 20];
+    for len in lengths {
+        exchange(&mut mpi, len);
+    }
+    many_hops(&mut mpi);
+    one_way(&mut mpi, (2 << 30) + 12_345);
+    for part in [shorter, longer, late, taken_late, stops_computing, panics] {
+        let mut own = Mpi::world(PATIENCE).unwrap();
+        part(&mut own);
+        mpi.meet(PATIENCE).unwrap();
+    }
+    if mpi.rank() == 0 {
+        eprintln!("hops of MPI: all right");
+    }
+    mpi.close(PATIENCE).unwrap();
+}
+
+const ON_PURPOSE: &str = "on purpose";
+
+fn on_purpose(panic: &std::panic::PanicHookInfo<'_>) -> bool {
+    panic.payload_as_str() == Some(ON_PURPOSE)
+}
+
+/// Bytes that are different everywhere, and for every rank.
+fn text(rank: usize, len: usize) -> Buffer {
+    let mut buffer = Buffer::zeroed(len);
+    for (at, byte) in buffer.iter_mut().enumerate() {
+        *byte = (at ^ (at >> 8) ^ (at >> 16) ^ (at >> 27)) as u8 ^ (rank as u8).wrapping_mul(91);
+    }
+    buffer
+}
+
+fn send(mpi: &mut Mpi, bytes: Buffer, patience: Duration) -> Result<Buffer, Failure> {
+    let sends = &mut [Outgoing { to: 1 - mpi.rank(), bytes }];
+    mpi.hop(Hop { sends, receives: &mut [], patience }, &mut |_| ())?;
+    Ok(std::mem::take(&mut sends[0].bytes))
+}
+
+/// What a transport that has failed says to another receive.
+const NOT_STARTED: &str = "failed before";
+
+fn receive(mpi: &mut Mpi, len: usize, patience: Duration) -> Result<Buffer, Failure> {
+    let receives = &mut [Incoming { from: 1 - mpi.rank(), bytes: Buffer::zeroed(len) }];
+    let hopped = mpi.hop(Hop { sends: &mut [], receives, patience }, &mut |_| ());
+    if hopped.as_ref().is_err_and(|failure| !failure.to_string().contains(NOT_STARTED)) {
+        // What MPI may still write to isn't anybody's.
+        assert!(receives[0].bytes.is_empty(), "a buffer of a failed hop was left where it was");
+    }
+    hopped?;
+    Ok(std::mem::take(&mut receives[0].bytes))
+}
+
+fn exchange(mpi: &mut Mpi, len: usize) {
+    let (rank, other) = (mpi.rank(), 1 - mpi.rank());
+    let sends = &mut [Outgoing { to: other, bytes: text(rank, len) }];
+    let receives = &mut [Incoming { from: other, bytes: Buffer::zeroed(len) }];
+    let mut polls = 0;
+    let hop = Hop { sends, receives, patience: PATIENCE };
+    mpi.hop(hop, &mut |poll| {
+        polls += 1;
+        assert_eq!(poll(), ControlFlow::Continue(()));
+    })
+    .unwrap();
+    assert_eq!(polls, 1);
+    assert_eq!(receives[0].bytes, text(other, len), "{len} bytes");
+    assert_eq!(sends[0].bytes, text(rank, len), "{len} bytes that were sent");
+}
+
+/// Messages arrive in the order of their hops, whatever their lengths.
+fn many_hops(mpi: &mut Mpi) {
+    for hop in 0..300 {
+        let len = [8, 100_000, 3, 5_000][hop % 4];
+        match mpi.rank() {
+            0 => drop(send(mpi, text(hop, len), PATIENCE).unwrap()),
+            _ => assert_eq!(receive(mpi, len, PATIENCE).unwrap(), text(hop, len), "hop {hop}"),
+        }
+    }
+}
+
+/// More than C's `int` can count, with a number on each page.
+fn one_way(mpi: &mut Mpi, len: usize) {
+    const PAGE: usize = 4_096;
+    let number = |page: usize| (page as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes();
+    if mpi.rank() == 0 {
+        let mut bytes = Buffer::zeroed(len);
+        for (page, bytes) in bytes.chunks_exact_mut(PAGE).enumerate() {
+            bytes[..8].copy_from_slice(&number(page));
+        }
+        drop(send(mpi, bytes, PATIENCE).unwrap());
+        return;
+    }
+    let bytes = receive(mpi, len, PATIENCE).unwrap();
+    assert_eq!(bytes.len(), len);
+    for (page, bytes) in bytes.chunks_exact(PAGE).enumerate() {
+        assert_eq!(bytes[..8], number(page), "page {page}");
+    }
+}
+
+fn shorter(mpi: &mut Mpi) {
+    match mpi.rank() {
+        0 => drop(send(mpi, text(0, 10), PATIENCE).unwrap()),
+        _ => {
+            let failure = receive(mpi, 20, PATIENCE).unwrap_err();
+            assert_eq!(failure, Failure::Length { from: 0, expected: 20, got: 10 });
+            let again = receive(mpi, 20, PATIENCE).unwrap_err();
+            assert!(again.to_string().contains(NOT_STARTED), "{again}");
+        }
+    }
+}
+
+fn longer(mpi: &mut Mpi) {
+    match mpi.rank() {
+        0 => drop(send(mpi, text(0, 30), PATIENCE).unwrap()),
+        _ => {
+            let message = receive(mpi, 20, PATIENCE).unwrap_err().to_string();
+            assert!(message.contains("rank 0 sent more than 20 bytes"), "{message}");
+        }
+    }
+}
+
+/// Nothing comes: an error in time.
+fn late(mpi: &mut Mpi) {
+    if mpi.rank() == 1 {
+        let (patience, start) = (Duration::from_millis(300), Instant::now());
+        let failure = receive(mpi, 20, patience).unwrap_err();
+        let took = start.elapsed();
+        assert!(took >= patience && took < 3 * patience, "{took:?}");
+        let Failure::Late { from, to, waited } = failure else { panic!("{failure}") };
+        assert_eq!((&from[..], &to[..]), (&[0][..], &[][..]));
+        assert!(waited >= patience);
+    }
+}
+
+/// Nobody takes it: an error in time, as soon as MPI has no room for it itself.
+fn taken_late(mpi: &mut Mpi) {
+    if mpi.rank() == 1 {
+        let failure = send(mpi, text(1, 64 << 20), Duration::from_millis(300)).unwrap_err();
+        let Failure::Late { from, to, .. } = failure else { panic!("{failure}") };
+        assert_eq!((&from[..], &to[..]), (&[][..], &[0][..]));
+    }
+}
+
+/// Who computes hears of a failure while it does.
+fn stops_computing(mpi: &mut Mpi) {
+    match mpi.rank() {
+        0 => drop(send(mpi, text(0, 10), PATIENCE).unwrap()),
+        _ => {
+            let receives = &mut [Incoming { from: 0, bytes: Buffer::zeroed(20) }];
+            let hop = Hop { sends: &mut [], receives, patience: PATIENCE };
+            let failure = mpi.hop(hop, &mut |poll| {
+                let start = Instant::now();
+                while poll().is_continue() {
+                    assert!(start.elapsed() < PATIENCE, "nobody said that it has failed");
+                }
+            });
+            let expected = Failure::Length { from: 0, expected: 20, got: 10 };
+            assert_eq!(failure.unwrap_err(), expected);
+        }
+    }
+}
+
+/// A panic while messages travel leaves MPI their memory.
+fn panics(mpi: &mut Mpi) {
+    if mpi.rank() == 1 {
+        let receives = &mut [Incoming { from: 0, bytes: Buffer::zeroed(20) }];
+        let hop = Hop { sends: &mut [], receives: &mut *receives, patience: PATIENCE };
+        let hopped = AssertUnwindSafe(|| mpi.hop(hop, &mut |_| panic!("{ON_PURPOSE}")));
+        assert!(catch_unwind(hopped).is_err());
+        assert!(receives[0].bytes.is_empty());
+    }
+}

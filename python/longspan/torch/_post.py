@@ -1,0 +1,206 @@
+"""Messages to and from the other ranks of a process group.
+
+The compiled part calls a ``Post``: ``start`` some messages, then ``wait`` for all of them, and
+``failed`` while it computes. Messages lie in memory of the compiled part; tensors that share it are
+what torch is given.
+
+What is done about Gloo, whose works have no way to ask whether they are done:
+
+- A wait that runs into its timeout closes *every* connection of the group, and the other ranks see
+  this one break away. So works are waited for without an end, each by a thread of its own, and the
+  caller waits for these threads with its deadline. The connections still stand after it, and this
+  rank can tell the others why it gives up.
+- The caller waits in Python, where Ctrl-C arrives.
+- A message that is longer than what its receiver expects ends the receiver's process. Ranks agree
+  on everything that lengths follow from before they send one (``_ranks.py``); and each ring has a
+  tag of its own, so that what a failed one has left is never taken for another's.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import queue
+import re
+import threading
+import time
+import weakref
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+#: Longer than any call.
+_EVER = timedelta(days=365)
+#: How long a process that ends waits for its threads.
+_GOODBYE = 1.0
+
+
+class Place(NamedTuple):
+    """A message in the compiled part's memory."""
+
+    rank: int
+    address: int
+    length: int
+
+
+class Post:
+    """One rank's messages, those of one hop at a time."""
+
+    def __init__(self, group: ProcessGroup, tag: int):
+        self.rank, self.size = group.rank(), group.size()
+        self._group, self._tag = weakref.ref(group), tag
+        self._hop: _Hop | None = None
+
+    def start(self, sends: list[tuple[int, int, int]], receives: list[tuple[int, int, int]]) -> None:
+        """Starts messages, given as ``(rank, address, length)``."""
+        group = self._group()
+        if group is None:
+            raise RuntimeError(
+                "the process group is gone, expected it to live as long as its rings: call "
+                "destroy_process_group after the last backward pass"
+            )
+        self._hop = _Hop()
+        for place in receives:
+            self._hop.add("from", Place(*place), group.recv, self._tag)
+        for place in sends:
+            self._hop.add("to", Place(*place), group.send, self._tag)
+
+    def failed(self) -> bool:
+        """Whether a message of this hop has failed already."""
+        return self._hop is not None and self._hop.failed is not None
+
+    def wait(self, patience: float) -> tuple[Any, ...] | None:
+        """None once all messages are done; else ``("gone", rank, why)``, or after so many seconds
+        ``("late", ranks that sent nothing, ranks that took nothing, seconds)``."""
+        hop, start = self._hop, time.monotonic()
+        with hop.changed:
+            while hop.failed is None and hop.open():
+                left = start + patience - time.monotonic()
+                if left <= 0:
+                    break
+                hop.changed.wait(min(left, 3600.0))
+            failed, late = hop.failed, hop.open()
+        if failed is not None:
+            return "gone", failed.rank, _said(failed.error)
+        if late:
+            from_, to = ([x.rank for x in late if x.way == way] for way in ("from", "to"))
+            return "late", from_, to, time.monotonic() - start
+        return None
+
+
+def _said(error: BaseException) -> str:
+    """What Gloo says, without the line of its sources and without advice."""
+    return re.sub(r"^\[[^]]*\] ", "", str(error)).split(". This is typically")[0]
+
+
+class _Message:
+    """A message on its way."""
+
+    def __init__(self, way: str, place: Place):
+        memory = (ctypes.c_uint8 * place.length).from_address(place.address)
+        self.way, self.rank = way, place.rank
+        self.tensor = torch.frombuffer(memory, dtype=torch.uint8)
+        self.work: Any = None
+        self.done = False
+        self.error: BaseException | None = None
+
+
+class _Hop:
+    """Messages that travel at the same time."""
+
+    def __init__(self):
+        self.messages: list[_Message] = []
+        self.failed: _Message | None = None
+        self.changed = threading.Condition()
+
+    def open(self) -> list[_Message]:
+        return [message for message in self.messages if not message.done]
+
+    def add(self, way: str, place: Place, begin: Any, tag: int) -> None:
+        message = _Message(way, place)
+        self.messages.append(message)
+        _travelling.add(message)
+        try:
+            message.work = begin([message.tensor], place.rank, tag)
+        except Exception as error:
+            self._end(message, error)
+        else:
+            _waiters.wait(message, self._end)
+
+    def _end(self, message: _Message, error: BaseException | None) -> None:
+        with self.changed:
+            message.done, message.error = True, error
+            _travelling.discard(message)
+            if error is not None and self.failed is None:
+                self.failed = message
+            self.changed.notify()
+
+
+class _Waiters:
+    """Threads that wait for works, one each, used again and again."""
+
+    def __init__(self):
+        self._jobs: queue.SimpleQueue = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._idle = 0
+
+    def wait(self, message: _Message, end: Any) -> None:
+        """Calls ``end`` with the message and what was wrong with it, from another thread."""
+        with self._lock:
+            if self._idle:
+                self._idle -= 1
+            else:
+                threading.Thread(target=self._run, name="longspan-post", daemon=True).start()
+        self._jobs.put((message, end))
+
+    def _run(self) -> None:
+        while True:
+            message, end = self._jobs.get()
+            error: BaseException | None = None
+            try:
+                if message.work.wait(_EVER) is False:
+                    error = RuntimeError("the message was called off")
+            except Exception as raised:
+                error = raised
+            # Before the caller goes on, who would start another thread.
+            with self._lock:
+                self._idle += 1
+            end(message, error)
+            message = end = error = None
+
+
+_waiters = _Waiters()
+#: Whatever isn't done, whoever has given up waiting for it: torch may be using it.
+_travelling: set[_Message] = set()
+_parents: list[set[_Message]] = []
+
+
+def _after_fork() -> None:
+    """A child has none of its parent's threads. Its messages aren't the child's to end."""
+    global _waiters, _travelling
+    _parents.append(_travelling)
+    _waiters, _travelling = _Waiters(), set()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+@atexit.register
+def _let_go() -> None:
+    """Ends the threads that wait for what never came: one that wakes up while the interpreter ends
+    would end the process by a signal. A timeout closes the group's connections, whoever waits."""
+    for message in list(_travelling):
+        if not message.done:
+            try:
+                message.work.wait(timedelta(milliseconds=1))
+            except Exception:
+                pass
+    end = time.monotonic() + _GOODBYE
+    while _travelling and time.monotonic() < end:
+        time.sleep(0.01)

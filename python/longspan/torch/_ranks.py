@@ -1,0 +1,291 @@
+"""The ranks of a process group: what they agree on before a call, and the rings they have made.
+
+Before each pass every rank tells every other in a few bytes what it is about to compute, and how
+many tokens it holds. So ranks that call different things, in another order, or not at all because
+of an error of their own, end with an error on every rank, at once and by name. Only then does a
+message travel whose length follows from a shape.
+
+Making a ring takes several rounds of messages, so a group keeps those it has made, the last
+``RINGS`` used. A rank that lacks one (its number of threads has changed, say) tells the others, and
+all make it anew: no rank's memory of earlier calls has to be like another's.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import hashlib
+import struct
+import threading
+import weakref
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
+
+import torch.distributed as dist
+
+import longspan
+from longspan import RingError
+from longspan._longspan import Ring, ring_check, ring_gather, ring_shards
+from longspan.torch._post import Post
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+#: Rings that a group keeps. A model has one for each pattern and shape; one takes what its layouts
+#: take.
+RINGS = 32
+
+#: Messages about calls have this tag, those of rings the ones after it. Callers' own have others.
+_TAG = 0x4C53_0000
+
+
+#: Tags of rings repeat after so many: long after the last message of an earlier one.
+_TAGS = 0xFFFF
+
+
+class Problem(NamedTuple):
+    """What a ring computes, the same on every rank; and how this rank does its part."""
+
+    pattern: str
+    shards: str
+    tokens: int | None
+    """Of the whole sequence; None until ranks have told how many they hold."""
+    sizes: tuple[int, int, int, int, int]
+    """Batch entries, heads of queries and of keys, numbers a head of keys and of values."""
+    dtype: str
+    scale: float | None
+    softcap: float | None
+    threads: int
+    patience: float
+
+    def topics(self) -> dict[str, Any]:
+        """What ranks have to agree about, by name."""
+        return {
+            "the pattern": self.pattern,
+            "shards and tokens": (self.shards, self.tokens),
+            "shapes and types": (self.sizes, self.dtype),
+            "scale and softcap": (self.scale, self.softcap),
+        }
+
+
+class Made(NamedTuple):
+    """A ring, and which one of its group it is."""
+
+    ring: Ring
+    number: int
+
+
+class State(enum.IntEnum):
+    """How a rank comes to a call."""
+
+    READY = 0
+    #: It has no ring for it.
+    RINGLESS = 1
+    #: Its own arguments are wrong.
+    RAISED = 2
+
+
+#: What ranks compare. Topics that a pass hasn't got are the same for all.
+_TOPICS = (
+    "Longspan's version",
+    "which pass comes next",
+    "the pattern",
+    "shards and tokens",
+    "shapes and types",
+    "scale and softcap",
+    "whether there are gradients",
+)
+
+
+class Told(NamedTuple):
+    """What a rank tells the others before a pass."""
+
+    state: State
+    tokens: int
+    """That it holds."""
+    hashes: tuple[int, ...]
+    """One a topic."""
+
+    @classmethod
+    def about(cls, state: State, tokens: int, topics: dict[str, Any]) -> Told:
+        topics = {"Longspan's version": longspan.__version__, **topics}
+        return cls(state, tokens, tuple(_hash(topics.get(topic)) for topic in _TOPICS))
+
+    def pack(self) -> bytes:
+        numbers = _FORM.pack(self.state, self.tokens, *self.hashes)
+        return numbers + _digest(numbers)
+
+    @classmethod
+    def unpack(cls, told: bytes) -> Told | None:
+        """None if it was damaged on its way."""
+        numbers, digest = told[: _FORM.size], told[_FORM.size :]
+        if _digest(numbers) != digest:
+            return None
+        state, tokens, *hashes = _FORM.unpack(numbers)
+        return cls(State(state), tokens, tuple(hashes))
+
+
+_FORM = struct.Struct(f"<Qq{len(_TOPICS)}Q")
+
+
+def _digest(value: bytes) -> bytes:
+    return hashlib.blake2b(value, digest_size=8).digest()
+
+
+def _hash(value: Any) -> int:
+    return int.from_bytes(_digest(repr(value).encode()), "little")
+
+
+class Ranks:
+    """The ranks of a group, seen from one of them. Its ``lock`` is held from what ranks agree on
+    to the end of the pass."""
+
+    def __init__(self, group: ProcessGroup):
+        self.lock = threading.Lock()
+        self.rank, self.size = group.rank(), group.size()
+        self._group = weakref.ref(group)
+        self._post = Post(group, _TAG)
+        self._calls = 0
+        self._rings: OrderedDict[Problem, Made] = OrderedDict()
+        self._made = 0
+        self._broken: str | None = None
+
+    def check(self) -> None:
+        """Refuses a group whose ranks no longer know what messages are on their way."""
+        if self._broken is not None:
+            raise RingError(
+                f"this process group has failed in an earlier call ({self._broken}): make a new one "
+                "with torch.distributed.new_group, or start all ranks again"
+            )
+
+    def raised(self, patience: float) -> None:
+        """Tells the others that this rank's own arguments are wrong."""
+        try:
+            self._tell(State.RAISED, 0, {}, patience)
+        except RingError:
+            pass
+
+    def before_forward(self, problem: Problem, tokens: int, gradients: bool) -> Made:
+        """Agrees on a forward pass, for which this rank holds so many tokens; returns its ring."""
+        topics = {"which pass comes next": "forward", "whether there are gradients": gradients}
+        if problem.tokens is None:
+            topics_now = {**topics, **problem.topics()}
+            told = self._tell(State.READY, tokens, topics_now, problem.patience)
+            problem = problem._replace(tokens=sum(rank.tokens for rank in told))
+        made = self._rings.get(problem)
+        state = State.RINGLESS if made is None else State.READY
+        told = self._tell(state, tokens, {**topics, **problem.topics()}, problem.patience)
+        # From here on all ranks know the same: what one refuses, all refuse.
+        self._check_tokens(problem, [rank.tokens for rank in told])
+        if any(rank.state == State.RINGLESS for rank in told):
+            ring_check(problem.pattern, problem.tokens, problem.sizes[1])
+            made = self._make(problem)
+        self._rings[problem] = made
+        self._rings.move_to_end(problem)
+        if len(self._rings) > RINGS:
+            self._rings.popitem(last=False)
+        return made
+
+    def before_backward(self, made: Made, patience: float) -> None:
+        """Agrees on a backward pass."""
+        self._tell(State.READY, 0, {"which pass comes next": ("backward", made.number)}, patience)
+
+    def run(self, work: Callable[[], Any]) -> Any:
+        """Something that takes all ranks. Whatever ends it, messages may be left behind."""
+        try:
+            return work()
+        except BaseException as error:
+            self._broken = str(error) or type(error).__name__
+            self._rings.clear()
+            raise
+
+    def _make(self, problem: Problem) -> Made:
+        number = self._made
+        self._made += 1
+        post = Post(self._group(), _TAG + 1 + number % _TAGS)
+        return Made(self.run(lambda: Ring(post, *problem)), number)
+
+    def _tell(
+        self, state: State, tokens: int, topics: dict[str, Any], patience: float
+    ) -> list[Told]:
+        self._calls += 1
+        if "which pass comes next" in topics:
+            topics["which pass comes next"] = (self._calls, topics["which pass comes next"])
+        mine = Told.about(state, tokens, topics)
+        told = self.run(lambda: self._gather(mine, patience))
+        raised = [rank for rank, other in enumerate(told) if other.state == State.RAISED]
+        if raised:
+            raise RingError(
+                f"{_ranks(raised)} raised an error before the call, see what they say; this is rank "
+                f"{self.rank}"
+            )
+        for index, topic in enumerate(_TOPICS):
+            said = [other.hashes[index] for other in told]
+            differ = [rank for rank in range(self.size) if said[rank] != said[self.rank]]
+            if differ:
+                agree = [rank for rank in range(self.size) if rank not in differ]
+                raise RingError(
+                    f"ranks disagree about {topic}: {_ranks(agree)} say what this rank ({self.rank}) "
+                    f"says, {_ranks(differ)} don't; all ranks have to make the same calls in the same "
+                    "order"
+                )
+        return told
+
+    def _gather(self, mine: Told, patience: float) -> list[Told]:
+        said = ring_gather(self._post, mine.pack(), patience)
+        told = [Told.unpack(packed) for packed in said]
+        damaged = [rank for rank, other in enumerate(told) if other is None]
+        if damaged:
+            raise RingError(f"what {_ranks(damaged)} said before the call was damaged on its way")
+        return told
+
+    def _check_tokens(self, problem: Problem, held: list[int]) -> None:
+        expected = shard_lengths(problem.shards, problem.tokens, self.size)
+        for rank, (got, right) in enumerate(zip(held, expected)):
+            if got != right:
+                raise ValueError(
+                    f"rank {rank} holds {got} tokens, expected {right}: {problem.shards} shards of "
+                    f"{problem.tokens} tokens over {self.size} ranks; ring_positions says which"
+                )
+
+
+def _ranks(ranks: list[int]) -> str:
+    some = ", ".join(str(rank) for rank in ranks[:8]) + (", …" if len(ranks) > 8 else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {some}"
+
+
+@functools.lru_cache(maxsize=64)
+def shard_lengths(shards: str, tokens: int, ranks: int) -> tuple[int, ...]:
+    """Tokens that each rank holds."""
+    return tuple(sum(part[2] for part in held) for held in ring_shards(shards, tokens, ranks))
+
+
+_known: weakref.WeakKeyDictionary[ProcessGroup, Ranks] = weakref.WeakKeyDictionary()
+_known_lock = threading.Lock()
+
+
+def ranks_of(group: ProcessGroup | None) -> tuple[ProcessGroup, Ranks]:
+    """A group that messages can go through, and its ranks."""
+    if not dist.is_available() or not dist.is_initialized():
+        raise ValueError(
+            "there is no process group: call torch.distributed.init_process_group(\"gloo\") first, in "
+            "every process that torchrun starts"
+        )
+    group = dist.group.WORLD if group is None else group
+    if not isinstance(group, dist.ProcessGroup):
+        raise ValueError(
+            f"group is {group!r}, expected a process group that this rank is a member of: only members "
+            "call ring_attention"
+        )
+    config = dict(part.split(":") for part in dist.get_backend_config(group).split(","))
+    backend = config.get("cpu")
+    if backend != "gloo":
+        has = "no backend" if backend is None else f"the backend {backend}"
+        raise ValueError(
+            f"the process group has {has} for tensors on the CPU, expected gloo: make a group with "
+            "torch.distributed.new_group(backend=\"gloo\") beside it, and give it as group"
+        )
+    with _known_lock:
+        if group not in _known:
+            _known[group] = Ranks(group)
+        return group, _known[group]

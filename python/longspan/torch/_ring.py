@@ -1,0 +1,227 @@
+"""``ring_attention``: one sequence over the ranks of a process group, with gradients."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from longspan import Layout, Pattern
+from longspan._longspan import ring_shards
+from longspan.torch import _op, _run
+from longspan.torch._attention import same_type, text_of
+from longspan.torch._ranks import Made, Problem, Ranks, ranks_of
+from longspan.torch._run import Found, Places, Scores
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+def ring_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pattern: Pattern | str,
+    *,
+    group: ProcessGroup | None = None,
+    shards: str = "contiguous",
+    tokens: int | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    softcap: float | None = None,
+    return_lse: bool = False,
+    patience: float = 60.0,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """``attention`` over one sequence that the ranks of a process group hold together.
+
+    Each rank gives its own tokens and gets its own rows, equal to those of one process that holds
+    everything. Tensors are ``(batch, head, token, dim)`` on the CPU, f32, bf16 or f16, with any
+    strides. Only keys that a rank's queries see travel to it.
+
+    >>> import torch, torch.distributed as dist, longspan.torch
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> mine = longspan.torch.ring_positions(1000, dist.get_rank(), dist.get_world_size(), "zigzag")
+    >>> q = torch.randn(1, 4, 1000, 32)[:, :, mine].requires_grad_()
+    >>> out = longspan.torch.ring_attention(q, q, q, "causal & window(128, 0)", shards="zigzag")
+    >>> out.sum().backward()
+    >>> dist.destroy_process_group()
+
+    ``pattern`` speaks of positions in the whole sequence, whoever holds them. ``group`` is a process
+    group with Gloo for the CPU, the default one where left out. ``shards`` says which tokens a rank
+    holds, in the order of ``ring_positions``: ``"contiguous"`` (one stretch each), ``"zigzag"`` (one
+    from the front and one from the back, so that causal work is even) or ``"striped"`` (every n-th).
+    ``tokens`` is the length of the whole sequence; left out, ranks tell each other what they hold,
+    which takes a round of messages more.
+
+    ``scale``, ``enable_gqa``, ``softcap`` and ``return_lse`` are those of ``attention``. It computes
+    on as many threads as ``torch.get_num_threads()`` says, outside of what ``torch.compile`` compiles.
+
+    **All ranks make the same calls in the same order**, backward passes too. Autograd sees to the
+    latter where ranks build the same graph and all call ``backward``: it goes through a graph in the
+    reverse order of its making. Ranks tell each other what comes next before each pass; if they
+    disagree, or one has raised an error, all get a ``longspan.RingError`` (a ``RuntimeError``) that
+    says which. A rank that dies, or that lets the others wait for longer than ``patience`` seconds,
+    ends in a ``RingError`` on all others. The group can't be used here after that: make a new one,
+    or start the ranks again.
+
+    What ranks find out about each other when they compute something for the first time is kept for
+    the last 32 problems of a group (pattern, shards, shapes, types and options).
+    """
+    group, ranks = ranks_of(group)
+    if not (isinstance(patience, (int, float)) and math.isfinite(patience) and patience > 0):
+        raise ValueError(f"patience is {patience!r}, expected seconds: more than 0, and finite")
+    with ranks.lock:
+        ranks.check()
+        try:
+            q, k, v = _checked(q, k, v, enable_gqa, Scores(scale, softcap))
+            problem = Problem(
+                pattern=_text(pattern),
+                shards=_known_shards(shards, ranks.size),
+                tokens=_length(tokens),
+                sizes=(q.shape[0], q.shape[1], k.shape[1], q.shape[3], v.shape[3]),
+                dtype=_run.NAMES[q.dtype],
+                scale=None if scale is None else float(scale),
+                softcap=None if softcap is None else float(softcap),
+                threads=torch.get_num_threads(),
+                patience=float(patience),
+            )
+        except Exception:
+            ranks.raised(patience)
+            raise
+        gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+        made = ranks.before_forward(problem, q.shape[2], gradients)
+        around = _Around(group, ranks, made, float(patience))
+        out, lse, _ = _RingForward.apply(q, k, v, around)
+    return (out, lse) if return_lse else out
+
+
+def ring_positions(tokens: int, rank: int, ranks: int, shards: str = "contiguous") -> Tensor:
+    """The positions of the tokens that a rank holds, in the order in which it holds them: int64.
+
+    >>> import longspan.torch
+    >>> longspan.torch.ring_positions(10, 0, 2, "zigzag")
+    tensor([0, 1, 7, 8, 9])
+    >>> longspan.torch.ring_positions(10, 1, 2, "striped")
+    tensor([1, 3, 5, 7, 9])
+
+    A rank's share of the data is ``x[:, mine]`` where ``mine`` are its positions, and position
+    embeddings are those of ``mine``.
+    """
+    held = ring_shards(shards, _length(tokens), ranks)
+    if not 0 <= rank < ranks:
+        raise ValueError(f"rank is {rank}, expected 0 to {ranks - 1}: there are {ranks} ranks")
+    parts = [torch.arange(length) * step + start for start, step, length in held[rank]]
+    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
+
+
+def _checked(
+    q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool, scores: Scores
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Whatever can be wrong with this rank's own tensors is found before others wait for it."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if type(x) not in (Tensor, torch.nn.Parameter):
+            raise TypeError(
+                f"{name} is a {type(x).__name__}, expected a torch.Tensor of this rank's own tokens; a "
+                "DTensor has to_local()"
+            )
+        if x.device.type != "cpu":
+            raise ValueError(
+                f"{name} is on {x.device}, expected the CPU, where rings compute: {name}.cpu() copies "
+                "it there"
+            )
+        if x.ndim != 4:
+            raise ValueError(
+                f"{name} has {x.ndim} axes, expected 4: (batch, head, token, dim); x[None] adds one"
+            )
+        if x.shape[2] != q.shape[2]:
+            raise ValueError(
+                f"{name} has {x.shape[2]} tokens, expected {q.shape[2]} as q: a rank's queries and "
+                "keys are of the same tokens"
+            )
+    q, k, v = same_type(q, k, v)
+    if q.shape[1] != k.shape[1] and not enable_gqa:
+        raise ValueError(
+            f"q has {q.shape[1]} heads and k has {k.shape[1]}, expected as many, or enable_gqa=True"
+        )
+    # A call without tokens has everything else checked by the kernels' own rules.
+    nothing = [x.detach()[:, :, :0] for x in (q, k, v)]
+    _run.forward(_run.empty_output(nothing[0], nothing[2]), *nothing, "full", scores, Places())
+    return q, k, v
+
+
+def _text(pattern: Any) -> str:
+    if isinstance(pattern, Layout):
+        raise TypeError(
+            "pattern is a longspan.Layout, expected a Pattern or its text: a layout is of tokens that "
+            "one process holds"
+        )
+    if isinstance(pattern, Pattern):
+        return str(pattern)
+    # Two ways to write the same are the same.
+    return str(_run.read(text_of(pattern)))
+
+
+def _known_shards(shards: Any, ranks: int) -> str:
+    ring_shards(shards, 0, ranks)
+    return shards
+
+
+def _length(tokens: int | None) -> int | None:
+    if tokens is None:
+        return None
+    if operator.index(tokens) < 0:
+        raise ValueError(f"tokens is {tokens}, expected the length of the whole sequence")
+    return operator.index(tokens)
+
+
+class _Around:
+    """Where a pass goes. It holds on to the group for as long as a graph may need it."""
+
+    def __init__(self, group: ProcessGroup, ranks: Ranks, made: Made, patience: float):
+        self.group, self.ranks, self.made, self.patience = group, ranks, made, patience
+
+
+class _RingForward(torch.autograd.Function):
+    """The forward pass; the caller holds the lock and has agreed with the other ranks."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, around):
+        q, k, v = (x.resolve_neg() for x in (q, k, v))
+        found = _run.empty_found(q, v)
+        raw = [_run.raw(x) for x in (q, k, v, *found)]
+        around.ranks.run(lambda: around.made.ring.forward(*raw))
+        ctx.save_for_backward(q, k, v, *found)
+        ctx.around = around
+        ctx.mark_non_differentiable(found.lse_rest)
+        ctx.set_materialize_grads(False)
+        return tuple(found)
+
+    @staticmethod
+    def backward(ctx, dout, dlse, _):
+        # Also where no gradient has arrived: the others wait for this rank's part.
+        return (*_RingBackward.apply(*ctx.saved_tensors, dout, dlse, ctx.around), None)
+
+
+class _RingBackward(torch.autograd.Function):
+    """A function of its own, so that a second derivative is an error and not nothing."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, out, lse, lse_rest, dout, dlse, around):
+        found = Found(out, lse.contiguous(), lse_rest.contiguous())
+        dout = out.new_zeros(()).expand(out.shape) if dout is None else dout.resolve_neg()
+        dlse = None if dlse is None else dlse.resolve_neg().contiguous()
+        gradients = tuple(_run.empty(x, x.shape) for x in (q, k, v))
+        raw = [_run.raw(x) for x in (q, k, v, *found, dout)]
+        raw.append(None if dlse is None else _run.raw(dlse))
+        raw += [_run.raw(x) for x in gradients]
+        ranks, ring = around.ranks, around.made.ring
+        with ranks.lock:
+            ranks.check()
+            ranks.before_backward(around.made, around.patience)
+            ranks.run(lambda: ring.backward(*raw))
+        return gradients
+
+    backward = staticmethod(_op.no_second_derivative)

@@ -1,0 +1,322 @@
+//! A ring of the ranks of a process group: what the package's own glue calls.
+//!
+//! Tensors are given as in `raw`. Everything here is called by all ranks in the same order, which
+//! the glue makes sure of before (`longspan/torch/_ranks.py`).
+
+use std::num::NonZeroUsize;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use longspan::{
+    Arrived, Dims, Element, ElementType, Heads, Inputs, Layout, LayoutSet, Order, Padding,
+    Positions, Score, Shape, Threads, View, ViewMut,
+};
+use longspan_ring::{Buffer, Hop, Incoming, Options, Outgoing, Problem, Shards, Transport};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::carrier::{Carrier, Raised};
+use crate::errors;
+use crate::pattern::Pattern;
+use crate::tensor::{Tensor, by_dtype, with_element};
+
+const ORDER: Order = Order::BatchHeadTokenDim;
+
+/// Attention around the ranks of a process group. For the package's own glue.
+#[pyclass(frozen, module = "longspan._longspan")]
+pub(crate) struct Ring {
+    ring: Mutex<longspan_ring::Ring<Carrier>>,
+    raised: Raised,
+    element: ElementType,
+}
+
+#[pymethods]
+impl Ring {
+    /// All ranks agree, and each works out what it sends and receives. `sizes` are batch entries,
+    /// heads of queries and of keys, numbers a head of keys and of values.
+    #[new]
+    #[pyo3(signature = (post, pattern, shards, tokens, sizes, dtype, scale, softcap, threads, patience))]
+    #[expect(clippy::too_many_arguments, reason = "only the glue calls it")]
+    fn new(
+        py: Python<'_>,
+        post: &Bound<'_, PyAny>,
+        pattern: &Bound<'_, PyAny>,
+        shards: &str,
+        tokens: u64,
+        sizes: (usize, usize, usize, usize, usize),
+        dtype: &str,
+        scale: Option<f32>,
+        softcap: Option<f32>,
+        threads: usize,
+        patience: f64,
+    ) -> PyResult<Self> {
+        let carrier = Carrier::new(post)?;
+        let raised = carrier.raised();
+        let element =
+            by_dtype(dtype).ok_or_else(|| errors::kind(format!("no kernel of {dtype}")))?;
+        let (batch, heads, key_heads, dim, value_dim) = sizes;
+        let shards = self::shards(shards, tokens, carrier.size())?;
+        let mut problem = Problem::new(known(pattern)?, shards)
+            .batch(batch)
+            .heads(heads, key_heads)
+            .dims(dim, value_dim)
+            .element(element);
+        if let Some(scale) = scale {
+            problem = problem.scale(scale);
+        }
+        if let Some(cap) = softcap {
+            problem = problem.score(Score::Softcap(cap));
+        }
+        let threads = NonZeroUsize::new(threads).map_or(Threads::Auto, Threads::Count);
+        let options = Options { patience: duration(patience)?, threads, ..Options::default() };
+        let ring = py.detach(|| longspan_ring::Ring::new(carrier, problem, options));
+        let ring = Mutex::new(ended(&raised, ring)?);
+        Ok(Ring { ring, raised, element })
+    }
+
+    /// Writes `out`, `lse` and `lse_rest` of this rank's queries.
+    #[expect(clippy::too_many_arguments, reason = "only the glue calls it")]
+    fn forward(
+        &self,
+        py: Python<'_>,
+        q: &Bound<'_, PyAny>,
+        k: &Bound<'_, PyAny>,
+        v: &Bound<'_, PyAny>,
+        out: &Bound<'_, PyAny>,
+        lse: &Bound<'_, PyAny>,
+        lse_rest: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let (q, k, v) = (raw("q", q)?, raw("k", k)?, raw("v", v)?);
+        let (out, lse, rest) = (raw("out", out)?, raw("lse", lse)?, raw("lse_rest", lse_rest)?);
+        let rows = out.dims(ORDER)?;
+        let (lse, rest) = (lse.rows_mut(rows)?, rest.rows_mut(rows)?);
+        with_element!(self.element_of([&q, &k, &v, &out])?, E => {
+            let (q, k, v) = (q.view::<E>(ORDER)?, k.view(ORDER)?, v.view(ORDER)?);
+            let out = out.view_mut::<E>(ORDER)?;
+            self.run(py, move |ring| {
+                let output = ring.forward(q, k, v)?;
+                copy(&output.out.view(), out);
+                lse.copy_from_slice(&output.lse);
+                rest.copy_from_slice(&output.lse_rest);
+                Ok(())
+            })
+        })
+    }
+
+    /// Writes `dq`, `dk` and `dv` of this rank's tokens. `dlse` may be None.
+    #[expect(clippy::too_many_arguments, reason = "only the glue calls it")]
+    fn backward(
+        &self,
+        py: Python<'_>,
+        q: &Bound<'_, PyAny>,
+        k: &Bound<'_, PyAny>,
+        v: &Bound<'_, PyAny>,
+        out: &Bound<'_, PyAny>,
+        lse: &Bound<'_, PyAny>,
+        lse_rest: &Bound<'_, PyAny>,
+        dout: &Bound<'_, PyAny>,
+        dlse: Option<&Bound<'_, PyAny>>,
+        dq: &Bound<'_, PyAny>,
+        dk: &Bound<'_, PyAny>,
+        dv: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let (q, k, v) = (raw("q", q)?, raw("k", k)?, raw("v", v)?);
+        let (out, lse, rest) = (raw("out", out)?, raw("lse", lse)?, raw("lse_rest", lse_rest)?);
+        let (dout, dlse) = (raw("dout", dout)?, dlse.map(|dlse| raw("dlse", dlse)).transpose()?);
+        let (dq, dk, dv) = (raw("dq", dq)?, raw("dk", dk)?, raw("dv", dv)?);
+        let rows = out.dims(ORDER)?;
+        let (lse, lse_rest) = (lse.rows(rows)?, Some(rest.rows(rows)?));
+        let dlse = dlse.as_ref().map(|dlse| dlse.rows(rows)).transpose()?;
+        let all = [&q, &k, &v, &out, &dout, &dq, &dk, &dv];
+        with_element!(self.element_of(all)?, E => {
+            let inputs =
+                Inputs { q: q.view::<E>(ORDER)?, k: k.view(ORDER)?, v: v.view(ORDER)? };
+            let (out, dout) = (out.view(ORDER)?, dout.view(ORDER)?);
+            let arrived = Arrived { out, lse, lse_rest, dout, dlse };
+            let into = [dq.view_mut::<E>(ORDER)?, dk.view_mut(ORDER)?, dv.view_mut(ORDER)?];
+            self.run(py, move |ring| {
+                let gradients = ring.backward(inputs, arrived)?;
+                let from = [&gradients.dq, &gradients.dk, &gradients.dv];
+                from.into_iter().zip(into).for_each(|(from, to)| copy(&from.view(), to));
+                Ok(())
+            })
+        })
+    }
+
+    /// Bytes that this rank has received and sent in passes, headers left out.
+    fn traffic(&self) -> (u64, u64) {
+        let tally = self.ring.lock().unwrap_or_else(PoisonError::into_inner).tally();
+        (tally.received, tally.sent)
+    }
+}
+
+impl Ring {
+    /// Runs a pass without the interpreter's lock.
+    fn run(
+        &self,
+        py: Python<'_>,
+        pass: impl FnOnce(&mut longspan_ring::Ring<Carrier>) -> longspan_ring::Result<()> + Send,
+    ) -> PyResult<()> {
+        let passed = py.detach(|| {
+            let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+            pass(&mut ring)
+        });
+        ended(&self.raised, passed)
+    }
+
+    fn element_of<const N: usize>(&self, tensors: [&Tensor; N]) -> PyResult<ElementType> {
+        for tensor in tensors {
+            tensor.same_element(tensors[0])?;
+        }
+        match tensors[0].element() == self.element {
+            true => Ok(self.element),
+            false => Err(errors::kind(format!(
+                "tensors of {}, expected {}, as the ring was made for",
+                tensors[0].element(),
+                self.element
+            ))),
+        }
+    }
+}
+
+/// What ended a call: an exception of the caller's side, or the ring's own result.
+fn ended<T>(raised: &Raised, result: longspan_ring::Result<T>) -> PyResult<T> {
+    match raised.take() {
+        Some(raised) => Err(raised),
+        None => result.map_err(errors::raise_ring),
+    }
+}
+
+fn raw(name: &'static str, tuple: &Bound<'_, PyAny>) -> PyResult<Tensor> {
+    // SAFETY: the glue reads these numbers off tensors that it holds on to until the call returns.
+    unsafe { Tensor::raw(name, tuple) }
+}
+
+fn known(pattern: &Bound<'_, PyAny>) -> PyResult<Heads> {
+    Pattern::of(pattern)?.ok_or_else(|| errors::kind("expected a longspan.Pattern, or its text"))
+}
+
+fn duration(seconds: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(seconds).map_err(|_| {
+        errors::value(format!("patience is {seconds}, expected seconds: 0 or more, and finite"))
+    })
+}
+
+/// Copies a result to the caller's memory.
+fn copy<E: Element>(from: &View<'_, E>, mut to: ViewMut<'_, E>) {
+    let (Dims { batch, tokens, heads, dim }, strides) = (to.dims(), to.strides());
+    assert_eq!(from.dims(), to.dims(), "checked by the ring");
+    let mut row = vec![E::default(); dim];
+    for entry in 0..batch {
+        for token in 0..tokens {
+            for head in 0..heads {
+                from.copy_row(entry, token, head, &mut row);
+                let at = entry as isize * strides.batch
+                    + token as isize * strides.tokens
+                    + head as isize * strides.heads;
+                for (index, &number) in row.iter().enumerate() {
+                    // SAFETY: the four numbers are within the dims, so the element is one of the
+                    // view, which is ours alone to write.
+                    unsafe { *to.as_mut_ptr().offset(at + index as isize * strides.dim) = number };
+                }
+            }
+        }
+    }
+}
+
+fn shards(name: &str, tokens: u64, ranks: usize) -> PyResult<Shards> {
+    match name {
+        "contiguous" => Shards::contiguous(tokens, ranks, 1),
+        "zigzag" => Shards::zigzag(tokens, ranks, 1),
+        "striped" => Shards::striped(tokens, ranks, 1),
+        other => {
+            return Err(errors::value(format!(
+                "shards is {other:?}, expected \"contiguous\" (one stretch a rank), \"zigzag\" (a \
+                 stretch from the front and one from the back) or \"striped\" (every n-th token of n \
+                 ranks)"
+            )));
+        }
+    }
+    .map_err(errors::raise_ring)
+}
+
+/// The positions that each rank holds, as progressions `(start, step, length)`. For the package's
+/// own glue.
+#[pyfunction]
+pub(crate) fn ring_shards(
+    shards: &str,
+    tokens: u64,
+    ranks: usize,
+) -> PyResult<Vec<Vec<(i64, u64, u64)>>> {
+    let shards = self::shards(shards, tokens, ranks)?;
+    let held = (0..ranks).map(|rank| {
+        let progressions = shards.rank(rank).progressions();
+        progressions.map(|part| (part.start, part.step, part.len)).collect()
+    });
+    Ok(held.collect())
+}
+
+/// Refuses a pattern that isn't for so many tokens and heads: on every rank alike, before any of
+/// them waits for another. For the package's own glue.
+#[pyfunction]
+pub(crate) fn ring_check(pattern: &Bound<'_, PyAny>, tokens: u64, heads: usize) -> PyResult<()> {
+    let nobody = Shape::new(tokens, tokens).query_map(Positions::default());
+    let compiled = match known(pattern)? {
+        Heads::Same(pattern) => Layout::compile(&pattern, &nobody).map(drop),
+        by_head => LayoutSet::compile(&by_head, heads, &nobody, &Padding::None(1), None).map(drop),
+    };
+    compiled.map_err(errors::raise_pattern)
+}
+
+/// What every rank says, by rank; all say as many bytes. Returns only once every rank has called
+/// it. For the package's own glue.
+#[pyfunction]
+pub(crate) fn ring_gather<'py>(
+    py: Python<'py>,
+    post: &Bound<'py, PyAny>,
+    mine: &[u8],
+    patience: f64,
+) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+    let mut carrier = Carrier::new(post)?;
+    let (raised, patience) = (carrier.raised(), duration(patience)?);
+    let gathered = py.detach(|| gather(&mut carrier, mine, patience));
+    if let Some(raised) = raised.take() {
+        return Err(raised);
+    }
+    match gathered {
+        Ok(said) => Ok(said.iter().map(|bytes| PyBytes::new(py, bytes)).collect()),
+        Err(failure) => Err(errors::RingError::new_err(format!(
+            "{failure}; this was before the call, waiting for what each rank is about to compute"
+        ))),
+    }
+}
+
+/// Ranks that a rank talks to at once: more messages than a few dozen gain nothing.
+const AT_ONCE: usize = 16;
+
+/// Everybody tells everybody, so that whoever is missing is missed by all others by name.
+fn gather(
+    carrier: &mut Carrier,
+    mine: &[u8],
+    patience: Duration,
+) -> Result<Vec<Vec<u8>>, longspan_ring::Failure> {
+    let (rank, size) = (carrier.rank(), carrier.size());
+    let mut said = vec![mine.to_vec(); size];
+    for first in (1..size).step_by(AT_ONCE) {
+        let distances = first..size.min(first + AT_ONCE);
+        let sends = distances
+            .clone()
+            .map(|distance| Outgoing { to: (rank + distance) % size, bytes: Buffer::from(mine) });
+        let receives = distances.map(|distance| {
+            let from = (rank + size - distance) % size;
+            Incoming { from, bytes: Buffer::zeroed(mine.len()) }
+        });
+        let mut receives: Vec<_> = receives.collect();
+        let sends = &mut sends.collect::<Vec<_>>()[..];
+        carrier.hop(Hop { sends, receives: &mut receives, patience }, &mut |_| ())?;
+        for receive in receives {
+            said[receive.from] = receive.bytes.to_vec();
+        }
+    }
+    Ok(said)
+}

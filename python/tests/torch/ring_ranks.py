@@ -1,0 +1,408 @@
+"""What each rank does in ``test_ring.py``: ``torchrun ring_ranks.py <task> <folder> [arguments]``.
+
+A task that finds something wrong ends with an exception, and torchrun with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import pathlib
+import re
+import signal
+import sys
+import threading
+import time
+from datetime import timedelta
+
+sys.path.append(str(pathlib.Path(__file__).parents[1]))
+
+import dense
+import numpy
+import oracle
+import torch
+import torch.distributed as dist
+
+import longspan
+from longspan.torch import _post, _ranks, attention, ring_attention, ring_positions
+
+FOLDER = pathlib.Path(sys.argv[2])
+#: Longer than anything here takes.
+LONG = 60.0
+
+
+# Equal to one process.
+
+DOCUMENTS = [30, 0, 41, 26]
+EDGES = numpy.cumsum(DOCUMENTS)
+WIDE, ODD = (1, 4, 1, 131, 131, 32, 32), (2, 6, 2, 97, 97, 13, 7)
+
+
+def cases():
+    """``(text, rule, size, shards, dtype)``."""
+    rules = {
+        **dense.RULES,
+        "causal & documents([30, 0, 41, 26])": lambda q, k: k <= q
+        and numpy.searchsorted(EDGES, q, "right") == numpy.searchsorted(EDGES, k, "right"),
+        "causal & (window(9, 0) | sinks(4) | dilated(24, 3))": lambda q, k: k <= q
+        and (q - k <= 9 or k < 4 or (q // 24 == k // 24 and (q % 24) % 3 == 0 == (k % 24) % 3)),
+        "!full": lambda q, k: False,
+    }
+    for shards in ("contiguous", "zigzag", "striped"):
+        for text, rule in rules.items():
+            fits = "documents" in text or "window" in text
+            yield text, rule, ODD if fits else WIDE, shards, torch.float32
+        for tokens in (0, 1, 2, 5):
+            size = (1, 2, 1, tokens, tokens, 8, 8)
+            yield "causal", rules["causal"], size, shards, torch.float32
+        for dtype in (torch.bfloat16, torch.float16):
+            for text in ("causal", "global_tokens(3) | window(7, 7)"):
+                yield text, rules[text], ODD, shards, dtype
+
+
+def strided(x, number):
+    """The same numbers in another order in memory."""
+    if number % 3 == 1:
+        return x.transpose(1, 2).contiguous().transpose(1, 2)
+    if number % 3 == 2:
+        return x.repeat_interleave(2, 3)[..., ::2]
+    return x
+
+
+def around(all_of, text, number, shards, **options):
+    """Both passes of this rank; ``all_of`` are q, k, v, dout, dlse of the whole sequence."""
+    tokens = all_of[0].shape[2]
+    mine = ring_positions(tokens, dist.get_rank(), dist.get_world_size(), shards)
+    q, k, v, dout, dlse = (x.detach().index_select(2, mine) for x in all_of)
+    q, k, v = (strided(x, number + i).requires_grad_() for i, x in enumerate((q, k, v)))
+    if number % 2:
+        options["tokens"] = tokens
+    out, lse = ring_attention(
+        q, k, v, text, shards=shards, enable_gqa=True, return_lse=True, **options
+    )
+    assert (out.dtype, lse.dtype) == (q.dtype, torch.float32)
+    # Every other time without a gradient of the log-sum-exp.
+    used = 1 + number % 2
+    gradients = torch.autograd.grad([out, lse][:used], (q, k, v), [dout, dlse][:used])
+    return dict(zip(("out", "lse", "dq", "dk", "dv"), (out, lse, *gradients)))
+
+
+def joined(mine, shards, tokens):
+    """Everybody's rows as one, on rank 0."""
+    everybody = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object({name: x.detach() for name, x in mine.items()}, everybody)
+    if everybody is None:
+        return None
+    whole = {}
+    for name in mine:
+        parts = [results[name] for results in everybody]
+        shape = list(parts[0].shape)
+        shape[2] = tokens
+        whole[name] = torch.full(shape, torch.nan, dtype=parts[0].dtype)
+        for rank, part in enumerate(parts):
+            whole[name][:, :, ring_positions(tokens, rank, len(parts), shards)] = part
+    return whole
+
+
+def check(text, rule, size, shards, dtype, number, **options):
+    rng = numpy.random.default_rng(number)
+    q, k, v, dout = dense.tensors(rng, size, dtype)
+    dlse = torch.from_numpy(rng.standard_normal(q.shape[:3], dtype="float32"))
+    mine = around((q, k, v, dout, dlse), text, number, shards, **options)
+    got = joined(mine, shards, q.shape[2])
+    if got is None:
+        return
+    mask = rule if isinstance(rule, numpy.ndarray) else oracle.mask(rule, q.shape[2], k.shape[2])
+    where = f"case {number}: {text}, {size}, {shards}, {dtype}"
+    try:
+        if q.shape[2] == 0:
+            assert [got[name].shape for name in ("dq", "dk", "dv")] == [q.shape, k.shape, v.shape]
+            return
+        used = dense.array(dlse) if number % 2 else None
+        truth = oracle.attention(*map(dense.array, (q, k, v)), mask, dense.array(dout), used, **options)
+        dense.check(got, truth, dtype)
+    except AssertionError as error:
+        raise AssertionError(where) from error
+
+
+def equal():
+    count = 0
+    for number, (text, rule, size, shards, dtype) in enumerate(cases()):
+        # Once with a gradient of the log-sum-exp, once without, and with other strides.
+        for again in range(2):
+            check(text, rule, size, shards, dtype, 2 * number + again)
+            count += 1
+    heads = ["causal", "window(20, 3)", "!strided(3)", "full"]
+    mask = numpy.stack([oracle.mask(dense.RULES[text], 131, 131) for text in heads])
+    check(str(longspan.heads(heads)), mask, WIDE, "zigzag", torch.float32, 1001)
+    check("causal", dense.RULES["causal"], WIDE, "striped", torch.float32, 1002, scale=-0.7)
+    assert count > 100
+    once_more()
+    print(f"{count} cases on {dist.get_world_size()} ranks")
+
+
+def once_more():
+    """Rings are kept; a rank whose threads have changed has the others make a new one."""
+    ranks = _ranks.ranks_of(None)[1]
+    before = ranks._made
+    numbers = torch.randn(1, 2, 12, 8)
+
+    def call():
+        return ring_attention(numbers, numbers, numbers, "window(30, 5)", softcap=3.0)
+
+    first = call()
+    assert ranks._made == before + 1
+    assert torch.equal(call(), first)
+    assert ranks._made == before + 1
+    if dist.get_rank() == 1:
+        torch.set_num_threads(torch.get_num_threads() + 1)
+    assert torch.equal(call(), first)
+    assert ranks._made == before + 2
+    assert len(ranks._rings) <= _ranks.RINGS
+    everybody = [torch.empty_like(numbers) for _ in range(dist.get_world_size())]
+    dist.all_gather(everybody, numbers)
+    whole = torch.cat(everybody, 2)
+    one = attention(whole, whole, whole, "window(30, 5)", softcap=3.0)
+    torch.testing.assert_close(first, one[:, :, 12 * dist.get_rank() :][:, :, :12])
+    with torch.no_grad():
+        assert torch.equal(call(), first)
+    half = torch.randn(1, 2, 4, 8, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = ring_attention(half, half, half, "causal")
+    assert out.dtype == torch.bfloat16
+    (gradient,) = torch.autograd.grad(out.float().square().sum(), half)
+    assert gradient.dtype == torch.float32
+    with contextlib.suppress(RuntimeError):
+        out = ring_attention(half, half, half, "causal")
+        (first,) = torch.autograd.grad(out.sum(), half, create_graph=True)
+        first.sum().backward()
+        raise AssertionError("a second derivative came back")
+
+
+# Ranks that disagree.
+
+
+@contextlib.contextmanager
+def refused(kind, pattern, seconds=5.0):
+    """The body raises such an error, soon."""
+    start = time.monotonic()
+    try:
+        yield
+    except kind as error:
+        assert type(error) is kind, type(error)
+        assert re.search(pattern, str(error)), str(error)
+    else:
+        raise AssertionError(f"nothing was raised, expected {kind.__name__}: {pattern}")
+    took = time.monotonic() - start
+    assert took < seconds, f"{took} s"
+
+
+def disagree():
+    """Each mistake of rank 1 is an error on every rank, soon; then all go on."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    odd = rank == 1
+    x = torch.randn(2, 4, 10, 16)
+
+    def call(x=x, pattern="causal", patience=LONG, **options):
+        return ring_attention(x, x, x, pattern, patience=patience, **options)
+
+    def fine():
+        assert torch.isfinite(call()).all()
+
+    def about(topic):
+        others = ", ".join(str(other) for other in range(size) if other != 1)
+        here, there = ("rank 1", others) if odd else (others, "rank 1 ")
+        return f"disagree about {topic}: .*{here}.*{there}"
+
+    ring_error = longspan.RingError
+    fine()
+    dist.barrier()
+    for topic, mistake in {
+        "the pattern": {"pattern": "window(3, 3)"},
+        "shards and tokens": {"shards": "zigzag"},
+        "shapes and types": {"x": torch.randn(2, 2, 10, 16)},
+        "scale and softcap": {"scale": 0.3},
+        "whether there are gradients": {"x": x.clone().requires_grad_()},
+    }.items():
+        with refused(ring_error, about(topic)):
+            call(**(mistake if odd else {}))
+        fine()
+    with refused(ring_error, about("shapes and types")):
+        call(x.bfloat16() if odd else x)
+    with refused(ring_error, about("shards and tokens")):
+        call(tokens=10 * size + odd)
+    with refused(ring_error, about("shards and tokens")):
+        call(tokens=10 * size if odd else None)
+    fine()
+    # Known to all once they have told each other.
+    for tokens in (None, 10 * size):
+        with refused(ValueError, r"rank \d holds 1[01] tokens, expected 1[01]"):
+            call(torch.randn(2, 4, 11, 16) if odd else x, tokens=tokens)
+    with refused(ValueError, "documents"):
+        call(pattern="documents([3, 4])")
+    with refused(ValueError, "head dim 0"):
+        call(torch.randn(2, 4, 10, 0))
+    fine()
+    # Known to rank 1 alone.
+    own = [
+        (TypeError, "float64", {"x": x.double()}),
+        (ValueError, "3 axes", {"x": x[0]}),
+        (ValueError, "windw", {"pattern": "windw(3)"}),
+        (ValueError, "is on meta", {"x": x.to("meta")}),
+        (TypeError, "Layout", {"pattern": longspan.causal().compile(10)}),
+        (ValueError, "diagonal", {"shards": "diagonal"}),
+        (ValueError, "tokens is -1", {"tokens": -1}),
+        (TypeError, "expected a torch.Tensor", {"x": x.numpy()}),
+    ]
+    for kind, what, mistake in own:
+        with refused(kind, what) if odd else refused(ring_error, "rank 1 raised an error"):
+            call(**(mistake if odd else {}))
+    fine()
+    # Another order of calls.
+    with refused(ring_error, about("the pattern")):
+        call(pattern="full" if odd else "window(2, 2)")
+    y = torch.randn(2, 4, 10, 16, requires_grad=True)
+    first, second = call(y), call(y, pattern="full")
+    with refused(ring_error, about("which pass comes next")):
+        (second if odd else first).sum().backward(retain_graph=True)
+    with refused(ring_error, about("which pass comes next")):
+        call() if odd else first.sum().backward(retain_graph=True)
+    (first + second).sum().backward()
+    fine()
+    with refused(ValueError, "patience is 0"):
+        call(patience=0)
+    # A group of some of the ranks.
+    some = dist.new_group([0, size - 1])
+    if rank in (0, size - 1):
+        assert torch.isfinite(call(group=some)).all()
+    else:
+        with refused(ValueError, "member"):
+            call(group=some)
+    dist.barrier()
+
+
+# Ranks that fail.
+
+#: What `Ranks.run` does in turn, with a ring that isn't kept yet.
+STAGES = ["agree", "make", "forward", "agree again", "backward"]
+
+
+def fail(how, stage, hop, victim, patience):
+    """One rank fails at a hop of a stage; all that live say what they see, and when."""
+    rank, victim, patience = dist.get_rank(), int(victim), float(patience)
+    x = torch.randn(1, 2, 40, 16, requires_grad=True)
+    dist.barrier()
+    if rank == victim:
+        _fail_at((STAGES.index(stage), int(hop)), how, patience)
+    elif how == "interrupt":
+        # So that the victim is waiting when Ctrl-C arrives.
+        time.sleep(1.5)
+    report = {"type": None}
+    try:
+        tokens = 40 * dist.get_world_size()
+        out = ring_attention(x, x, x, "causal | sinks(3)", tokens=tokens, patience=patience)
+        out.sum().backward()
+    except (Exception, KeyboardInterrupt) as error:
+        report = {"type": type(error).__name__, "message": str(error)}
+    report["time"] = time.time()
+    if report["type"] is not None:
+        with refused(longspan.RingError, "failed in an earlier call"):
+            ring_attention(x, x, x, "causal", patience=patience)
+    write(f"report-{rank}", report)
+
+
+def die():
+    """The same where torchrun sees the death, and tells all others to end."""
+    # They go on until they have said what they saw.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    fail("kill", "forward", 1, 1, 20.0)
+
+
+def faults(patience):
+    """Many faults, one after another, each of other processes: those that torchrun has started
+    fork, before torch has a thread, which saves them the time to load it."""
+    global FOLDER
+    rank, all_faults = int(os.environ["RANK"]), json.loads((FOLDER / "faults.json").read_text())
+    parent = FOLDER
+    # What children don't write to stays the same memory as their parent's.
+    gc.freeze()
+    for number, fault in enumerate(all_faults):
+        FOLDER = parent / str(number)
+        child = os.fork()
+        if not child:
+            store = f"file://{FOLDER}/store"
+            ranks = int(os.environ["WORLD_SIZE"])
+            dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks)
+            fail(*fault, patience)
+            # The child ends as any process does.
+            return
+        write(f"status-{rank}", {"status": _wait(child, fault[3] == rank)})
+
+
+def _wait(child, is_victim):
+    """How a child ends. A victim that has stopped is killed once all others have ended."""
+    end = time.monotonic() + LONG
+    while time.monotonic() < end:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        others = len(list(FOLDER.glob("status-*.json"))) == int(os.environ["WORLD_SIZE"]) - 1
+        if is_victim and others and "stopped" in pathlib.Path(f"/proc/{child}/status").read_text():
+            os.kill(child, signal.SIGKILL)
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return "it hung"
+
+
+def _fail_at(place, how, patience):
+    """Has this rank fail at the first hop from a place (stage, hop) on."""
+    seen = {"stage": -1, "hop": 0, "failed": False}
+    run, start = _ranks.Ranks.run, _post.Post.start
+
+    def count_stages(self, work):
+        seen["stage"] += 1
+        seen["hop"] = 0
+        return run(self, work)
+
+    def count_hops(self, sends, receives):
+        due = (seen["stage"], seen["hop"]) >= place and not seen["failed"]
+        if due and (sends or how != "damage"):
+            seen["failed"] = True
+            write("fault", {"time": time.time(), "pid": os.getpid()})
+            if how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            elif how == "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            elif how == "interrupt":
+                threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+            elif how == "delay":
+                time.sleep(patience + 3)
+            elif how == "damage":
+                _, address, length = sends[0]
+                last = ctypes.c_uint8.from_address(address + length - 1)
+                last.value ^= 1 << 5
+        seen["hop"] += 1
+        return start(self, sends, receives)
+
+    _ranks.Ranks.run, _post.Post.start = count_stages, count_hops
+
+
+def write(name, what):
+    """A file that is there as a whole or not at all."""
+    (FOLDER / f"{name}.new").write_text(json.dumps(what))
+    (FOLDER / f"{name}.new").rename(FOLDER / f"{name}.json")
+
+
+if __name__ == "__main__":
+    task = {"equal": equal, "disagree": disagree, "die": die, "faults": faults}[sys.argv[1]]
+    (FOLDER / f"pid-{os.environ['RANK']}").write_text(str(os.getpid()))
+    if task is not faults:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=LONG))
+        torch.manual_seed(dist.get_rank())
+    task(*sys.argv[3:])
+    if task in (equal, disagree):
+        dist.destroy_process_group()
