@@ -22,12 +22,22 @@ pub(super) fn dots_pay<S: Simd>(rows: usize, dims: usize) -> bool {
     2 * rows <= dims.div_ceil(S::WIDTH)
 }
 
+/// Whether every vector of numbers lies in one piece.
+fn is_plain<S: Simd, E>(tokens: Strided<E>, dims: usize) -> bool {
+    tokens.column == 1 && dims.is_multiple_of(S::WIDTH)
+}
+
 /// Numbers of a token from `dim` on, of `dims`, with 0 behind them.
 #[inline(always)]
-unsafe fn vector<S: Simd, E: Element>(simd: S, token: Strided<E>, dim: usize, dims: usize) -> S::F {
+unsafe fn vector<S: Simd, E: Element, const PLAIN: bool>(
+    simd: S,
+    token: Strided<E>,
+    dim: usize,
+    dims: usize,
+) -> S::F {
     // SAFETY: the caller has the token.
     unsafe {
-        if token.column == 1 && dim + S::WIDTH <= dims {
+        if PLAIN {
             return load(simd, token.first.add(dim));
         }
         let mut numbers = [0.0; WIDEST];
@@ -54,10 +64,23 @@ impl<E: Element> Operation for Dots<E> {
 
     #[inline(always)]
     fn eval<S: Simd>(self, simd: S) {
+        // SAFETY: whoever makes the operation vouches for the matrices.
+        unsafe {
+            match is_plain::<S, E>(self.keys, self.dims) {
+                true => self.scores::<S, true>(simd),
+                false => self.scores::<S, false>(simd),
+            }
+        }
+    }
+}
+
+impl<E: Element> Dots<E> {
+    #[inline(always)]
+    unsafe fn scores<S: Simd, const PLAIN: bool>(&self, simd: S) {
         let mut square = [0.0_f32; WIDEST * WIDEST];
         let mut turned = [0.0_f32; WIDEST * WIDEST];
         let width = S::WIDTH as isize;
-        // SAFETY: whoever makes the operation vouches for the matrices, and squares hold any vector.
+        // SAFETY: the caller's; squares hold any vector.
         unsafe {
             for first in (0..self.tokens).step_by(S::WIDTH) {
                 for query in 0..self.rows {
@@ -67,7 +90,7 @@ impl<E: Element> Operation for Dots<E> {
                         let key = self.keys.at((first + t).min(self.tokens - 1), 0);
                         let mut sum = simd.splat(0.0);
                         for dim in (0..self.dims).step_by(S::WIDTH) {
-                            let k = vector(simd, key, dim, self.dims);
+                            let k = vector::<S, E, PLAIN>(simd, key, dim, self.dims);
                             sum = simd.fma(k, simd.load(q.add(dim)), sum);
                         }
                         simd.store(square.as_mut_ptr().add(t * S::WIDTH), sum);
@@ -118,17 +141,20 @@ impl<E: Element> Operation for Weigh<E> {
 
     #[inline(always)]
     fn eval<S: Simd>(self, simd: S) {
+        let plain = is_plain::<S, E>(self.values, self.dims);
         // SAFETY: whoever makes the operation vouches for the matrices.
         unsafe {
             for query in 0..self.rows {
                 let weights = self.weights.at(query, 0).first.cast_const();
                 for first in (0..self.dims).step_by(TOGETHER * S::WIDTH) {
                     let vectors = (self.dims - first).div_ceil(S::WIDTH).min(TOGETHER);
-                    match vectors {
-                        4 => self.columns::<S, 4>(simd, query, weights, first),
-                        3 => self.columns::<S, 3>(simd, query, weights, first),
-                        2 => self.columns::<S, 2>(simd, query, weights, first),
-                        _ => self.columns::<S, 1>(simd, query, weights, first),
+                    match (vectors, plain) {
+                        (4, true) => self.columns::<S, 4, true>(simd, query, weights, first),
+                        (4, _) => self.columns::<S, 4, false>(simd, query, weights, first),
+                        (3, _) => self.columns::<S, 3, false>(simd, query, weights, first),
+                        (2, true) => self.columns::<S, 2, true>(simd, query, weights, first),
+                        (2, _) => self.columns::<S, 2, false>(simd, query, weights, first),
+                        _ => self.columns::<S, 1, false>(simd, query, weights, first),
                     }
                 }
             }
@@ -139,7 +165,7 @@ impl<E: Element> Operation for Weigh<E> {
 impl<E: Element> Weigh<E> {
     /// `N` vectors of the sums of a query, from dim `first` on.
     #[inline(always)]
-    unsafe fn columns<S: Simd, const N: usize>(
+    unsafe fn columns<S: Simd, const N: usize, const PLAIN: bool>(
         &self,
         simd: S,
         query: usize,
@@ -159,15 +185,18 @@ impl<E: Element> Weigh<E> {
                     let (row, next) = (self.values.at(key, 0), self.values.at(key + 1, 0));
                     for n in 0..N {
                         let dim = first + n * S::WIDTH;
-                        even[n] = simd.fma(vector(simd, row, dim, self.dims), a, even[n]);
-                        odd[n] = simd.fma(vector(simd, next, dim, self.dims), b, odd[n]);
+                        even[n] =
+                            simd.fma(vector::<S, E, PLAIN>(simd, row, dim, self.dims), a, even[n]);
+                        odd[n] =
+                            simd.fma(vector::<S, E, PLAIN>(simd, next, dim, self.dims), b, odd[n]);
                     }
                 }
                 if pairs < end {
                     let (row, a) = (self.values.at(pairs, 0), simd.splat(*weights.add(pairs)));
                     for n in 0..N {
                         let dim = first + n * S::WIDTH;
-                        even[n] = simd.fma(vector(simd, row, dim, self.dims), a, even[n]);
+                        even[n] =
+                            simd.fma(vector::<S, E, PLAIN>(simd, row, dim, self.dims), a, even[n]);
                     }
                 }
                 for n in 0..N {
