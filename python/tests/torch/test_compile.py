@@ -67,6 +67,8 @@ def test_fifty_lengths_compile_at_most_twice(rng):
     assert counter.frame_count <= 2
 
 
+# Torch 2.6 says so of itself.
+@pytest.mark.filterwarnings("ignore:Skipping serialization")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor compiles C++")
 def test_inductor(rng):
     def step(q, k, v):
