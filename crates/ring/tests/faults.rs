@@ -104,21 +104,7 @@ fn case() -> AttentionCase {
 /// Both passes of a rank, until an error.
 fn pass<T: Transport>(transport: T, problem: Problem, numbers: &Numbers) -> Result<Results, Error> {
     let share = Share::of(numbers, &positions(problem.shards(), transport.rank()));
-    let mut ring = Ring::new(transport, problem, Options { patience: PATIENCE, ..options() })?;
-    let inputs = share.inputs();
-    let output = ring.forward(inputs.q, inputs.k, inputs.v)?;
-    let arrived = longspan::Arrived::of(&output, share.dout.view());
-    let gradients = ring.backward(inputs, arrived)?;
-    Ok(Results {
-        out: output.out.as_slice().to_vec(),
-        lse: output.lse.clone(),
-        dq: gradients.dq.as_slice().to_vec(),
-        dk: gradients.dk.as_slice().to_vec(),
-        dv: gradients.dv.as_slice().to_vec(),
-        tally: ring.tally(),
-        needed: ring.bytes_needed(),
-        pairs: ring.active_pairs(),
-    })
+    both_with(transport, problem, &share, Options { patience: PATIENCE, ..options() })
 }
 
 /// Hops in which any rank has sent something, of all runs.

@@ -124,7 +124,17 @@ pub(crate) fn both<T: Transport>(
     problem: Problem,
     share: &Share,
 ) -> Result<Results, Error> {
-    let mut ring = Ring::new(transport, problem, options())?;
+    both_with(transport, problem, share, options())
+}
+
+/// The same, with options.
+pub(crate) fn both_with<T: Transport>(
+    transport: T,
+    problem: Problem,
+    share: &Share,
+    options: Options,
+) -> Result<Results, Error> {
+    let mut ring = Ring::new(transport, problem, options)?;
     let inputs = share.inputs();
     let output = ring.forward(inputs.q, inputs.k, inputs.v)?;
     let arrived =
