@@ -1,5 +1,6 @@
 //! What can go wrong around a ring.
 
+use crate::message::END;
 use crate::transport::Failure;
 
 /// What this crate's functions return.
@@ -115,7 +116,7 @@ pub enum Error {
         differ: Vec<usize>,
     },
     /// A message didn't come, or couldn't leave.
-    #[error("{failure}; this was step {step} of {doing}, waiting for {awaited}")]
+    #[error("{failure}; this was {} of {doing}, waiting for {awaited}", at(*step))]
     Failed {
         /// What the engine says.
         failure: Failure,
@@ -128,7 +129,7 @@ pub enum Error {
     },
     /// A message came that isn't what was awaited, or was damaged on its way.
     #[error(
-        "a message from rank {from} {why}; this was step {step} of {doing}, waiting for {awaited}"
+        "a message from rank {from} {why}; this was {} of {doing}, waiting for {awaited}", at(*step)
     )]
     Message {
         /// Who sent it.
@@ -143,7 +144,7 @@ pub enum Error {
         awaited: String,
     },
     /// Another rank has ended with an error and says so.
-    #[error("rank {by} gave up at step {step} of {doing}{}", because(*rank))]
+    #[error("rank {by} gave up at {} of {doing}{}", at(*step), because(*rank))]
     GivenUp {
         /// Who says so.
         by: usize,
@@ -166,6 +167,11 @@ fn list(ranks: &[usize]) -> String {
     let some: Vec<_> = ranks.iter().take(8).map(ToString::to_string).collect();
     let more = if ranks.len() > 8 { ", …" } else { "" };
     format!("ranks {}{more}", some.join(", "))
+}
+
+/// Which step, in words.
+fn at(step: u32) -> String {
+    if step < END { format!("step {step}") } else { "the end".to_owned() }
 }
 
 fn because(rank: Option<usize>) -> String {

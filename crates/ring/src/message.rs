@@ -12,6 +12,9 @@ use crate::error::{Error, Result};
 /// Bytes of a header; contents behind it are aligned for any number.
 pub(crate) const HEADER: usize = 64;
 
+/// Steps are below; those in which ranks tell each other that they are done, from here on.
+pub(crate) const END: u32 = 1 << 30;
+
 const MAGIC: u32 = u32::from_le_bytes(*b"LSR1");
 /// Where the checksum stands.
 const CHECKSUM: usize = 40;

@@ -16,7 +16,7 @@ use crate::bytes::{Reader, write_tokens};
 use crate::deal::{self, Deal};
 use crate::error::{Error, Result};
 use crate::link::Link;
-use crate::message::{Doing, GiveUp};
+use crate::message::{Doing, END, GiveUp};
 use crate::pass::{self, Backward, Forward, Pass, Stopped, Tally};
 use crate::problem::{Fold, Problem};
 use crate::schedule::{Known, Schedule, Step, TILE};
@@ -100,8 +100,6 @@ pub(crate) struct Piece {
     pub(crate) keys: Range<usize>,
 }
 
-/// Steps of a pass are below, those of its end from here on.
-const END: u32 = 1 << 30;
 /// Bytes that ranks tell each other at the end.
 const DONE: &[u8] = &[1; 8];
 
@@ -133,7 +131,8 @@ impl<T: Transport> Ring<T> {
         self.tally
     }
 
-    /// Bytes that this rank receives in a forward and in a backward pass, headers left out.
+    /// Bytes that this rank receives in a forward and in a backward pass, headers left out; at most,
+    /// where the wire's lengths depend on the numbers.
     pub fn bytes_needed(&self) -> (u64, u64) {
         let bytes = |steps: &[Step]| {
             steps.iter().flat_map(|step| &step.receives).map(|message| message.bytes()).sum()
