@@ -7,22 +7,21 @@
 //! [`accumulate`](Attention::accumulate), which adds gradients that belong to the final statistics
 //! of each row.
 
-use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use longspan_pattern::{Layout, LayoutSet};
 
+use crate::arguments::{
+    Arrived, Gradients, GradientsMut, Hook, Inputs, Output, OutputMut, RowStatistics,
+};
 use crate::check;
-use crate::element::{Element, ElementType};
-use crate::error::{Error, Result};
-use crate::isa::Isa;
-use crate::precision::{Numbers, Precision};
+use crate::element::Element;
+use crate::error::Result;
+use crate::gradients;
+use crate::options::{Options, setters};
 use crate::run;
-use crate::score::Score;
 use crate::state::State;
-use crate::threads::Threads;
-use crate::view::{Dims, Memory, Order, Tensor, View, ViewMut, allocatable};
-use crate::workspace::Workspaces;
+use crate::view::{Memory, View};
 
 /// Which layout each batch entry and query head has.
 #[derive(Debug, Clone)]
@@ -77,151 +76,6 @@ impl From<LayoutSet> for Layouts {
     }
 }
 
-/// The three tensors that attention reads.
-#[derive(Debug, Clone, Copy)]
-pub struct Inputs<'a, E = f32> {
-    /// Queries.
-    pub q: View<'a, E>,
-    /// Keys; their heads divide those of the queries.
-    pub k: View<'a, E>,
-    /// Values; tokens and heads as the keys, any head dim.
-    pub v: View<'a, E>,
-}
-
-/// What [`Attention::forward`] returns.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Output<E = f32> {
-    /// One weighted sum of values a query: axes and order as the queries, head dim of the values.
-    pub out: Tensor<E>,
-    /// Natural logarithm of the sum of exponentials of each row's scores, `[batch, head, token]`;
-    /// −∞ where a query sees no key.
-    pub lse: Vec<f32>,
-    /// What rounding `lse` to f32 left out, a number for each of its: the logarithm is
-    /// `lse + lse_rest`, to f32's precision of the *sum*, however large `lse` is. 0 where `lse`
-    /// isn't finite.
-    pub lse_rest: Vec<f32>,
-}
-
-/// Where [`Attention::forward_into`] writes.
-#[derive(Debug)]
-pub struct OutputMut<'a, E = f32> {
-    /// See [`Output::out`]; any strides.
-    pub out: ViewMut<'a, E>,
-    /// See [`Output::lse`].
-    pub lse: &'a mut [f32],
-    /// See [`Output::lse_rest`]; of use to the backward pass alone.
-    pub lse_rest: Option<&'a mut [f32]>,
-}
-
-/// What the forward pass found, and the gradient that arrives at it.
-#[derive(Debug, Clone, Copy)]
-pub struct Arrived<'a, E = f32> {
-    /// The output of the forward pass.
-    pub out: View<'a, E>,
-    /// Its log-sum-exp, `[batch, head, token]`.
-    pub lse: &'a [f32],
-    /// See [`Output::lse_rest`]; 0 where it isn't at hand, at the cost that
-    /// [`Attention::backward`] names.
-    pub lse_rest: Option<&'a [f32]>,
-    /// Gradient with respect to the output.
-    pub dout: View<'a, E>,
-    /// Gradient with respect to the log-sum-exp, where there is one.
-    pub dlse: Option<&'a [f32]>,
-}
-
-impl<'a, E: Element> Arrived<'a, E> {
-    /// All that the forward pass found, and the gradient of its output.
-    pub fn of(output: &'a Output<E>, dout: View<'a, E>) -> Self {
-        let Output { out, lse, lse_rest } = output;
-        Arrived { out: out.view(), lse, lse_rest: Some(lse_rest), dout, dlse: None }
-    }
-}
-
-/// What [`Attention::backward`] returns: gradients with axes and order as their tensors.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Gradients<E = f32> {
-    /// With respect to the queries.
-    pub dq: Tensor<E>,
-    /// With respect to the keys.
-    pub dk: Tensor<E>,
-    /// With respect to the values.
-    pub dv: Tensor<E>,
-}
-
-/// Where [`Attention::backward_into`] writes and [`Attention::accumulate`] adds; any strides.
-#[derive(Debug)]
-pub struct GradientsMut<'a, E = f32> {
-    /// With respect to the queries.
-    pub dq: ViewMut<'a, E>,
-    /// With respect to the keys.
-    pub dk: ViewMut<'a, E>,
-    /// With respect to the values.
-    pub dv: ViewMut<'a, E>,
-}
-
-/// What the backward pass has to know of each row once its softmax is final, `[batch, head,
-/// token]` each.
-#[derive(Debug, Clone, Copy)]
-pub struct RowStatistics<'a> {
-    /// The log-sum-exp over *all* keys of the row, wherever they are.
-    pub lse: &'a [f32],
-    /// See [`Arrived::lse_rest`].
-    pub lse_rest: Option<&'a [f32]>,
-    /// `Σ dout · out − dlse`, as [`row_deltas`] finds it.
-    pub delta: &'a [f32],
-}
-
-/// How far a call has come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Progress {
-    /// Units of work that were done.
-    pub done: usize,
-    /// Units there are.
-    pub total: usize,
-}
-
-/// Called between tiles, on the thread that made the call: to poll a message engine, to show
-/// progress, to stop.
-///
-/// ```
-/// use std::ops::ControlFlow;
-/// use longspan::Hook;
-///
-/// let mut polls = 0;
-/// let mut poll = |_| {
-///     polls += 1;
-///     ControlFlow::Continue(())
-/// };
-/// let hook = Hook::new(&mut poll);
-/// # drop(hook);
-/// let nothing = Hook::none();
-/// ```
-pub struct Hook<'a>(pub(crate) Option<&'a mut dyn FnMut(Progress) -> ControlFlow<()>>);
-
-impl<'a> Hook<'a> {
-    /// Calls `between` every few tiles. [`ControlFlow::Break`] ends the call with
-    /// [`Error::Stopped`].
-    pub fn new(between: &'a mut dyn FnMut(Progress) -> ControlFlow<()>) -> Self {
-        Hook(Some(between))
-    }
-
-    /// Calls nothing.
-    pub fn none() -> Self {
-        Hook(None)
-    }
-
-    /// The same, for one call of several.
-    pub fn reborrow(&mut self) -> Hook<'_> {
-        Hook(self.0.as_mut().map(|between| &mut **between as _))
-    }
-}
-
-impl std::fmt::Debug for Hook<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Hook({})", if self.0.is_some() { "_" } else { "none" })
-    }
-}
-
 /// Exact attention over the blocks of a layout.
 ///
 /// `out_i = Σ_j softmax_j(scale · q_i·k_j) v_j` over the keys `j` that query `i` may see, one
@@ -256,68 +110,16 @@ impl std::fmt::Debug for Hook<'_> {
 #[derive(Debug)]
 pub struct Attention {
     pub(crate) layouts: Layouts,
-    pub(crate) scale: Option<f32>,
-    pub(crate) score: Score,
-    pub(crate) threads: Threads,
-    pub(crate) isa: Option<Isa>,
-    pub(crate) precision: Precision,
-    pub(crate) workspaces: Arc<Workspaces>,
+    pub(crate) options: Options,
 }
 
 impl Attention {
     /// Attention over a [`Layout`] for every batch entry and head, or over a [`LayoutSet`].
     pub fn new(layouts: impl Into<Layouts>) -> Self {
-        Attention {
-            layouts: layouts.into(),
-            scale: None,
-            score: Score::Plain,
-            threads: Threads::Auto,
-            isa: None,
-            precision: Precision::Fastest,
-            workspaces: Arc::default(),
-        }
+        Attention { layouts: layouts.into(), options: Options::default() }
     }
 
-    /// What scores are multiplied by; `1/√dim` where it isn't set.
-    #[must_use]
-    pub fn scale(mut self, scale: f32) -> Self {
-        self.scale = Some(scale);
-        self
-    }
-
-    /// What is done to scores before the softmax.
-    #[must_use]
-    pub fn score(mut self, score: Score) -> Self {
-        self.score = score;
-        self
-    }
-
-    /// How many threads work on a call. Results don't depend on it.
-    #[must_use]
-    pub fn threads(mut self, threads: Threads) -> Self {
-        self.threads = threads;
-        self
-    }
-
-    /// The instruction set to use, in place of the fastest one. Calls fail where the CPU hasn't
-    /// got it.
-    #[must_use]
-    pub fn isa(mut self, isa: Isa) -> Self {
-        self.isa = Some(isa);
-        self
-    }
-
-    /// What products are made of, where there is a choice.
-    #[must_use]
-    pub fn precision(mut self, precision: Precision) -> Self {
-        self.precision = precision;
-        self
-    }
-
-    /// What is stored, multiplied and accumulated in calls on tensors of `E`, on this CPU.
-    pub fn numbers<E: Element>(&self) -> Result<Numbers> {
-        Ok(self.precision.numbers(E::TYPE, Isa::choose(self.isa)?))
-    }
+    setters!();
 
     /// Works in the scratch of `other` in place of its own. Scratch never shrinks: many layouts
     /// that take turns then keep that of the largest call, not each their own.
@@ -332,7 +134,7 @@ impl Attention {
     /// ```
     #[must_use]
     pub fn share_scratch(mut self, other: &Attention) -> Self {
-        self.workspaces = other.workspaces.clone();
+        self.options.workspaces = other.options.workspaces.clone();
         self
     }
 
@@ -349,14 +151,8 @@ impl Attention {
         v: View<'_, E>,
     ) -> Result<Output<E>> {
         let inputs = Inputs { q, k, v };
-        let dims = check::inputs(self, &inputs)?;
-        let mut out = Tensor::filled(E::default(), dims.output(), q.order())?;
-        let mut lse = vec![0.0; dims.output().rows()];
-        let mut lse_rest = lse.clone();
-        let output =
-            OutputMut { out: out.view_mut(), lse: &mut lse, lse_rest: Some(&mut lse_rest) };
-        self.forward_into(inputs, output, Hook::none())?;
-        Ok(Output { out, lse, lse_rest })
+        let dims = check::inputs(&self.options, &self.layouts, &inputs)?.output();
+        Output::fill(dims, q.order(), |output| self.forward_into(inputs, output, Hook::none()))
     }
 
     /// Output and log-sum-exp, written where `output` says.
@@ -366,9 +162,9 @@ impl Attention {
         output: OutputMut<'_, E>,
         hook: Hook<'_>,
     ) -> Result<()> {
-        check::inputs(self, &inputs)?;
+        check::inputs(&self.options, &self.layouts, &inputs)?;
         check::output(&inputs, &output)?;
-        run::forward(self, &inputs, run::Rows::Finish(output), hook)
+        run::forward(&self.options, &self.layouts, &inputs, run::Rows::Finish(output), hook)
     }
 
     /// Adds the keys of `inputs` to a partial softmax: the forward pass of a ring hop or of one
@@ -408,9 +204,9 @@ impl Attention {
         state: &mut State,
         hook: Hook<'_>,
     ) -> Result<()> {
-        let dims = check::inputs(self, &inputs)?;
+        let dims = check::inputs(&self.options, &self.layouts, &inputs)?;
         check::state(&dims, state)?;
-        run::forward(self, &inputs, run::Rows::Extend(state), hook)
+        run::forward(&self.options, &self.layouts, &inputs, run::Rows::Extend(state.as_mut()), hook)
     }
 
     /// Gradients with respect to queries, keys and values.
@@ -446,12 +242,7 @@ impl Attention {
         inputs: Inputs<'_, E>,
         arrived: Arrived<'_, E>,
     ) -> Result<Gradients<E>> {
-        check::inputs(self, &inputs)?;
-        let like = |view: &View<'_, E>| Tensor::filled(E::default(), view.dims(), view.order());
-        let (mut dq, mut dk, mut dv) = (like(&inputs.q)?, like(&inputs.k)?, like(&inputs.v)?);
-        let into = GradientsMut { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() };
-        self.differentiate(inputs, arrived, into, Hook::none())?;
-        Ok(Gradients { dq, dk, dv })
+        gradients::allocate(&inputs, |into| self.differentiate(inputs, arrived, into, Hook::none()))
     }
 
     /// Gradients, written where `gradients` says; see [`backward`](Self::backward).
@@ -462,15 +253,10 @@ impl Attention {
         mut gradients: GradientsMut<'_, E>,
         hook: Hook<'_>,
     ) -> Result<()> {
-        let sizes = check::inputs(self, &inputs)?;
+        let sizes = check::inputs(&self.options, &self.layouts, &inputs)?;
         let read = check::arrived(&arrived, sizes.output())?;
         check::gradients(&inputs, &read, &gradients)?;
-        if E::TYPE == ElementType::F32 {
-            let threads = self.threads.count()?;
-            for gradient in [&mut gradients.dq, &mut gradients.dk, &mut gradients.dv] {
-                run::clear(gradient, threads);
-            }
-        }
+        gradients::clear(&self.options, &mut gradients)?;
         self.differentiate(inputs, arrived, gradients, hook)
     }
 
@@ -484,7 +270,7 @@ impl Attention {
         gradients: GradientsMut<'_>,
         hook: Hook<'_>,
     ) -> Result<()> {
-        let dims = check::inputs(self, &inputs)?;
+        let dims = check::inputs(&self.options, &self.layouts, &inputs)?;
         check::like("dout", &dout, dims.output())?;
         check::rows("lse", rows.lse.len(), dims.output())?;
         check::optional_rows("lse_rest", rows.lse_rest, dims.output())?;
@@ -496,10 +282,10 @@ impl Attention {
             ("delta", Memory::of(rows.delta)),
         ];
         check::gradients(&inputs, &read, &gradients)?;
-        run::backward(self, &inputs, dout, rows, gradients, hook)
+        run::backward(&self.options, &self.layouts, &inputs, dout, rows, gradients, hook)
     }
 
-    /// Adds to f32 gradients that are zero; others are written, summed up in f32 before.
+    /// Adds to f32 gradients that are zero; others are written.
     fn differentiate<E: Element>(
         &self,
         inputs: Inputs<'_, E>,
@@ -507,62 +293,10 @@ impl Attention {
         gradients: GradientsMut<'_, E>,
         hook: Hook<'_>,
     ) -> Result<()> {
-        let dims = check::inputs(self, &inputs)?.output();
-        check::arrived(&arrived, dims)?;
-        let mut delta = self.workspaces.rows(dims.rows());
-        run::deltas(&arrived, &mut delta, self.threads.count()?);
-        let Arrived { lse, lse_rest, .. } = arrived;
-        let rows = RowStatistics { lse, lse_rest, delta: &delta };
-        let GradientsMut { dq, dk, dv } = gradients;
-        let result = match (dq.into_f32(), dk.into_f32(), dv.into_f32()) {
-            (Ok(dq), Ok(dk), Ok(dv)) => {
-                let gradients = GradientsMut { dq, dk, dv };
-                self.accumulate(inputs, arrived.dout, rows, gradients, hook)
-            }
-            (Err(dq), Err(dk), Err(dv)) => {
-                let gradients = GradientsMut { dq, dk, dv };
-                self.accumulate_rounded(inputs, arrived.dout, rows, gradients, hook)
-            }
-            _ => unreachable!("all three have the same element type"),
-        };
-        self.workspaces.give_back(delta);
-        result
-    }
-
-    /// Sums gradients up in f32, and rounds them once.
-    fn accumulate_rounded<E: Element>(
-        &self,
-        inputs: Inputs<'_, E>,
-        dout: View<'_, E>,
-        rows: RowStatistics<'_>,
-        gradients: GradientsMut<'_, E>,
-        hook: Hook<'_>,
-    ) -> Result<()> {
-        let threads = self.threads.count()?;
-        let GradientsMut { dq, dk, dv } = gradients;
-        let order = Order::BatchHeadTokenDim;
-        let sums = |dims: Dims| -> Result<Vec<f32>> {
-            Ok(self.workspaces.rows(allocatable::<f32>(dims)?))
-        };
-        let (q_dims, k_dims, v_dims) = (dq.dims(), dk.dims(), dv.dims());
-        let mut sums = [sums(q_dims)?, sums(k_dims)?, sums(v_dims)?];
-        let [q, k, v] = &mut sums;
-        let mut into = GradientsMut {
-            dq: ViewMut::new(q, q_dims, order)?,
-            dk: ViewMut::new(k, k_dims, order)?,
-            dv: ViewMut::new(v, v_dims, order)?,
-        };
-        for gradient in [&mut into.dq, &mut into.dk, &mut into.dv] {
-            run::clear(gradient, threads);
-        }
-        let result = self.accumulate(inputs, dout, rows, into, hook);
-        if result.is_ok() {
-            for (sums, mut gradient) in sums.iter().zip([dq, dk, dv]) {
-                run::round(self, sums, &mut gradient, threads)?;
-            }
-        }
-        sums.into_iter().rev().for_each(|sums| self.workspaces.give_back(sums));
-        result
+        let dims = check::inputs(&self.options, &self.layouts, &inputs)?.output();
+        gradients::differentiate(&self.options, dims, &arrived, gradients, |rows, gradients| {
+            self.accumulate(inputs, arrived.dout, rows, gradients, hook)
+        })
     }
 }
 
@@ -588,10 +322,4 @@ pub fn row_deltas<E: Element>(arrived: Arrived<'_, E>, deltas: &mut [f32]) -> Re
     check::rows("deltas", deltas.len(), dims)?;
     run::deltas(&arrived, deltas, 1);
     Ok(())
-}
-
-impl Error {
-    pub(crate) fn stopped(progress: Progress) -> Self {
-        Error::Stopped { done: progress.done, total: progress.total }
-    }
 }

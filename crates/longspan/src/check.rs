@@ -4,9 +4,11 @@ use std::sync::Arc;
 
 use longspan_pattern::Layout;
 
-use crate::attention::{Arrived, Attention, GradientsMut, Inputs, Layouts, OutputMut};
+use crate::arguments::{Arrived, GradientsMut, Inputs, OutputMut};
+use crate::attention::Layouts;
 use crate::element::Element;
 use crate::error::{Error, Result};
+use crate::options::Options;
 use crate::state::State;
 use crate::view::{Dims, Memory, View};
 
@@ -41,7 +43,25 @@ fn axis(
     if got == expected { Ok(()) } else { Err(Error::Shape { tensor, axis, got, expected, why }) }
 }
 
-pub(crate) fn inputs<E: Element>(attention: &Attention, inputs: &Inputs<'_, E>) -> Result<Sizes> {
+/// Whether the tensors of a call fit each other, its options and its layouts.
+pub(crate) fn inputs<E: Element>(
+    options: &Options,
+    layouts: &Layouts,
+    inputs: &Inputs<'_, E>,
+) -> Result<Sizes> {
+    let sizes = tensors(options, inputs)?;
+    for layout in distinct(layouts, &inputs.q.dims())? {
+        axis("q", "tokens", sizes.queries, layout.queries() as usize, "as the layout")?;
+        axis("k", "tokens", sizes.keys, layout.keys() as usize, "as the layout")?;
+        let rows = layout.rows();
+        let all = (layout.queries() as usize).div_ceil(layout.block().get());
+        axis("the layout", "compiled rows", rows.len(), all, "every row of query blocks")?;
+    }
+    Ok(sizes)
+}
+
+/// Whether the tensors of a call fit each other and its options.
+pub(crate) fn tensors<E: Element>(options: &Options, inputs: &Inputs<'_, E>) -> Result<Sizes> {
     let (q, k, v) = (inputs.q.dims(), inputs.k.dims(), inputs.v.dims());
     axis("k", "batch", k.batch, q.batch, "as q")?;
     axis("v", "batch", v.batch, q.batch, "as q")?;
@@ -56,17 +76,10 @@ pub(crate) fn inputs<E: Element>(attention: &Attention, inputs: &Inputs<'_, E>) 
     if k.heads == 0 && q.heads != 0 || k.heads != 0 && !q.heads.is_multiple_of(k.heads) {
         return Err(Error::Heads { query: q.heads, key: k.heads });
     }
-    for layout in layouts(&attention.layouts, &q)? {
-        axis("q", "tokens", q.tokens, layout.queries() as usize, "as the layout")?;
-        axis("k", "tokens", k.tokens, layout.keys() as usize, "as the layout")?;
-        let rows = layout.rows();
-        let all = (layout.queries() as usize).div_ceil(layout.block().get());
-        axis("the layout", "compiled rows", rows.len(), all, "every row of query blocks")?;
-    }
-    if let Some(scale) = attention.scale.filter(|scale| !scale.is_finite()) {
+    if let Some(scale) = options.scale.filter(|scale| !scale.is_finite()) {
         return Err(Error::Number { what: "the scale", value: scale, rule: "a finite number" });
     }
-    attention.score.check(q.heads)?;
+    options.score.check(q.heads)?;
     let sizes = Sizes {
         batch: q.batch,
         queries: q.tokens,
@@ -81,7 +94,7 @@ pub(crate) fn inputs<E: Element>(attention: &Attention, inputs: &Inputs<'_, E>) 
 }
 
 /// The distinct layouts, where there is one for every batch entry and head.
-fn layouts<'a>(layouts: &'a Layouts, q: &Dims) -> Result<&'a [Arc<Layout>]> {
+fn distinct<'a>(layouts: &'a Layouts, q: &Dims) -> Result<&'a [Arc<Layout>]> {
     if let Layouts::Each(set) = layouts {
         axis("q", "batch", q.batch, set.batch(), "as the layout set")?;
         axis("q", "heads", q.heads, set.heads(), "as the layout set")?;

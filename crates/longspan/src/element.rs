@@ -49,11 +49,11 @@ pub(crate) mod sealed {
     macro_rules! passes {
         () => {
             fn forward(pass: ForwardPass<'_, '_, Self>) -> Result<()> {
-                run::dispatch(pass.call.attention, pass)
+                run::dispatch(pass.call.options, pass)
             }
 
             fn backward(pass: BackwardPass<'_, '_, Self>) -> Result<()> {
-                run::dispatch(pass.call.attention, pass)
+                run::dispatch(pass.call.options, pass)
             }
         };
     }

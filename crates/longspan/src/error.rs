@@ -120,6 +120,9 @@ pub enum Error {
         /// What is legal.
         rule: &'static str,
     },
+    /// Dilated attention without a branch.
+    #[error("no branches: dilated attention needs at least one segment length and rate")]
+    NoBranches,
     /// This CPU doesn't have the instruction set that was asked for.
     #[error("instruction set {asked} asked for, this CPU has {}", list(.has))]
     Isa {

@@ -23,7 +23,9 @@
 //!
 //! | module | what it has |
 //! |---|---|
-//! | `attention`, `check` | what a caller writes, and whether it fits together |
+//! | `attention`, `arguments`, `options`, `check` | what a caller writes, and whether it fits together |
+//! | `dilated` | LongNet: branches on strided views, joined |
+//! | `gradients` | from what arrives at an output to gradients, for both |
 //! | `view`, `element` | tensors with four named axes, strided; what they hold |
 //! | `state` | the partial softmax and its merge |
 //! | `score` | what is done to scores before the softmax |
@@ -33,13 +35,17 @@
 //! | [`limits`] | what the machine can do, measured |
 //! | `simd`, `isa` | vectors, whatever the instruction set; which one is used |
 
+mod arguments;
 mod attention;
 mod check;
+mod dilated;
 mod element;
 mod error;
+mod gradients;
 mod isa;
 mod kernel;
 pub mod limits;
+mod options;
 mod plan;
 mod precision;
 mod run;
@@ -51,10 +57,11 @@ mod tile;
 mod view;
 mod workspace;
 
-pub use attention::{
-    Arrived, Attention, Gradients, GradientsMut, Hook, Inputs, Layouts, Output, OutputMut,
-    Progress, RowStatistics, row_deltas,
+pub use arguments::{
+    Arrived, Gradients, GradientsMut, Hook, Inputs, Output, OutputMut, Progress, RowStatistics,
 };
+pub use attention::{Attention, Layouts, row_deltas};
+pub use dilated::{Branch, Counting, Dilated};
 pub use element::{Element, ElementType};
 pub use error::{Error, Result};
 pub use isa::Isa;

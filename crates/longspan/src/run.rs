@@ -8,22 +8,22 @@ use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use crate::attention::{
-    Arrived, Attention, GradientsMut, Hook, Inputs, OutputMut, Progress, RowStatistics,
-};
+use crate::arguments::{Arrived, GradientsMut, Hook, Inputs, OutputMut, Progress, RowStatistics};
+use crate::attention::Layouts;
 use crate::check::{self, Sizes};
 use crate::element::{Element, ElementType, store};
 use crate::error::{Error, Result};
 use crate::isa::Isa;
 use crate::kernel::Raw;
 use crate::kernel::forward::{Forward, Target};
+use crate::options::Options;
 use crate::plan::{Plan, Stream};
 use crate::score::{Alibi, Plain, Score, Softcap, Transform};
 use crate::simd::{self, Operation, Simd, WithSimd};
-use crate::state::{RawState, State, merge_row};
+use crate::state::{RawState, StateMut, merge_row};
 use crate::threads;
 use crate::tile::{Direct, Strided, Tiles};
-use crate::view::{Dims, View, ViewMut};
+use crate::view::{Dims, Order, Strides, View, ViewMut};
 use crate::workspace::{Arena, Scratch, Workspace};
 
 /// Where rows of the forward pass go.
@@ -31,7 +31,7 @@ pub(crate) enum Rows<'a, E> {
     /// To output and log-sum-exp.
     Finish(OutputMut<'a, E>),
     /// On from a state, and back into it.
-    Extend(&'a mut State),
+    Extend(StateMut<'a>),
 }
 
 /// Blocks × dims below which waking another thread costs more than it saves.
@@ -131,7 +131,8 @@ pub(crate) fn each(
 
 /// What both passes need of a call.
 pub(crate) struct Call<'a, 'h, E> {
-    pub(crate) attention: &'a Attention,
+    pub(crate) options: &'a Options,
+    pub(crate) layouts: &'a Layouts,
     pub(crate) sizes: Sizes,
     pub(crate) scale: f32,
     pub(crate) slopes: &'a [f32],
@@ -143,18 +144,24 @@ pub(crate) struct Call<'a, 'h, E> {
 }
 
 impl<'a, 'h, E: Element> Call<'a, 'h, E> {
-    fn new(attention: &'a Attention, inputs: &Inputs<'_, E>, hook: Hook<'h>) -> Result<Self> {
-        let sizes = check::inputs(attention, inputs)?;
-        let slopes: &[f32] = match &attention.score {
+    fn new(
+        options: &'a Options,
+        layouts: &'a Layouts,
+        inputs: &Inputs<'_, E>,
+        hook: Hook<'h>,
+    ) -> Result<Self> {
+        let sizes = check::inputs(options, layouts, inputs)?;
+        let slopes: &[f32] = match &options.score {
             Score::Alibi(slopes) => slopes,
             _ => &[],
         };
         Ok(Call {
-            attention,
+            options,
+            layouts,
             sizes,
-            scale: attention.scale.unwrap_or(1.0 / (sizes.dim as f32).sqrt()),
+            scale: options.scale.unwrap_or(1.0 / (sizes.dim as f32).sqrt()),
             slopes,
-            threads: attention.threads.count()?,
+            threads: options.threads.count()?,
             q: Raw::read(&inputs.q),
             k: Raw::read(&inputs.k),
             v: Raw::read(&inputs.v),
@@ -163,7 +170,7 @@ impl<'a, 'h, E: Element> Call<'a, 'h, E> {
     }
 
     pub(crate) fn stream<'s>(&'s self, plan: &'s Plan, number: u32) -> Stream<'s> {
-        plan.stream(&self.attention.layouts, &self.sizes, number)
+        plan.stream(self.layouts, &self.sizes, number)
     }
 
     /// How many threads work of so many blocks is worth, with scratch for each.
@@ -188,7 +195,7 @@ pub(crate) trait Pass<E> {
 }
 
 /// Picks the instruction set, then the transform: the one place where both become types.
-pub(crate) fn dispatch<E: Element>(attention: &Attention, pass: impl Pass<E>) -> Result<()> {
+pub(crate) fn dispatch<E: Element>(options: &Options, pass: impl Pass<E>) -> Result<()> {
     struct Chosen<'a, P, E>(&'a Score, P, PhantomData<E>);
     impl<P: Pass<E>, E: Element> WithSimd for Chosen<'_, P, E> {
         type Output = Result<()>;
@@ -197,8 +204,8 @@ pub(crate) fn dispatch<E: Element>(attention: &Attention, pass: impl Pass<E>) ->
             with_score(Direct::new(simd), self.0, self.1)
         }
     }
-    let (isa, score) = (Isa::choose(attention.isa)?, &attention.score);
-    let numbers = attention.precision.numbers(E::TYPE, isa);
+    let (isa, score) = (Isa::choose(options.isa)?, &options.score);
+    let numbers = options.precision.numbers(E::TYPE, isa);
     let pass = match numbers.multiplied {
         ElementType::F32 => pass,
         _ => match E::on_matrix_unit(pass, score) {
@@ -222,15 +229,16 @@ pub(crate) fn with_score<X: Tiles>(
 }
 
 pub(crate) fn forward<E: Element>(
-    attention: &Attention,
+    options: &Options,
+    layouts: &Layouts,
     inputs: &Inputs<'_, E>,
     rows: Rows<'_, E>,
     hook: Hook<'_>,
 ) -> Result<()> {
-    let call = Call::new(attention, inputs, hook)?;
-    let mut space = attention.workspaces.take();
+    let call = Call::new(options, layouts, inputs, hook)?;
+    let mut space = options.workspaces.take();
     let result = E::forward(ForwardPass { call: &call, rows, space: &mut space });
-    attention.workspaces.put(space);
+    options.workspaces.put(space);
     result
 }
 
@@ -245,7 +253,7 @@ impl<E: Element> Pass<E> for ForwardPass<'_, '_, E> {
         let ForwardPass { call, rows, space } = self;
         let sizes = &call.sizes;
         let plan = &mut space.plan;
-        plan.forward(&call.attention.layouts, sizes);
+        plan.forward(call.layouts, sizes);
         let kernel = Forward {
             tiles,
             transform,
@@ -264,7 +272,7 @@ impl<E: Element> Pass<E> for ForwardPass<'_, '_, E> {
                 lse: output.lse.as_mut_ptr(),
                 lse_rest: output.lse_rest.map_or(std::ptr::null_mut(), <[f32]>::as_mut_ptr),
             },
-            Rows::Extend(state) => Target::Extend(state.raw()),
+            Rows::Extend(mut state) => Target::Extend(state.raw()),
         };
         let threads = call.crew(plan.weight, plan.units.len(), &mut space.scratch);
         for scratch in &space.scratch[..threads] {
@@ -301,8 +309,13 @@ impl<E: Element> Pass<E> for ForwardPass<'_, '_, E> {
 /// Cuts `room` into the states of parts.
 fn part_states(arena: &mut Arena, rows: usize, dim: usize) -> RawState {
     let first = arena.room(rows * (dim + 2));
+    // One row after the other, whatever entry and head it is of.
+    let list =
+        |first, tokens| Raw { first, strides: Strides { batch: 0, heads: 0, tokens, dim: 1 } };
     // SAFETY: the three lists add up to the room.
-    unsafe { RawState { maxima: first, totals: first.add(rows), sums: first.add(2 * rows), dim } }
+    let (totals, sums) = unsafe { (first.add(rows), first.add(2 * rows)) };
+    let sums = list(sums, dim as isize);
+    RawState { maxima: list(first, 1), totals: list(totals, 1), sums, dim }
 }
 
 /// Merges the states of a row's parts, in the order of their columns, into its target.
@@ -316,21 +329,21 @@ unsafe fn join<E: Element>(
     let (token, tokens) = (tokens.start as usize, (tokens.end - tokens.start) as usize);
     for lane in 0..cut.lanes as usize {
         let (head, token) = (stream.heads[lane / tokens] as usize, token + lane % tokens);
-        let row = stream.row(head, token);
         let part = |part: u32| cut.first as usize + part as usize * cut.lanes as usize + lane;
         // SAFETY: rows of parts and of the target belong to this cut alone.
         unsafe {
             let start = if matches!(target, Target::Extend(_)) { 0 } else { 1 };
             let into = |parts: RawState| match target {
-                Target::Extend(state) => state.row(row),
-                _ => parts.row(part(0)),
+                Target::Extend(state) => state.row(stream.entry, head, token),
+                _ => parts.row(0, 0, part(0)),
             };
             for other in start..cut.parts {
-                let (m, l, acc) = parts.row(part(other));
+                let (m, l, acc) = parts.row(0, 0, part(other));
                 merge_row(into(parts), (*m, *l, acc));
             }
             if let Target::Output { out, lse, lse_rest } = target {
-                let (m, l, acc) = parts.row(part(0));
+                let (m, l, acc) = parts.row(0, 0, part(0));
+                let row = stream.row(head, token);
                 let finished = crate::state::finish(*m, *l);
                 *lse.add(row) = finished.lse;
                 if !lse_rest.is_null() {
@@ -346,19 +359,20 @@ unsafe fn join<E: Element>(
 }
 
 pub(crate) fn backward<E: Element>(
-    attention: &Attention,
+    options: &Options,
+    layouts: &Layouts,
     inputs: &Inputs<'_, E>,
     dout: View<'_, E>,
     rows: RowStatistics<'_>,
     gradients: GradientsMut<'_, f32>,
     hook: Hook<'_>,
 ) -> Result<()> {
-    let call = Call::new(attention, inputs, hook)?;
-    let mut space = attention.workspaces.take();
+    let call = Call::new(options, layouts, inputs, hook)?;
+    let mut space = options.workspaces.take();
     let pass =
         BackwardPass { call: &call, dout: Raw::read(&dout), rows, gradients, space: &mut space };
     let result = E::backward(pass);
-    attention.workspaces.put(space);
+    options.workspaces.put(space);
     result
 }
 
@@ -404,7 +418,7 @@ pub(crate) fn clear<E: Element>(view: &mut ViewMut<'_, E>, threads: usize) {
 
 /// Writes sums, `[batch, head, token, dim]`, rounded to the elements of `view`.
 pub(crate) fn round<E: Element>(
-    attention: &Attention,
+    options: &Options,
     sums: &[f32],
     view: &mut ViewMut<'_, E>,
     threads: usize,
@@ -424,9 +438,41 @@ pub(crate) fn round<E: Element>(
         }
     }
     let (dims, raw) = (view.dims(), Raw::write(view));
-    let isa = Isa::choose(attention.isa)?;
+    let isa = Isa::choose(options.isa)?;
     simd::dispatch(isa, Round(sums, dims, raw, threads));
     Ok(())
+}
+
+/// Makes outputs and log-sum-exps of partial softmaxes: `lse` holds each row's maximum and `rests`
+/// its total, both replaced. Sums lie in `out` itself where there are no others.
+pub(crate) fn finish<E: Element>(
+    options: &Options,
+    sums: Option<&mut [f32]>,
+    out: &mut ViewMut<'_, E>,
+    lse: &mut [f32],
+    rests: &mut [f32],
+    threads: usize,
+) -> Result<()> {
+    let (dims, order) = (out.dims(), Order::BatchHeadTokenDim);
+    let mut sums = sums;
+    let raw = match &mut sums {
+        Some(sums) => Raw::write(&mut ViewMut::new(sums, dims, order)?),
+        None => Raw { first: out.as_mut_ptr().cast::<f32>(), strides: out.strides() },
+    };
+    let list = |list| ViewMut::new(list, Dims { dim: 1, ..dims }, order);
+    let lists = [Raw::write(&mut list(lse)?), Raw::write(&mut list(rests)?)];
+    each_row(dims, threads, &|entry, head, token| {
+        // SAFETY: all of them have these rows, and each is written once.
+        unsafe {
+            let [lse, rest] = lists.map(|list| list.head(entry, head, token).first.cast_mut());
+            let finished = crate::state::finish(*lse, *rest);
+            (*lse, *rest) = (finished.lse, finished.lse_rest);
+            let sums = raw.head(entry, head, token).first.cast_mut();
+            let sums = std::slice::from_raw_parts_mut(sums, dims.dim);
+            sums.iter_mut().for_each(|sum| *sum *= finished.factor);
+        }
+    });
+    sums.map_or(Ok(()), |sums| round(options, sums, out, threads))
 }
 
 /// Writes a row of f32, rounded.

@@ -12,12 +12,14 @@
 //! are all joined this way. A row that has seen nothing is `(−∞, 0, 0)`; joining it to another
 //! leaves the other as it is, to the bit.
 
-use crate::attention::{Output, OutputMut};
+use crate::arguments::{Output, OutputMut};
 use crate::check;
 use crate::element::Element;
 use crate::error::{Error, Result};
+use crate::kernel::Raw;
+use crate::run;
 use crate::tile::Strided;
-use crate::view::{Dims, Order, Tensor, View, allocatable};
+use crate::view::{Dims, Order, Selection, Tensor, View, ViewMut, allocatable};
 
 /// Partial softmaxes of many rows.
 ///
@@ -162,12 +164,68 @@ impl State {
         Ok(())
     }
 
+    /// The same rows, to go on from.
+    pub(crate) fn as_mut(&mut self) -> StateMut<'_> {
+        let State { dims, maxima, totals, sums } = self;
+        StateMut::new(*dims, maxima, totals, sums).expect("checked when it was made")
+    }
+}
+
+/// Partial softmaxes of rows that lie anywhere: what a forward pass goes on from, and writes.
+#[derive(Debug)]
+pub(crate) struct StateMut<'a> {
+    /// `[batch, head, token]`, one number each.
+    maxima: ViewMut<'a, f32>,
+    totals: ViewMut<'a, f32>,
+    /// The numbers of a row lie side by side.
+    sums: ViewMut<'a, f32>,
+}
+
+impl<'a> StateMut<'a> {
+    /// Rows and sums `[batch, head, token]`, contiguous.
+    fn new(
+        dims: Dims,
+        maxima: &'a mut [f32],
+        totals: &'a mut [f32],
+        sums: &'a mut [f32],
+    ) -> Result<Self> {
+        Self::over(maxima, totals, ViewMut::new(sums, dims, Order::BatchHeadTokenDim)?)
+    }
+
+    /// Sums wherever they lie, if the numbers of a row lie side by side.
+    pub(crate) fn over(
+        maxima: &'a mut [f32],
+        totals: &'a mut [f32],
+        sums: ViewMut<'a, f32>,
+    ) -> Result<Self> {
+        debug_assert!(sums.strides().dim == 1 || sums.dims().dim <= 1);
+        let dims = Dims { dim: 1, ..sums.dims() };
+        let rows = |list| ViewMut::new(list, dims, Order::BatchHeadTokenDim);
+        Ok(StateMut { maxima: rows(maxima)?, totals: rows(totals)?, sums })
+    }
+
+    /// Rows that have seen nothing.
+    pub(crate) fn clear(&mut self, threads: usize) {
+        self.maxima.fill(f32::NEG_INFINITY);
+        run::clear(&mut self.totals, threads);
+        run::clear(&mut self.sums, threads);
+    }
+
+    /// Some of the rows.
+    pub(crate) fn select(&mut self, selection: &Selection) -> StateMut<'_> {
+        StateMut {
+            maxima: self.maxima.select(selection),
+            totals: self.totals.select(selection),
+            sums: self.sums.select(selection),
+        }
+    }
+
     pub(crate) fn raw(&mut self) -> RawState {
         RawState {
-            maxima: self.maxima.as_mut_ptr(),
-            totals: self.totals.as_mut_ptr(),
-            sums: self.sums.as_mut_ptr(),
-            dim: self.dims.dim,
+            maxima: Raw::write(&mut self.maxima),
+            totals: Raw::write(&mut self.totals),
+            dim: self.sums.dims().dim,
+            sums: Raw::write(&mut self.sums),
         }
     }
 }
@@ -294,30 +352,24 @@ fn rows(dims: Dims) -> impl Iterator<Item = (usize, usize, usize)> {
     })
 }
 
-/// States as kernels see them.
+/// States as kernels see them: numbers of rows, and the rows themselves.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RawState {
-    pub(crate) maxima: *mut f32,
-    pub(crate) totals: *mut f32,
-    pub(crate) sums: *mut f32,
+    pub(crate) maxima: Raw,
+    pub(crate) totals: Raw,
+    pub(crate) sums: Raw,
     pub(crate) dim: usize,
 }
 
-// SAFETY: kernels write disjoint rows.
-unsafe impl Send for RawState {}
-// SAFETY: as above.
-unsafe impl Sync for RawState {}
-
 impl RawState {
-    /// Sums of values, from a row on.
+    /// Maxima, totals and sums, from a row on.
     ///
     /// # Safety
     ///
     /// There must be such a row.
-    pub(crate) unsafe fn rows(self, row: usize) -> Strided {
+    pub(crate) unsafe fn rows(self, entry: usize, head: usize, token: usize) -> [Strided; 3] {
         // SAFETY: the caller says so.
-        let first = unsafe { self.sums.add(row * self.dim) };
-        Strided { first, row: self.dim as isize, column: 1 }
+        [self.maxima, self.totals, self.sums].map(|raw| unsafe { raw.head(entry, head, token) })
     }
 
     /// One row, to add to.
@@ -325,11 +377,11 @@ impl RawState {
     /// # Safety
     ///
     /// There must be such a row, and nobody else may use it.
-    pub(crate) unsafe fn row<'a>(self, row: usize) -> RowMut<'a> {
-        // SAFETY: the caller says so.
+    pub(crate) unsafe fn row<'a>(self, entry: usize, head: usize, token: usize) -> RowMut<'a> {
+        // SAFETY: the caller says so; the numbers of a row lie side by side.
         unsafe {
-            let sums = std::slice::from_raw_parts_mut(self.sums.add(row * self.dim), self.dim);
-            (&mut *self.maxima.add(row), &mut *self.totals.add(row), sums)
+            let [m, l, sums] = self.rows(entry, head, token).map(|rows| rows.first.cast_mut());
+            (&mut *m, &mut *l, std::slice::from_raw_parts_mut(sums, self.dim))
         }
     }
 }

@@ -11,10 +11,12 @@
 
 #[cfg(feature = "ndarray")]
 mod from_ndarray;
+mod select;
 mod tensor;
 
 use std::marker::PhantomData;
 
+pub(crate) use self::select::{Selection, Steps};
 pub use self::tensor::Tensor;
 
 use crate::element::{Element, ElementType};

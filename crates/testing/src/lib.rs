@@ -33,12 +33,14 @@
 //! | `case.rs` | a case and its truth |
 //! | `generate.rs`, `generate/` | random cases: lengths and offsets, rules, maps |
 //! | `attention.rs`, `attention/` | the definition of attention in `f64` and in naive `f32`, formats of 16 bits, errors and their bounds, cases |
+//! | `longnet.rs` | the equations of LongNet's paper, branch by branch |
 
 #![forbid(unsafe_code)]
 
 mod attention;
 mod case;
 mod generate;
+mod longnet;
 mod rule;
 mod splitmix;
 
@@ -47,5 +49,6 @@ pub use attention::{
     Transform, Values, attention_cases, naive, normals, truth,
 };
 pub use case::{Case, Steps, Truth};
+pub use longnet::LongNet;
 pub use rule::{Level, Rule};
 pub use splitmix::seeded_bytes;

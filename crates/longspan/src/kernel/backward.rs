@@ -34,7 +34,7 @@ use self::slab::tile_of;
 
 use super::finite::{AllFinite, clean, left_out};
 use super::{Raw, padded};
-use crate::attention::RowStatistics;
+use crate::arguments::RowStatistics;
 use crate::plan::Stream;
 use crate::plan::backward::Grid;
 use crate::score::Transform;

@@ -4,7 +4,7 @@ use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::{Call, Counter, Pass, each};
-use crate::attention::{GradientsMut, RowStatistics};
+use crate::arguments::{GradientsMut, RowStatistics};
 use crate::element::Element;
 use crate::error::Result;
 use crate::kernel::Raw;
@@ -25,7 +25,7 @@ pub(crate) struct BackwardPass<'a, 'h, E> {
 impl<E: Element> Pass<E> for BackwardPass<'_, '_, E> {
     fn with<X: Tiles<Element = E>, T: Transform>(self, tiles: X, transform: T) -> Result<()> {
         let BackwardPass { call, dout, rows, mut gradients, space } = self;
-        let (sizes, layouts) = (&call.sizes, &call.attention.layouts);
+        let (sizes, layouts) = (&call.sizes, call.layouts);
         space.plan.list_streams(layouts, sizes, usize::MAX);
         space.backward.fill(&space.plan, layouts, sizes);
         let plan = &space.backward;

@@ -13,6 +13,6 @@ mod run;
 
 pub(crate) use buffer::{Buffer, BufferOf, Number, Placement, dense_order};
 pub(crate) use run::{
-    Rest, Run, Tensors, TensorsOf, attention, bits, check, check_all, compile, compile_set, dims_k,
-    dims_out, dims_q, dims_v, layouts, measures, number, score,
+    Engine, Rest, Run, Tensors, TensorsOf, attention, bits, check, check_all, compile, compile_set,
+    dims_k, dims_out, dims_q, dims_v, layouts, measures, number, score,
 };

@@ -4,9 +4,9 @@ use std::num::NonZeroUsize;
 
 use half::bf16;
 use longspan::{
-    Arrived, Attention, BlockSize, Dims, Element, GradientsMut, Heads, Hook, Inputs, Isa, Layout,
-    LayoutSet, Layouts, Order, OutputMut, Padding, Pattern, Positions, Progression, Score, Shape,
-    Threads,
+    Arrived, Attention, BlockSize, Dilated, Dims, Element, GradientsMut, Heads, Hook, Inputs, Isa,
+    Layout, LayoutSet, Layouts, Order, OutputMut, Padding, Pattern, Positions, Progression, Score,
+    Shape, Threads,
 };
 use longspan_testing::{
     Answer, AttentionCase, Axes, Case, Measure, Problem, Sample, Sizes, Steps, Transform, Values,
@@ -153,9 +153,47 @@ pub(crate) enum Rest {
     Left,
 }
 
+/// What has both passes.
+pub(crate) trait Engine<E: Element> {
+    fn forward(&self, inputs: Inputs<'_, E>, output: OutputMut<'_, E>) -> longspan::Result<()>;
+
+    fn backward(
+        &self,
+        inputs: Inputs<'_, E>,
+        arrived: Arrived<'_, E>,
+        gradients: GradientsMut<'_, E>,
+    ) -> longspan::Result<()>;
+}
+
+macro_rules! engine {
+    ($type:ty) => {
+        impl<E: Element> Engine<E> for $type {
+            fn forward(
+                &self,
+                inputs: Inputs<'_, E>,
+                output: OutputMut<'_, E>,
+            ) -> longspan::Result<()> {
+                self.forward_into(inputs, output, Hook::none())
+            }
+
+            fn backward(
+                &self,
+                inputs: Inputs<'_, E>,
+                arrived: Arrived<'_, E>,
+                gradients: GradientsMut<'_, E>,
+            ) -> longspan::Result<()> {
+                self.backward_into(inputs, arrived, gradients, Hook::none())
+            }
+        }
+    };
+}
+
+engine!(Attention);
+engine!(Dilated);
+
 /// Both passes over some tensors, into poisoned results.
 pub(crate) struct Run<'a, E> {
-    pub(crate) attention: &'a Attention,
+    pub(crate) attention: &'a dyn Engine<E>,
     pub(crate) tensors: &'a TensorsOf<E>,
     /// Where outputs and gradients are laid.
     pub(crate) results: Placement,
@@ -183,7 +221,7 @@ impl<E: Number> Run<'_, E> {
             dout: dout.view(),
             dlse: dlse.as_deref(),
         };
-        self.attention.backward_into(inputs, arrived, gradients, Hook::none()).unwrap();
+        self.attention.backward(inputs, arrived, gradients).unwrap();
         let (dq, dk, dv) = (dq.dense(), dk.dense(), dv.dense());
         Values { out: out.dense(), lse, dq, dk, dv }
     }
@@ -196,7 +234,7 @@ impl<E: Number> Run<'_, E> {
         let mut lse_rest = lse.clone();
         let rest = Some(&mut lse_rest[..]);
         let output = OutputMut { out: out.view_mut(), lse: &mut lse, lse_rest: rest };
-        self.attention.forward_into(self.tensors.inputs(), output, Hook::none()).unwrap();
+        self.attention.forward(self.tensors.inputs(), output).unwrap();
         (out, lse, lse_rest)
     }
 }

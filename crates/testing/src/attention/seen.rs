@@ -46,6 +46,14 @@ impl Seen {
         Seen { distinct, choice, heads }
     }
 
+    /// The keys that each query of a head sees, `rows[head][query]`, the same for all batch entries. A
+    /// key that stands twice counts twice.
+    pub fn listed(batch: usize, rows: Vec<Vec<Vec<u32>>>) -> Seen {
+        let heads = rows.len();
+        let choice = (0..batch * heads).map(|n| n % heads).collect();
+        Seen { distinct: rows.into_iter().map(Rows::Each).collect(), choice, heads }
+    }
+
     /// The keys that a query sees, ascending.
     pub fn keys(&self, batch: usize, head: usize, query: usize) -> &[u32] {
         let number = self.choice.get(batch * self.heads + head).copied().unwrap_or(0);

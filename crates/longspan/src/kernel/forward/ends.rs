@@ -53,18 +53,13 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
                     slopes.fill(self.slopes[head]);
                 }
                 if let Target::Extend(state) = target {
-                    let row = stream.row(head, first + token);
-                    std::ptr::copy_nonoverlapping(
-                        state.maxima.add(row),
-                        tile.maxima.add(lane),
-                        count,
-                    );
-                    std::ptr::copy_nonoverlapping(
-                        state.totals.add(row),
-                        tile.sums.at(self.sum_rows(), lane).first,
-                        count,
-                    );
-                    let (source, target) = (state.rows(row), tile.sums);
+                    let [maxima, totals, source] = state.rows(stream.entry, head, first + token);
+                    let lane_totals = tile.sums.at(self.sum_rows(), lane).first;
+                    for index in 0..count {
+                        *tile.maxima.add(lane + index) = *maxima.at(index, 0).first;
+                        *lane_totals.add(index) = *totals.at(index, 0).first;
+                    }
+                    let target = tile.sums;
                     simd.call(ToLanes {
                         source,
                         tokens: count,
@@ -94,9 +89,9 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
             let totals = source.at(self.sum_rows(), 0).first;
             for (head, token, lane, count) in Self::pieces(tile, tokens) {
                 let head = stream.heads[head] as usize;
-                let row = stream.row(head, first + token);
-                let (state, row) = match target {
+                let [to_maxima, to_totals, target] = match target {
                     Target::Output { out, lse, lse_rest } => {
+                        let row = stream.row(head, first + token);
                         for index in lane..lane + count {
                             let (m, l) = (*tile.maxima.add(index), *totals.add(index));
                             let finished = crate::state::finish(m, l);
@@ -120,12 +115,14 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
                         });
                         continue;
                     }
-                    Target::Extend(state) => (state, row),
-                    Target::Part(state, first) => (state, first + tile.first + lane),
+                    Target::Extend(state) => state.rows(stream.entry, head, first + token),
+                    Target::Part(state, first) => state.rows(0, 0, first + tile.first + lane),
                 };
-                std::ptr::copy_nonoverlapping(tile.maxima.add(lane), state.maxima.add(row), count);
-                std::ptr::copy_nonoverlapping(totals.add(lane), state.totals.add(row), count);
-                let (target, factors, meet) = (state.rows(row), std::ptr::null(), Meet::Replace);
+                for index in 0..count {
+                    *to_maxima.at(index, 0).first.cast_mut() = *tile.maxima.add(lane + index);
+                    *to_totals.at(index, 0).first.cast_mut() = *totals.add(lane + index);
+                }
+                let (factors, meet) = (std::ptr::null(), Meet::Replace);
                 simd.call(FromLanes { source, lane, factors, tokens: count, dims, target, meet });
             }
         }

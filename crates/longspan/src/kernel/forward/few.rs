@@ -168,7 +168,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
                     queries.slopes[query] = self.slopes[head];
                 }
                 if let Target::Extend(state) = stack.target {
-                    let (m, l, acc) = state.row(stream.row(head, token));
+                    let (m, l, acc) = state.row(stream.entry, head, token);
                     (queries.maxima[query], queries.totals[query]) = (*m, *l);
                     let sums = room.sums.at(query, 0).first;
                     std::ptr::copy_nonoverlapping(acc.as_ptr(), sums, self.value_dim);
@@ -189,14 +189,14 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         let (stream, (first, tokens)) = (stack.stream, stack.tokens(row));
         for query in 0..queries.count {
             let (head, token) = (stream.heads[query / tokens] as usize, first + query % tokens);
-            let row = stream.row(head, token);
             let (m, l) = (queries.maxima[query], queries.totals[query]);
             // SAFETY: the rows written are those of this unit's queries.
             unsafe {
                 let sums = room.sums.at(query, 0).first.cast_const();
                 let sums = std::slice::from_raw_parts(sums, self.value_dim);
-                let (state, row) = match stack.target {
+                let (to_m, to_l, acc) = match stack.target {
                     Target::Output { out, lse, lse_rest } => {
+                        let row = stream.row(head, token);
                         let finished = crate::state::finish(m, l);
                         *lse.add(row) = finished.lse;
                         if !lse_rest.is_null() {
@@ -209,10 +209,9 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
                         }
                         continue;
                     }
-                    Target::Extend(state) => (state, row),
-                    Target::Part(state, first) => (state, first + query),
+                    Target::Extend(state) => state.row(stream.entry, head, token),
+                    Target::Part(state, first) => state.row(0, 0, first + query),
                 };
-                let (to_m, to_l, acc) = state.row(row);
                 (*to_m, *to_l) = (m, l);
                 acc.copy_from_slice(sums);
             }

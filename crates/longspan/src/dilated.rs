@@ -1,0 +1,394 @@
+//! LongNet's dilated attention: branches of segments and rates, joined by their denominators.
+
+mod parts;
+
+use std::ops::ControlFlow;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use longspan_pattern::Pattern;
+
+use self::parts::{Maker, Part};
+use crate::arguments::{
+    Arrived, Gradients, GradientsMut, Hook, Inputs, Output, OutputMut, Progress, RowStatistics,
+};
+use crate::check::{self, Sizes};
+use crate::element::Element;
+use crate::error::{Error, Result};
+use crate::gradients;
+use crate::options::{Options, setters};
+use crate::run;
+use crate::state::StateMut;
+use crate::view::{Order, Selection, Steps, View, ViewMut, allocatable};
+
+/// Shapes whose layouts are kept.
+const KEPT: usize = 4;
+
+/// A segment length `w` and a dilation rate `r`.
+///
+/// ```
+/// use longspan::Branch;
+///
+/// let branch = Branch::new(4_096, 2)?;
+/// assert_eq!((branch.segment(), branch.rate()), (4_096, 2));
+/// assert!(Branch::new(4_096, 0).is_err());
+/// # Ok::<_, longspan::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Branch {
+    segment: u64,
+    rate: u64,
+}
+
+impl Branch {
+    /// Segments of `segment` tokens, of which every `rate`-th is seen; at least 1 each.
+    pub fn new(segment: u64, rate: u64) -> Result<Self> {
+        Pattern::dilated(segment, rate, 0)?;
+        Ok(Branch { segment, rate })
+    }
+
+    /// Tokens a segment.
+    pub fn segment(&self) -> u64 {
+        self.segment
+    }
+
+    /// From one seen token to the next.
+    pub fn rate(&self) -> u64 {
+        self.rate
+    }
+}
+
+/// How often a key counts that several branches see.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Counting {
+    /// Once a branch. This is the paper: its weights are the branches' softmax denominators, and
+    /// such a key is in each of them.
+    #[default]
+    EachBranch,
+    /// Once: attention over the union of the branches' sets, which is what
+    /// `dilated(w₁, r₁, o₁) | dilated(w₂, r₂, o₂) | …` says as a [`Pattern`].
+    Once,
+}
+
+/// Dilated attention as LongNet defines it (arXiv 2307.02486).
+///
+/// Branch `b` cuts the sequence into segments of `w_b` tokens. In each, head `h` looks at the tokens
+/// whose number within the segment is `h mod r_b` modulo the rate `r_b`, and only at them: queries,
+/// keys and values (equations 3 to 8, offsets from 11 on). Over those a branch is plain attention. A
+/// query's output is the mean of its branches' outputs, weighted by their softmax denominators
+/// (equations 9 and 10):
+///
+/// ```text
+/// out_i = Σ_b α_b(i) out_b(i)      α_b(i) = s_b(i) / Σ_c s_c(i)      s_b(i) = Σ_{j ∈ A_b(i)} exp(score_ij)
+/// ```
+///
+/// That is the softmax over all of a query's branches together, in which a key that two branches see
+/// counts twice ([`Counting`]). It is computed as such: each branch goes on from the partial softmax
+/// of those before it, and gradients go through the weights.
+///
+/// Any length will do; last segments are short, and rates needn't divide segments. A query that no
+/// branch has (possible where no rate is 1) has output 0 and log-sum-exp −∞.
+///
+/// Nothing is gathered or copied: a branch reads and writes the tensors through views with a step.
+///
+/// ```
+/// use longspan::{Branch, Dilated, Dims, Order, Pattern, Tensor};
+///
+/// let branches = [(512, 1), (1_024, 2), (2_048, 4)];
+/// let branches = branches.map(|(segment, rate)| Branch::new(segment, rate).unwrap());
+/// let dilated = Dilated::new(branches)?.within(Pattern::causal());
+///
+/// let dims = Dims { batch: 1, tokens: 3_001, heads: 4, dim: 16 };
+/// let data: Vec<f32> = (0..dims.elements().unwrap()).map(|i| (i as f32).sin()).collect();
+/// let x = Tensor::new(data, dims, Order::BatchTokenHeadDim)?;
+/// let output = dilated.forward(x.view(), x.view(), x.view())?;
+/// // The first query sees only itself, though in two branches of head 0.
+/// assert_eq!(output.out.view().get(0, 0, 0, 5), x.view().get(0, 0, 0, 5));
+/// # Ok::<_, longspan::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Dilated {
+    branches: Vec<Branch>,
+    within: Pattern,
+    counting: Counting,
+    query_offset: Option<i64>,
+    options: Options,
+    made: Mutex<Vec<Made>>,
+}
+
+/// The parts of a call of given sizes.
+#[derive(Debug, Clone)]
+struct Made {
+    key: [usize; 4],
+    parts: Arc<Vec<Part>>,
+}
+
+impl Dilated {
+    /// These branches, at least one; all queries see all keys of theirs.
+    pub fn new(branches: impl IntoIterator<Item = Branch>) -> Result<Self> {
+        let branches: Vec<Branch> = branches.into_iter().collect();
+        if branches.is_empty() {
+            return Err(Error::NoBranches);
+        }
+        Ok(Dilated {
+            branches,
+            within: Pattern::full(),
+            counting: Counting::default(),
+            query_offset: None,
+            options: Options::default(),
+            made: Mutex::default(),
+        })
+    }
+
+    /// What every branch is cut with: `causal`, `documents(…)`, or any other pattern. It speaks of
+    /// positions in the whole sequence.
+    #[must_use]
+    pub fn within(mut self, pattern: Pattern) -> Self {
+        self.within = pattern;
+        self.made = Mutex::default();
+        self
+    }
+
+    /// How often a key counts that several branches see.
+    #[must_use]
+    pub fn counting(mut self, counting: Counting) -> Self {
+        self.counting = counting;
+        self.made = Mutex::default();
+        self
+    }
+
+    /// The position of the first query, where it isn't that of the last ones: see
+    /// [`Shape::query_offset`](crate::Shape::query_offset).
+    #[must_use]
+    pub fn query_offset(mut self, offset: i64) -> Self {
+        self.query_offset = Some(offset);
+        self.made = Mutex::default();
+        self
+    }
+
+    setters!();
+
+    /// The branches.
+    pub fn branches(&self) -> &[Branch] {
+        &self.branches
+    }
+
+    /// Output and log-sum-exp; the latter is that of all branches together.
+    pub fn forward<E: Element>(
+        &self,
+        q: View<'_, E>,
+        k: View<'_, E>,
+        v: View<'_, E>,
+    ) -> Result<Output<E>> {
+        let inputs = Inputs { q, k, v };
+        let dims = check::tensors(&self.options, &inputs)?.output();
+        Output::fill(dims, q.order(), |output| self.forward_into(inputs, output, Hook::none()))
+    }
+
+    /// Output and log-sum-exp, written where `output` says.
+    pub fn forward_into<E: Element>(
+        &self,
+        inputs: Inputs<'_, E>,
+        output: OutputMut<'_, E>,
+        hook: Hook<'_>,
+    ) -> Result<()> {
+        let sizes = check::tensors(&self.options, &inputs)?;
+        check::output(&inputs, &output)?;
+        let parts = self.parts(&sizes)?;
+        let OutputMut { mut out, lse, lse_rest } = output;
+        let (dims, workspaces) = (sizes.output(), &self.options.workspaces);
+        let threads = self.options.threads.count()?;
+        // A row's maximum and total stand where its log-sum-exp and the rest of it will.
+        let mut own = if lse_rest.is_none() { workspaces.rows(dims.rows()) } else { Vec::new() };
+        let totals = lse_rest.unwrap_or(&mut own);
+        let mut sums = Vec::new();
+        let result = match out.reborrow().into_f32() {
+            Ok(out) if out.strides().dim == 1 => {
+                let mut state = StateMut::over(lse, totals, out)?;
+                self.extend(&parts, &inputs, &mut state, hook)
+            }
+            _ => {
+                sums = workspaces.rows(allocatable::<f32>(dims)?);
+                let sums = ViewMut::new(&mut sums, dims, Order::BatchHeadTokenDim)?;
+                let mut state = StateMut::over(lse, totals, sums)?;
+                self.extend(&parts, &inputs, &mut state, hook)
+            }
+        };
+        if result.is_ok() {
+            let sums = (!sums.is_empty()).then_some(&mut sums[..]);
+            run::finish(&self.options, sums, &mut out, lse, totals, threads)?;
+        }
+        [own, sums].into_iter().for_each(|rows| workspaces.give_back(rows));
+        result
+    }
+
+    /// Gradients with respect to queries, keys and values, through branches and their weights; see
+    /// [`Attention::backward`](crate::Attention::backward).
+    pub fn backward<E: Element>(
+        &self,
+        inputs: Inputs<'_, E>,
+        arrived: Arrived<'_, E>,
+    ) -> Result<Gradients<E>> {
+        gradients::allocate(&inputs, |into| self.differentiate(inputs, arrived, into, Hook::none()))
+    }
+
+    /// Gradients, written where `gradients` says.
+    pub fn backward_into<E: Element>(
+        &self,
+        inputs: Inputs<'_, E>,
+        arrived: Arrived<'_, E>,
+        mut gradients: GradientsMut<'_, E>,
+        hook: Hook<'_>,
+    ) -> Result<()> {
+        let sizes = check::tensors(&self.options, &inputs)?;
+        let read = check::arrived(&arrived, sizes.output())?;
+        check::gradients(&inputs, &read, &gradients)?;
+        gradients::clear(&self.options, &mut gradients)?;
+        self.differentiate(inputs, arrived, gradients, hook)
+    }
+
+    /// Adds to f32 gradients that are zero; others are written.
+    fn differentiate<E: Element>(
+        &self,
+        inputs: Inputs<'_, E>,
+        arrived: Arrived<'_, E>,
+        gradients: GradientsMut<'_, E>,
+        hook: Hook<'_>,
+    ) -> Result<()> {
+        let sizes = check::tensors(&self.options, &inputs)?;
+        let parts = self.parts(&sizes)?;
+        let dims = sizes.output();
+        gradients::differentiate(&self.options, dims, &arrived, gradients, |rows, gradients| {
+            self.accumulate(&parts, &inputs, arrived.dout, rows, gradients, hook)
+        })
+    }
+
+    /// Sets the state to nothing, and adds all branches to it.
+    fn extend<E: Element>(
+        &self,
+        parts: &[Part],
+        inputs: &Inputs<'_, E>,
+        state: &mut StateMut<'_>,
+        hook: Hook<'_>,
+    ) -> Result<()> {
+        state.clear(self.options.threads.count()?);
+        each(parts, inputs.q.dims().batch, hook, |entry, part, hook| {
+            let (queries, keys) = (part.queries(entry), part.keys(entry));
+            let rows = run::Rows::Extend(state.select(&queries));
+            let (options, inputs) = (part.options(&self.options), select(inputs, &queries, &keys));
+            run::forward(&options, &part.layouts, &inputs, rows, hook)
+        })
+    }
+
+    /// Adds the gradients of all branches, given the final statistics of rows.
+    fn accumulate<E: Element>(
+        &self,
+        parts: &[Part],
+        inputs: &Inputs<'_, E>,
+        dout: View<'_, E>,
+        rows: RowStatistics<'_>,
+        mut gradients: GradientsMut<'_>,
+        hook: Hook<'_>,
+    ) -> Result<()> {
+        let dims = dout.dims();
+        each(parts, dims.batch, hook, |entry, part, hook| {
+            let (queries, keys) = (part.queries(entry), part.keys(entry));
+            let gather = |list: &[f32]| {
+                let Selection { stretches, tokens, heads, .. } = queries;
+                let mut own = self.options.workspaces.rows(0);
+                own.reserve(stretches.count * tokens.count * heads.count);
+                for first in indices(stretches) {
+                    for head in indices(heads) {
+                        let row = (entry * dims.heads + head) * dims.tokens + first;
+                        own.extend(indices(tokens).map(|token| list[row + token]));
+                    }
+                }
+                own
+            };
+            let (lse, delta) = (gather(rows.lse), gather(rows.delta));
+            let rest = rows.lse_rest.map(gather);
+            let rows = RowStatistics { lse: &lse, lse_rest: rest.as_deref(), delta: &delta };
+            let into = GradientsMut {
+                dq: gradients.dq.select(&queries),
+                dk: gradients.dk.select(&keys),
+                dv: gradients.dv.select(&keys),
+            };
+            let (options, inputs) = (part.options(&self.options), select(inputs, &queries, &keys));
+            let dout = dout.select(&queries);
+            let result = run::backward(&options, &part.layouts, &inputs, dout, rows, into, hook);
+            for own in [lse, delta].into_iter().chain(rest) {
+                self.options.workspaces.give_back(own);
+            }
+            result
+        })
+    }
+
+    /// The calls of the kernels for given sizes.
+    fn parts(&self, sizes: &Sizes) -> Result<Arc<Vec<Part>>> {
+        let Sizes { queries, keys, heads, key_heads, .. } = *sizes;
+        let key = [queries, keys, heads, key_heads];
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = made.iter().position(|made| made.key == key) {
+            // The one that was used last is the last to go.
+            let known = made.remove(known);
+            made.push(known.clone());
+            return Ok(known.parts);
+        }
+        let maker = Maker {
+            branches: &self.branches,
+            within: &self.within,
+            counting: self.counting,
+            query_offset: self.query_offset.unwrap_or(keys as i64 - queries as i64),
+            sizes: *sizes,
+        };
+        let parts = if heads == 0 { Vec::new() } else { maker.parts()? };
+        let parts = Arc::new(parts);
+        if made.len() == KEPT {
+            made.remove(0);
+        }
+        made.push(Made { key, parts: parts.clone() });
+        Ok(parts)
+    }
+}
+
+fn indices(steps: Steps) -> impl Iterator<Item = usize> {
+    (0..steps.count).map(move |index| steps.first + index * steps.step)
+}
+
+fn select<'a, E: Element>(
+    inputs: &Inputs<'a, E>,
+    queries: &Selection,
+    keys: &Selection,
+) -> Inputs<'a, E> {
+    let Inputs { q, k, v } = inputs;
+    Inputs { q: q.select(queries), k: k.select(keys), v: v.select(keys) }
+}
+
+/// Runs `call` for every batch entry and part; the hook sees progress over all of them.
+fn each(
+    parts: &[Part],
+    batch: usize,
+    mut hook: Hook<'_>,
+    mut call: impl FnMut(usize, &Part, Hook<'_>) -> Result<()>,
+) -> Result<()> {
+    let total = batch * parts.iter().map(|part| part.weight).sum::<usize>();
+    let mut before = 0;
+    for entry in 0..batch {
+        for part in parts {
+            let mut hook = hook.reborrow();
+            let mut scaled = |progress: Progress| match &mut hook.0 {
+                Some(between) => {
+                    let share = progress.done as f64 / progress.total.max(1) as f64;
+                    let done = before + (share * part.weight as f64) as usize;
+                    between(Progress { done, total })
+                }
+                None => ControlFlow::Continue(()),
+            };
+            call(entry, part, Hook::new(&mut scaled)).map_err(|error| match error {
+                Error::Stopped { .. } => Error::Stopped { done: before, total },
+                other => other,
+            })?;
+            before += part.weight;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,94 @@
+//! From what arrives at an output to gradients: what is the same whoever adds them up.
+//!
+//! A backward pass adds to f32 numbers. Gradients of other types are summed up in f32 first, and
+//! rounded once.
+
+use crate::arguments::{Arrived, Gradients, GradientsMut, Inputs, RowStatistics};
+use crate::check;
+use crate::element::{Element, ElementType};
+use crate::error::Result;
+use crate::options::Options;
+use crate::run;
+use crate::view::{Dims, Order, Tensor, View, ViewMut, allocatable};
+
+/// New gradients, zero at first, that `fill` has written to.
+pub(crate) fn allocate<E: Element>(
+    inputs: &Inputs<'_, E>,
+    fill: impl FnOnce(GradientsMut<'_, E>) -> Result<()>,
+) -> Result<Gradients<E>> {
+    let like = |view: &View<'_, E>| Tensor::filled(E::default(), view.dims(), view.order());
+    let (mut dq, mut dk, mut dv) = (like(&inputs.q)?, like(&inputs.k)?, like(&inputs.v)?);
+    fill(GradientsMut { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() })?;
+    Ok(Gradients { dq, dk, dv })
+}
+
+/// Makes gradients zero that are added to; others are written anyway.
+pub(crate) fn clear<E: Element>(
+    options: &Options,
+    gradients: &mut GradientsMut<'_, E>,
+) -> Result<()> {
+    if E::TYPE == ElementType::F32 {
+        let threads = options.threads.count()?;
+        for gradient in [&mut gradients.dq, &mut gradients.dk, &mut gradients.dv] {
+            run::clear(gradient, threads);
+        }
+    }
+    Ok(())
+}
+
+/// Finds the statistics of rows, and has `accumulate` add to f32 gradients: those of the caller,
+/// which are zero, or sums that are rounded to them. `dims` are those of the output.
+pub(crate) fn differentiate<E: Element>(
+    options: &Options,
+    dims: Dims,
+    arrived: &Arrived<'_, E>,
+    gradients: GradientsMut<'_, E>,
+    accumulate: impl FnOnce(RowStatistics<'_>, GradientsMut<'_>) -> Result<()>,
+) -> Result<()> {
+    check::arrived(arrived, dims)?;
+    let mut delta = options.workspaces.rows(dims.rows());
+    run::deltas(arrived, &mut delta, options.threads.count()?);
+    let Arrived { lse, lse_rest, .. } = *arrived;
+    let rows = RowStatistics { lse, lse_rest, delta: &delta };
+    let GradientsMut { dq, dk, dv } = gradients;
+    let result = match (dq.into_f32(), dk.into_f32(), dv.into_f32()) {
+        (Ok(dq), Ok(dk), Ok(dv)) => accumulate(rows, GradientsMut { dq, dk, dv }),
+        (Err(dq), Err(dk), Err(dv)) => {
+            let into = GradientsMut { dq, dk, dv };
+            round(options, into, |gradients| accumulate(rows, gradients))
+        }
+        _ => unreachable!("all three have the same element type"),
+    };
+    options.workspaces.give_back(delta);
+    result
+}
+
+/// Has `accumulate` add to f32 sums, and rounds them once.
+fn round<E: Element>(
+    options: &Options,
+    gradients: GradientsMut<'_, E>,
+    accumulate: impl FnOnce(GradientsMut<'_>) -> Result<()>,
+) -> Result<()> {
+    let threads = options.threads.count()?;
+    let GradientsMut { dq, dk, dv } = gradients;
+    let order = Order::BatchHeadTokenDim;
+    let sums =
+        |dims: Dims| -> Result<Vec<f32>> { Ok(options.workspaces.rows(allocatable::<f32>(dims)?)) };
+    let (q_dims, k_dims, v_dims) = (dq.dims(), dk.dims(), dv.dims());
+    let mut sums = [sums(q_dims)?, sums(k_dims)?, sums(v_dims)?];
+    let [q, k, v] = &mut sums;
+    let mut into = GradientsMut {
+        dq: ViewMut::new(q, q_dims, order)?,
+        dk: ViewMut::new(k, k_dims, order)?,
+        dv: ViewMut::new(v, v_dims, order)?,
+    };
+    clear(options, &mut into)?;
+    let result = accumulate(into);
+    if result.is_ok() {
+        for (sums, mut gradient) in sums.iter().zip([dq, dk, dv]) {
+            run::round(options, sums, &mut gradient, threads)?;
+        }
+    }
+    sums.into_iter().rev().for_each(|sums| options.workspaces.give_back(sums));
+    result
+}

@@ -1,0 +1,343 @@
+//! Dilated attention against the equations of its paper, and what it must be equal to.
+//!
+//! The oracle writes the equations out branch by branch in `f64`; the error rule is that of all
+//! other tests, with keys that stand in several branches listed several times.
+
+use std::num::NonZeroUsize;
+use std::ops::ControlFlow;
+
+use half::{bf16, f16};
+use longspan::{
+    Arrived, Attention, Branch, Counting, Dilated, Dims, Error, Heads, Hook, Inputs, Isa,
+    LayoutSet, Order, OutputMut, Padding, Pattern, Score, Shape, Tensor, Threads,
+};
+use longspan_testing::{LongNet, Problem, Rule, Sample, Sizes, naive, normals, truth};
+
+mod common;
+
+use common::*;
+
+/// Branches over so many tokens and heads.
+#[derive(Clone, Debug)]
+struct Case {
+    net: LongNet,
+    sizes: Sizes,
+    placement: Placement,
+}
+
+fn case(branches: &[(i64, i64)], within: Rule, tokens: usize, heads: usize) -> Case {
+    let sizes = Sizes {
+        batch: 1,
+        tokens_q: tokens,
+        tokens_k: tokens,
+        heads_q: heads,
+        heads_kv: heads,
+        dim_k: 32,
+        dim_v: 32,
+    };
+    Case {
+        net: LongNet { branches: branches.to_vec(), within, once: false },
+        sizes,
+        placement: Placement::Contiguous(Order::BatchTokenHeadDim),
+    }
+}
+
+impl Case {
+    fn once(mut self) -> Self {
+        self.net.once = true;
+        self
+    }
+
+    fn with(mut self, change: impl Fn(&mut Sizes)) -> Self {
+        change(&mut self.sizes);
+        self
+    }
+
+    fn placed(mut self, placement: Placement) -> Self {
+        self.placement = placement;
+        self
+    }
+
+    fn problem(&self) -> Problem {
+        let mut problem = Problem::normal(self.sizes, 3);
+        problem.dlse = Some(normals(5, self.sizes.rows()));
+        problem.seen = self.net.seen(&problem);
+        problem
+    }
+
+    fn dilated(&self) -> Dilated {
+        let branches = self.net.branches.iter().map(|&(w, r)| Branch::new(w as u64, r as u64));
+        let counting = if self.net.once { Counting::Once } else { Counting::EachBranch };
+        let within: Pattern = self.net.within.to_string().parse().unwrap();
+        let branches = branches.map(Result::unwrap);
+        Dilated::new(branches).unwrap().within(within).counting(counting)
+    }
+
+    /// What is wrong on any instruction set, a line each.
+    fn check<E: Number>(&self) -> Vec<String> {
+        let problem = self.problem().rounded(E::PRECISION);
+        let (truth, naive) = (truth(&problem, Sample::ALL), naive(&problem, Sample::ALL));
+        let tensors = TensorsOf::<E>::of(&problem, self.placement);
+        let mut wrong = Vec::new();
+        for (n, isa) in Isa::available().into_iter().enumerate() {
+            let threads = Threads::Count(NonZeroUsize::new(1 + n % 2).unwrap());
+            let dilated = self.dilated().isa(isa).threads(threads);
+            let run = Run { attention: &dilated, tensors: &tensors, results: self.placement };
+            let got = run.both();
+            for measure in measures::<E>(isa, &problem, (&truth, &naive), &got, Sample::ALL) {
+                if !measure.holds() {
+                    wrong.push(format!("{isa} {} {measure}\n    {self:?}", E::TYPE));
+                }
+            }
+        }
+        wrong
+    }
+}
+
+/// The odd cases: short last segments, rates that don't divide, heads that don't either, one token,
+/// queries that no branch has, GQA of every kind, documents, Sq ≠ Sk.
+fn cases() -> Vec<Case> {
+    let paper = [(64, 1), (128, 2), (256, 4)];
+    let documents = || Rule::Documents(vec![100, 0, 57, 3, 140]);
+    let packed = || Rule::And(vec![Rule::Causal, documents()]);
+    vec![
+        case(&paper, Rule::Full, 512, 4),
+        case(&paper, Rule::Causal, 512, 4),
+        case(&paper, Rule::Causal, 487, 4),
+        case(&paper, Rule::Full, 487, 3),
+        case(&[(300, 1), (600, 2)], Rule::Causal, 577, 2),
+        case(&[(600, 1)], Rule::Full, 577, 1),
+        case(&[(50, 3), (70, 4), (31, 1)], Rule::Causal, 331, 5),
+        case(&[(50, 3), (70, 4)], Rule::Full, 331, 5),
+        case(&[(7, 7), (5, 9)], Rule::Full, 61, 4),
+        case(&[(1, 1), (3, 2)], Rule::Causal, 40, 2),
+        case(&paper, Rule::Causal, 1, 4),
+        case(&paper, Rule::Full, 2, 4),
+        case(&[(64, 1), (4, 1_000_000)], Rule::Full, 90, 3),
+        case(&paper, documents(), 300, 4),
+        case(&paper, packed(), 300, 4),
+        case(&[(90, 4), (200, 6)], packed(), 300, 12),
+        case(&paper, Rule::Window { left: 20, right: 5 }, 300, 4),
+        case(&paper, Rule::Causal, 300, 8).with(|sizes| sizes.heads_kv = 2),
+        case(&paper, Rule::Causal, 300, 8).with(|sizes| sizes.heads_kv = 4),
+        case(&[(64, 3), (64, 1)], Rule::Causal, 200, 8).with(|sizes| sizes.heads_kv = 2),
+        case(&[(96, 6)], Rule::Full, 200, 12).with(|sizes| sizes.heads_kv = 4),
+        case(&paper, Rule::Full, 200, 6).with(|sizes| sizes.heads_kv = 1),
+        case(&paper, Rule::Causal, 300, 4).with(|sizes| (sizes.dim_k, sizes.dim_v) = (19, 45)),
+        case(&paper, Rule::Full, 300, 3).with(|sizes| sizes.batch = 3),
+        case(&paper, Rule::Causal, 300, 4).with(|sizes| sizes.tokens_q = 1),
+        case(&paper, Rule::Causal, 300, 4).with(|sizes| sizes.tokens_q = 143),
+        case(&paper, Rule::Full, 100, 4).with(|sizes| sizes.tokens_q = 130),
+    ]
+}
+
+fn verdict(wrong: Vec<String>) {
+    assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+#[test]
+fn equal_to_the_paper() {
+    verdict(cases().iter().flat_map(Case::check::<f32>).collect());
+}
+
+#[test]
+fn the_union_counts_once() {
+    verdict(cases().into_iter().flat_map(|case| case.once().check::<f32>()).collect());
+}
+
+#[test]
+fn half_types() {
+    let every_third = || cases().into_iter().step_by(3);
+    verdict(every_third().flat_map(|case| case.check::<bf16>()).collect());
+    verdict(every_third().flat_map(|case| case.once().check::<f16>()).collect());
+}
+
+#[test]
+fn any_strides() {
+    let case = case(&[(30, 1), (60, 2), (95, 3)], Rule::Causal, 133, 6)
+        .with(|sizes| (sizes.heads_kv, sizes.batch) = (3, 2));
+    let placements = Placement::ALL.into_iter();
+    verdict(
+        placements.flat_map(|placement| case.clone().placed(placement).check::<f32>()).collect(),
+    );
+}
+
+/// The oracle that the rule is measured by and the equations, on the cases of this file.
+#[test]
+fn oracles_agree() {
+    for case in cases() {
+        let problem = case.problem();
+        let (equations, lists) =
+            (case.net.equations(&problem), truth(&problem, Sample::ALL).values);
+        for (what, a, b) in [
+            ("out", &equations.out, &lists.out),
+            ("lse", &equations.lse, &lists.lse),
+            ("dq", &equations.dq, &lists.dq),
+            ("dk", &equations.dk, &lists.dk),
+            ("dv", &equations.dv, &lists.dv),
+        ] {
+            let far = a.iter().zip(b).position(|(a, b)| a != b && !((a - b).abs() < 1e-10));
+            assert_eq!(far, None, "{what} of {case:?}");
+        }
+    }
+}
+
+/// One branch that holds everything is full attention.
+#[test]
+fn one_whole_branch_is_full_attention() {
+    let case = case(&[(1_000, 1)], Rule::Causal, 257, 3);
+    let problem = case.problem();
+    let tensors = Tensors::of(&problem, case.placement);
+    let attention = Attention::new(compile("causal", 257, 257));
+    let both = |engine: &dyn Engine<f32>| {
+        Run { attention: engine, tensors: &tensors, results: case.placement }.both()
+    };
+    let (dilated, full) = (both(&case.dilated()), both(&attention));
+    for (a, b) in [(&dilated.out, &full.out), (&dilated.dk, &full.dk), (&dilated.dq, &full.dq)] {
+        assert!(a.iter().zip(b).all(|(a, b)| (a - b).abs() < 2e-6));
+    }
+}
+
+/// The union is what the pattern algebra says.
+#[test]
+fn the_union_is_a_pattern() {
+    let case = case(&[(40, 1), (80, 2), (120, 3)], Rule::Causal, 210, 4).once();
+    let problem = case.problem();
+    let tensors = Tensors::of(&problem, case.placement);
+    let dilated = case.dilated();
+    let union = (0..4u64).map(|head| {
+        let of = |w, r| Pattern::dilated(w, r, head % r).unwrap();
+        Pattern::causal() & (of(40, 1) | of(80, 2) | of(120, 3))
+    });
+    let heads = Heads::each(union).unwrap();
+    let shape = Shape::new(210, 210);
+    let set = LayoutSet::compile(&heads, 4, &shape, &Padding::None(1), None).unwrap();
+    let attention = Attention::new(set);
+    let both = |engine: &dyn Engine<f32>| {
+        Run { attention: engine, tensors: &tensors, results: case.placement }.both()
+    };
+    let (dilated, pattern) = (both(&dilated), both(&attention));
+    for (a, b) in
+        [(&dilated.out, &pattern.out), (&dilated.dk, &pattern.dk), (&dilated.dv, &pattern.dv)]
+    {
+        assert!(a.iter().zip(b).all(|(a, b)| (a - b).abs() < 2e-6));
+    }
+}
+
+/// The same bits for any number of threads, and for a second call.
+#[test]
+fn threads_change_nothing() {
+    let case = case(&[(128, 1), (512, 3)], Rule::Causal, 1_000, 6);
+    let problem = case.problem();
+    let tensors = Tensors::of(&problem, case.placement);
+    let run = |threads| {
+        let threads = Threads::Count(NonZeroUsize::new(threads).unwrap());
+        let dilated = case.dilated().threads(threads);
+        let run = Run { attention: &dilated, tensors: &tensors, results: case.placement };
+        let (first, second) = (run.both(), run.both());
+        assert_eq!(bits(&first.out), bits(&second.out));
+        first
+    };
+    let (one, three) = (run(1), run(3));
+    for (a, b) in [(&one.out, &three.out), (&one.dq, &three.dq), (&one.dk, &three.dk)] {
+        assert_eq!(bits(a), bits(b));
+    }
+}
+
+/// Distances of ALiBi are those of positions, slopes those of heads.
+#[test]
+fn scores_are_transformed() {
+    let slopes = vec![0.5, 0.25, 0.125, 0.0625];
+    let case = case(&[(40, 1), (80, 2)], Rule::Causal, 150, 4);
+    for (transform, score) in [
+        (longspan_testing::Transform::Softcap(2.0), Score::Softcap(2.0)),
+        (
+            longspan_testing::Transform::Alibi(slopes.clone()),
+            Score::Alibi(slopes.as_slice().into()),
+        ),
+    ] {
+        let mut problem = case.problem();
+        problem.transform = transform;
+        problem.unit_scale = false;
+        let truth = truth(&problem, Sample::ALL);
+        let tensors = Tensors::of(&problem, case.placement);
+        let dilated = case.dilated().score(score);
+        let got = Run { attention: &dilated, tensors: &tensors, results: case.placement }.both();
+        for (got, truth) in [
+            (&got.out, &truth.values.out),
+            (&got.dq, &truth.values.dq),
+            (&got.dk, &truth.values.dk),
+        ] {
+            let off = got.iter().zip(truth).map(|(a, b)| (f64::from(*a) - b).abs());
+            assert!(off.fold(0.0, f64::max) < 1e-4);
+        }
+    }
+}
+
+/// Queries of a cache that was allocated beforehand say where they stand.
+#[test]
+fn offsets() {
+    let case = case(&[(40, 1), (80, 2)], Rule::Causal, 200, 4).with(|sizes| sizes.tokens_q = 10);
+    let mut problem = case.problem();
+    problem.query_positions = (100..110).collect();
+    problem.seen = case.net.seen(&problem);
+    let truth = truth(&problem, Sample::ALL);
+    let tensors = Tensors::of(&problem, case.placement);
+    let dilated = case.dilated().query_offset(100);
+    let got = Run { attention: &dilated, tensors: &tensors, results: case.placement }.both();
+    let off = got.out.iter().zip(&truth.values.out).map(|(a, b)| (f64::from(*a) - b).abs());
+    assert!(off.fold(0.0, f64::max) < 1e-5);
+}
+
+#[test]
+fn progress_and_stopping() {
+    let case = case(&[(128, 1), (512, 2)], Rule::Full, 1_024, 4);
+    let dims = dims_q(&case.sizes);
+    let x = Tensor::filled(0.5_f32, dims, Order::BatchTokenHeadDim).unwrap();
+    let inputs = Inputs { q: x.view(), k: x.view(), v: x.view() };
+    let dilated = case.dilated().threads(Threads::Count(NonZeroUsize::MIN));
+    let call = |between: &mut dyn FnMut(longspan::Progress) -> ControlFlow<()>| {
+        let mut out = Tensor::filled(0.0_f32, dims, Order::BatchTokenHeadDim).unwrap();
+        let mut lse = vec![0.0; 4 * 1_024];
+        let output = OutputMut { out: out.view_mut(), lse: &mut lse, lse_rest: None };
+        dilated.forward_into(inputs, output, Hook::new(between))
+    };
+    let mut seen = Vec::new();
+    call(&mut |progress| {
+        seen.push(progress);
+        ControlFlow::Continue(())
+    })
+    .unwrap();
+    assert!(seen.is_sorted_by_key(|progress| progress.done));
+    let last = seen.last().unwrap();
+    assert_eq!(last.done, last.total);
+    let stopped = call(&mut |_| ControlFlow::Break(()));
+    assert!(matches!(stopped, Err(Error::Stopped { .. })), "{stopped:?}");
+}
+
+#[test]
+fn what_is_refused() {
+    assert_eq!(Dilated::new([]).unwrap_err(), Error::NoBranches);
+    assert!(Branch::new(0, 1).is_err() && Branch::new(8, 0).is_err());
+    let dilated = Dilated::new([Branch::new(8, 2).unwrap()]).unwrap();
+    let tensor = |dim| {
+        let dims = Dims { batch: 1, tokens: 5, heads: 2, dim };
+        Tensor::filled(0.0_f32, dims, Order::BatchTokenHeadDim).unwrap()
+    };
+    let (q, k) = (tensor(4), tensor(5));
+    assert!(matches!(
+        dilated.forward(q.view(), k.view(), k.view()),
+        Err(Error::Shape { tensor: "k", .. })
+    ));
+    // Documents that end elsewhere.
+    let dilated = dilated.within(Pattern::documents([4]).unwrap());
+    assert!(matches!(dilated.forward(q.view(), q.view(), q.view()), Err(Error::Pattern(_))));
+    // Nothing at all is no error.
+    let none = Tensor::filled(0.0_f32, Dims { batch: 1, tokens: 0, heads: 2, dim: 4 }, q.order());
+    let none = none.unwrap();
+    let dilated = dilated.within(Pattern::full());
+    let output = dilated.forward(none.view(), none.view(), none.view()).unwrap();
+    let arrived = Arrived::of(&output, none.view());
+    let inputs = Inputs { q: none.view(), k: none.view(), v: none.view() };
+    assert!(dilated.backward(inputs, arrived).unwrap().dq.as_slice().is_empty());
+}
