@@ -194,6 +194,33 @@ pub(crate) unsafe fn load<E: Element, S: Simd>(simd: S, from: *const E) -> S::F 
     }
 }
 
+/// Two vectors of numbers, widened, in the order of [`paired`].
+///
+/// # Safety
+///
+/// `2 · S::WIDTH` of them must be readable.
+#[inline(always)]
+pub(crate) unsafe fn load_pairs<E: Element, S: Simd>(simd: S, from: *const E) -> [S::F; 2] {
+    // SAFETY: the caller says so; half types are 16 bits.
+    unsafe {
+        match E::TYPE {
+            ElementType::Bf16 => simd.load_bf16_pairs(from.cast()),
+            _ => [load(simd, from), load(simd, from.add(S::WIDTH))],
+        }
+    }
+}
+
+/// Where number `index` stands in what [`load_pairs`] loads, pair after pair of vectors: as it lies in
+/// memory, but for bf16, of which even ones come first.
+#[inline(always)]
+pub(crate) fn paired<E: Element, S: Simd>(index: usize) -> usize {
+    let (first, place) = (index / (2 * S::WIDTH) * 2 * S::WIDTH, index % (2 * S::WIDTH));
+    match E::TYPE {
+        ElementType::Bf16 => first + place % 2 * S::WIDTH + place / 2,
+        _ => index,
+    }
+}
+
 /// Writes a vector of numbers, rounded.
 ///
 /// # Safety

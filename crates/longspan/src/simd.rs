@@ -89,6 +89,23 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
         // SAFETY: the caller's.
         unsafe { widen(self, from, |bits| bf16::from_bits(bits).to_f32()) }
     }
+    /// `2 · WIDTH` bf16 numbers: those at even places, and those at odd ones. A pair is 32 bits, so
+    /// nothing has to move to another lane.
+    ///
+    /// # Safety
+    ///
+    /// They must be readable.
+    #[inline(always)]
+    unsafe fn load_bf16_pairs(self, from: *const u16) -> [Self::F; 2] {
+        let mut numbers = [[0.0; WIDEST]; 2];
+        for index in 0..2 * Self::WIDTH {
+            // SAFETY: the caller's.
+            let bits = unsafe { *from.add(index) };
+            numbers[index % 2][index / 2] = bf16::from_bits(bits).to_f32();
+        }
+        // SAFETY: no vector is wider.
+        numbers.map(|numbers| unsafe { self.load(numbers.as_ptr()) })
+    }
     /// Writes `WIDTH` bf16 numbers, the nearest ones.
     ///
     /// # Safety
@@ -200,6 +217,32 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     ///
     /// All of both must be readable and writable; they must not overlap.
     unsafe fn transpose(self, from: *const f32, from_row: isize, to: *mut f32, to_row: isize);
+    /// The sums of `WIDTH` vectors that lie one after the other: lane `i` has that of vector `i`.
+    ///
+    /// # Safety
+    ///
+    /// They must be readable.
+    #[inline(always)]
+    unsafe fn sums(self, vectors: *const f32) -> Self::F {
+        let mut turned = [0.0_f32; WIDEST * WIDEST];
+        let width = Self::WIDTH as isize;
+        // SAFETY: the caller's; a square holds any vector.
+        unsafe {
+            self.transpose(vectors, width, turned.as_mut_ptr(), width);
+            let mut sums = [self.splat(0.0); WIDEST];
+            for (t, sum) in sums[..Self::WIDTH].iter_mut().enumerate() {
+                *sum = self.load(turned.as_ptr().add(t * Self::WIDTH));
+            }
+            let mut half = Self::WIDTH / 2;
+            while half > 0 {
+                for t in 0..half {
+                    sums[t] = self.add(sums[t], sums[t + half]);
+                }
+                half /= 2;
+            }
+            sums[0]
+        }
+    }
 }
 
 /// Half-precision numbers one by one, where there is no instruction for a vector of them.

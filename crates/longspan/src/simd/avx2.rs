@@ -66,6 +66,15 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn load_bf16_pairs(self, from: *const u16) -> [__m256; 2] {
+        have!({
+            let bits = _mm256_loadu_si256(from.cast());
+            let odd = _mm256_and_si256(bits, _mm256_set1_epi32(0xffff_0000_u32 as i32));
+            [_mm256_slli_epi32::<16>(bits), odd].map(|bits| _mm256_castsi256_ps(bits))
+        })
+    }
+
+    #[inline(always)]
     unsafe fn store_bf16(self, to: *mut u16, x: __m256) {
         // Half an ulp less the last bit that stays, so that ties go to even; NaN keeps its sign.
         have!({

@@ -66,6 +66,15 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn load_bf16_pairs(self, from: *const u16) -> [__m512; 2] {
+        have!({
+            let bits = _mm512_loadu_si512(from.cast());
+            let odd = _mm512_and_si512(bits, _mm512_set1_epi32(0xffff_0000_u32 as i32));
+            [_mm512_slli_epi32::<16>(bits), odd].map(|bits| _mm512_castsi512_ps(bits))
+        })
+    }
+
+    #[inline(always)]
     unsafe fn store_bf16(self, to: *mut u16, x: __m512) {
         // Half an ulp less the last bit that stays, so that ties go to even; NaN keeps its sign.
         have!({
@@ -208,6 +217,25 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn prefetch(self, at: *const u8) {
         have!(_mm_prefetch::<_MM_HINT_T0>(at.cast()))
+    }
+
+    #[inline(always)]
+    unsafe fn sums(self, vectors: *const f32) -> __m512 {
+        // Two vectors become one, four times: pairs, quads, and then whole 128-bit lanes.
+        have!({
+            let add = |x, y| _mm512_add_ps(x, y);
+            let quads = [0, 1, 2, 3].map(|i| {
+                let row = |j: usize| _mm512_loadu_ps(vectors.add(16 * (4 * i + j)));
+                let pair = |a, b| add(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+                let both = [pair(row(0), row(1)), pair(row(2), row(3))];
+                let [ab, cd] = both.map(|pair| _mm512_castps_pd(pair));
+                let (low, high) = (_mm512_unpacklo_pd(ab, cd), _mm512_unpackhi_pd(ab, cd));
+                add(_mm512_castpd_ps(low), _mm512_castpd_ps(high))
+            });
+            let lanes =
+                |a, b| add(_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xdd>(a, b));
+            lanes(lanes(quads[0], quads[1]), lanes(quads[2], quads[3]))
+        })
     }
 
     #[inline(always)]

@@ -1,9 +1,10 @@
-//! Conversions of half types against the `half` crate, on every instruction set of this CPU.
+//! Conversions of half types against the `half` crate, and sums of vectors, on every instruction set of
+//! this CPU.
 
 use half::{bf16, f16};
 
 use super::*;
-use crate::element::{Element, load, store};
+use crate::element::{Element, load, load_pairs, paired, store};
 use crate::isa::Isa;
 
 /// A half type's bits.
@@ -141,4 +142,80 @@ fn narrowing_bf16() {
 #[test]
 fn narrowing_f16() {
     narrowing::<f16>();
+}
+
+/// Pairs of vectors hold what single ones do, in the order that `paired` says.
+struct Pairs<'a, E>(&'a [E]);
+
+impl<E: Element> WithSimd for Pairs<'_, E> {
+    type Output = ();
+
+    fn with<S: Simd>(self, simd: S) {
+        struct Load<'a, E>(&'a [E], &'a std::cell::RefCell<Vec<f32>>);
+        impl<E: Element> Operation for Load<'_, E> {
+            type Output = ();
+
+            #[inline(always)]
+            fn eval<S: Simd>(self, simd: S) {
+                let mut to = self.1.borrow_mut();
+                to.resize(self.0.len(), 0.0);
+                for at in (0..self.0.len()).step_by(2 * S::WIDTH) {
+                    // SAFETY: both lists have whole pairs of vectors.
+                    unsafe {
+                        let [first, second] = load_pairs(simd, self.0.as_ptr().add(at));
+                        simd.store(to.as_mut_ptr().add(at), first);
+                        simd.store(to.as_mut_ptr().add(at + S::WIDTH), second);
+                    }
+                }
+            }
+        }
+        let found = std::cell::RefCell::new(Vec::new());
+        simd.call(Load(self.0, &found));
+        let found = found.into_inner();
+        for (index, x) in self.0.iter().enumerate() {
+            assert_eq!(found[paired::<E, S>(index)], x.to_f32(), "number {index} of {}", E::TYPE);
+        }
+    }
+}
+
+#[test]
+fn pairs_of_vectors() {
+    let numbers: Vec<f32> = (0..4 * WIDEST).map(|n| n as f32 - 17.5).collect();
+    for isa in Isa::available() {
+        dispatch(isa, Pairs(&numbers));
+        dispatch(isa, Pairs(&numbers.iter().map(|&x| bf16::from_f32(x)).collect::<Vec<_>>()));
+        dispatch(isa, Pairs(&numbers.iter().map(|&x| f16::from_f32(x)).collect::<Vec<_>>()));
+    }
+}
+
+/// The sum of each vector, in its lane.
+struct Sums;
+
+impl WithSimd for Sums {
+    type Output = ();
+
+    fn with<S: Simd>(self, simd: S) {
+        struct Add<'a>(&'a [f32], &'a std::cell::RefCell<[f32; WIDEST]>);
+        impl Operation for Add<'_> {
+            type Output = ();
+
+            #[inline(always)]
+            fn eval<S: Simd>(self, simd: S) {
+                // SAFETY: the square is as large as the widest vector's.
+                unsafe { simd.store(self.1.borrow_mut().as_mut_ptr(), simd.sums(self.0.as_ptr())) }
+            }
+        }
+        let numbers: Vec<f32> = (0..WIDEST * WIDEST).map(|n| (n * n % 97) as f32).collect();
+        let found = std::cell::RefCell::new([0.0; WIDEST]);
+        simd.call(Add(&numbers, &found));
+        for (lane, sum) in found.into_inner().into_iter().enumerate().take(S::WIDTH) {
+            let vector = &numbers[lane * S::WIDTH..][..S::WIDTH];
+            assert_eq!(sum, vector.iter().sum::<f32>(), "lane {lane}");
+        }
+    }
+}
+
+#[test]
+fn sums_of_vectors() {
+    Isa::available().into_iter().for_each(|isa| dispatch(isa, Sums));
 }

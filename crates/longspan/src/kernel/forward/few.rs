@@ -15,7 +15,7 @@ mod row;
 
 use longspan_pattern::Masks;
 
-use self::dots::{Dots, Weigh, dots_pay};
+use self::dots::{Dots, Weigh, dots_pay, place};
 use self::row::RowSoftmax;
 
 use super::lists::{Lists, Piece, even};
@@ -72,15 +72,20 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         self.value_dim.next_multiple_of(X::Simd::WIDTH)
     }
 
+    /// Pairs of vectors, as [`Weigh`] adds to them.
+    fn sum_row(&self) -> usize {
+        self.value_dim.next_multiple_of(2 * X::Simd::WIDTH)
+    }
+
     fn query_row(&self) -> usize {
-        self.dim.next_multiple_of(X::Simd::WIDTH)
+        self.dim.next_multiple_of(2 * X::Simd::WIDTH)
     }
 
     fn few_lengths(&self) -> [usize; 6] {
         let (dim, value_row) = (self.dim, self.value_row());
         [
             FEW * self.query_row(),
-            FEW * value_row,
+            FEW * self.sum_row(),
             FEW * LONGEST,
             dim * LANES,
             LONGEST * value_row,
@@ -104,7 +109,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
             });
         Room {
             queries: Rows { first: queries, row: self.query_row() },
-            sums: Rows { first: sums, row: self.value_row() },
+            sums: Rows { first: sums, row: self.sum_row() },
             scores: Rows { first: scores, row: LONGEST },
             turned: Rows { first: turned, row: LANES },
             values: Rows { first: values, row: self.value_row() },
@@ -151,12 +156,20 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         };
         // SAFETY: the tensors have these queries, and the room holds FEW of them.
         unsafe {
-            std::ptr::write_bytes(room.sums.first, 0, FEW * self.value_row());
+            std::ptr::write_bytes(room.sums.first, 0, FEW * self.sum_row());
             for query in 0..queries.count {
                 let (head, token) = (stream.heads[query / tokens] as usize, first + query % tokens);
                 let source = self.q.head(stream.entry, head, token);
+                let as_they_lie = dots_pay::<X::Simd>(queries.count, self.dim);
                 for dim in 0..self.dim {
-                    *room.queries.at(query, dim).first = (*source.at(0, dim).first).to_f32();
+                    let at = match as_they_lie {
+                        true => {
+                            let column = self.k.strides.dim;
+                            place::<X::Element, X::Simd>(column, self.dim, dim)
+                        }
+                        false => dim,
+                    };
+                    *room.queries.at(query, at).first = (*source.at(0, dim).first).to_f32();
                 }
                 for dim in self.dim..self.query_row() {
                     *room.queries.at(query, dim).first = 0.0;

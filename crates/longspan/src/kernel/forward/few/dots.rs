@@ -13,7 +13,7 @@
 
 #![expect(clippy::needless_range_loop, reason = "arrays of vectors stay in registers this way")]
 
-use crate::element::{Element, load};
+use crate::element::{Element, load_pairs, paired};
 use crate::simd::{LANES, Operation, Simd, WIDEST};
 use crate::tile::{Rows, Strided};
 
@@ -22,29 +22,37 @@ pub(super) fn dots_pay<S: Simd>(rows: usize, dims: usize) -> bool {
     2 * rows <= dims.div_ceil(S::WIDTH)
 }
 
-/// Whether every vector of numbers lies in one piece.
-fn is_plain<S: Simd, E>(tokens: Strided<E>, dims: usize) -> bool {
-    tokens.column == 1 && dims.is_multiple_of(S::WIDTH)
+/// Whether pairs of vectors lie in one piece, given how far numbers are from each other.
+fn is_plain<S: Simd>(column: isize, dims: usize) -> bool {
+    column == 1 && dims.is_multiple_of(2 * S::WIDTH)
 }
 
-/// Numbers of a token from `dim` on, of `dims`, with 0 behind them.
+/// Where number `dim` of a query stands that keys are multiplied with as they lie.
+pub(super) fn place<E: Element, S: Simd>(column: isize, dims: usize, dim: usize) -> usize {
+    if is_plain::<S>(column, dims) { paired::<E, S>(dim) } else { dim }
+}
+
+/// Numbers of a token from `dim` on, of `dims`, with 0 behind them: two vectors, in the order of
+/// [`paired`] where they lie in one piece.
 #[inline(always)]
-unsafe fn vector<S: Simd, E: Element, const PLAIN: bool>(
+unsafe fn vectors<S: Simd, E: Element, const PLAIN: bool>(
     simd: S,
     token: Strided<E>,
     dim: usize,
     dims: usize,
-) -> S::F {
+) -> [S::F; 2] {
     // SAFETY: the caller has the token.
     unsafe {
         if PLAIN {
-            return load(simd, token.first.add(dim));
+            return load_pairs(simd, token.first.add(dim));
         }
-        let mut numbers = [0.0; WIDEST];
-        for lane in 0..S::WIDTH.min(dims.saturating_sub(dim)) {
-            numbers[lane] = (*token.at(0, dim + lane).first).to_f32();
-        }
-        simd.load(numbers.as_ptr())
+        [dim, dim + S::WIDTH].map(|dim| {
+            let mut numbers = [0.0; WIDEST];
+            for lane in 0..S::WIDTH.min(dims.saturating_sub(dim)) {
+                numbers[lane] = (*token.at(0, dim + lane).first).to_f32();
+            }
+            simd.load(numbers.as_ptr())
+        })
     }
 }
 
@@ -53,7 +61,7 @@ pub(super) struct Dots<E> {
     pub(super) keys: Strided<E>,
     pub(super) tokens: usize,
     pub(super) dims: usize,
-    /// Queries in whole vectors, with 0 behind them.
+    /// Queries in whole pairs of vectors, with 0 behind them; numbers where [`place`] says.
     pub(super) queries: Rows,
     pub(super) rows: usize,
     pub(super) scores: Rows,
@@ -66,7 +74,7 @@ impl<E: Element> Operation for Dots<E> {
     fn eval<S: Simd>(self, simd: S) {
         // SAFETY: whoever makes the operation vouches for the matrices.
         unsafe {
-            match is_plain::<S, E>(self.keys, self.dims) {
+            match is_plain::<S>(self.keys.column, self.dims) {
                 true => self.scores::<S, true>(simd),
                 false => self.scores::<S, false>(simd),
             }
@@ -78,9 +86,7 @@ impl<E: Element> Dots<E> {
     #[inline(always)]
     unsafe fn scores<S: Simd, const PLAIN: bool>(&self, simd: S) {
         let mut square = [0.0_f32; WIDEST * WIDEST];
-        let mut turned = [0.0_f32; WIDEST * WIDEST];
-        let width = S::WIDTH as isize;
-        // SAFETY: the caller's; squares hold any vector.
+        // SAFETY: the caller's; a square holds any vector.
         unsafe {
             for first in (0..self.tokens).step_by(S::WIDTH) {
                 for query in 0..self.rows {
@@ -89,25 +95,15 @@ impl<E: Element> Dots<E> {
                         // Behind the last key, it again.
                         let key = self.keys.at((first + t).min(self.tokens - 1), 0);
                         let mut sum = simd.splat(0.0);
-                        for dim in (0..self.dims).step_by(S::WIDTH) {
-                            let k = vector::<S, E, PLAIN>(simd, key, dim, self.dims);
-                            sum = simd.fma(k, simd.load(q.add(dim)), sum);
+                        for dim in (0..self.dims).step_by(2 * S::WIDTH) {
+                            let k = vectors::<S, E, PLAIN>(simd, key, dim, self.dims);
+                            for n in 0..2 {
+                                sum = simd.fma(k[n], simd.load(q.add(dim + n * S::WIDTH)), sum);
+                            }
                         }
                         simd.store(square.as_mut_ptr().add(t * S::WIDTH), sum);
                     }
-                    simd.transpose(square.as_ptr(), width, turned.as_mut_ptr(), width);
-                    let mut sums = [simd.splat(0.0); WIDEST];
-                    for t in 0..S::WIDTH {
-                        sums[t] = simd.load(turned.as_ptr().add(t * S::WIDTH));
-                    }
-                    let mut half = S::WIDTH / 2;
-                    while half > 0 {
-                        for t in 0..half {
-                            sums[t] = simd.add(sums[t], sums[t + half]);
-                        }
-                        half /= 2;
-                    }
-                    simd.store(self.scores.at(query, first).first, sums[0]);
+                    simd.store(self.scores.at(query, first).first, simd.sums(square.as_ptr()));
                 }
                 for t in 0..S::WIDTH {
                     let soon = (LANES + first + t) as isize * self.keys.row;
@@ -125,12 +121,12 @@ pub(super) struct Weigh<E> {
     pub(super) dims: usize,
     pub(super) weights: Rows,
     pub(super) rows: usize,
-    /// In whole vectors.
+    /// In whole pairs of vectors.
     pub(super) sums: Rows,
 }
 
-/// Vectors of sums that are in registers together, for even and for odd keys.
-const TOGETHER: usize = 4;
+/// Pairs of vectors of sums that are in registers together, for even and for odd keys.
+const TOGETHER: usize = 2;
 
 /// Keys whose values are summed up before they are added to others, half of them each in even and odd
 /// sums: as accurate as [`OVER_TOKENS`](crate::tile::OVER_TOKENS).
@@ -141,20 +137,16 @@ impl<E: Element> Operation for Weigh<E> {
 
     #[inline(always)]
     fn eval<S: Simd>(self, simd: S) {
-        let plain = is_plain::<S, E>(self.values, self.dims);
+        let plain = is_plain::<S>(self.values.column, self.dims);
         // SAFETY: whoever makes the operation vouches for the matrices.
         unsafe {
             for query in 0..self.rows {
-                let weights = self.weights.at(query, 0).first.cast_const();
-                for first in (0..self.dims).step_by(TOGETHER * S::WIDTH) {
-                    let vectors = (self.dims - first).div_ceil(S::WIDTH).min(TOGETHER);
-                    match (vectors, plain) {
-                        (4, true) => self.columns::<S, 4, true>(simd, query, weights, first),
-                        (4, _) => self.columns::<S, 4, false>(simd, query, weights, first),
-                        (3, _) => self.columns::<S, 3, false>(simd, query, weights, first),
-                        (2, true) => self.columns::<S, 2, true>(simd, query, weights, first),
-                        (2, _) => self.columns::<S, 2, false>(simd, query, weights, first),
-                        _ => self.columns::<S, 1, false>(simd, query, weights, first),
+                for first in (0..self.dims).step_by(TOGETHER * 2 * S::WIDTH) {
+                    match (self.dims - first <= 2 * S::WIDTH, plain) {
+                        (true, true) => self.columns::<S, 1, true>(simd, query, first),
+                        (true, false) => self.columns::<S, 1, false>(simd, query, first),
+                        (false, true) => self.columns::<S, TOGETHER, true>(simd, query, first),
+                        (false, false) => self.columns::<S, TOGETHER, false>(simd, query, first),
                     }
                 }
             }
@@ -163,49 +155,60 @@ impl<E: Element> Operation for Weigh<E> {
 }
 
 impl<E: Element> Weigh<E> {
-    /// `N` vectors of the sums of a query, from dim `first` on.
+    /// `N` pairs of vectors of the sums of a query, from dim `first` on.
     #[inline(always)]
     unsafe fn columns<S: Simd, const N: usize, const PLAIN: bool>(
         &self,
         simd: S,
         query: usize,
-        weights: *const f32,
         first: usize,
     ) {
+        let zero = [[simd.splat(0.0); 2]; N];
         // SAFETY: as `eval`.
         unsafe {
-            let mut total = [simd.splat(0.0); N];
+            let weights = self.weights.at(query, 0).first;
+            let add = |sums: &mut [[S::F; 2]; N], key: usize| {
+                let (weight, row) = (simd.splat(*weights.add(key)), self.values.at(key, 0));
+                for n in 0..N {
+                    let v = vectors::<S, E, PLAIN>(simd, row, first + n * 2 * S::WIDTH, self.dims);
+                    for half in 0..2 {
+                        sums[n][half] = simd.fma(v[half], weight, sums[n][half]);
+                    }
+                }
+            };
+            let mut total = zero;
             for start in (0..self.tokens).step_by(PIECE) {
                 let end = self.tokens.min(start + PIECE);
-                let mut even = [simd.splat(0.0); N];
-                let mut odd = [simd.splat(0.0); N];
+                let (mut even, mut odd) = (zero, zero);
                 let pairs = start + (end - start) / 2 * 2;
                 for key in (start..pairs).step_by(2) {
-                    let (a, b) = (simd.splat(*weights.add(key)), simd.splat(*weights.add(key + 1)));
-                    let (row, next) = (self.values.at(key, 0), self.values.at(key + 1, 0));
-                    for n in 0..N {
-                        let dim = first + n * S::WIDTH;
-                        even[n] =
-                            simd.fma(vector::<S, E, PLAIN>(simd, row, dim, self.dims), a, even[n]);
-                        odd[n] =
-                            simd.fma(vector::<S, E, PLAIN>(simd, next, dim, self.dims), b, odd[n]);
-                    }
+                    add(&mut even, key);
+                    add(&mut odd, key + 1);
                 }
                 if pairs < end {
-                    let (row, a) = (self.values.at(pairs, 0), simd.splat(*weights.add(pairs)));
-                    for n in 0..N {
-                        let dim = first + n * S::WIDTH;
-                        even[n] =
-                            simd.fma(vector::<S, E, PLAIN>(simd, row, dim, self.dims), a, even[n]);
-                    }
+                    add(&mut even, pairs);
                 }
                 for n in 0..N {
-                    total[n] = simd.add(total[n], simd.add(even[n], odd[n]));
+                    for half in 0..2 {
+                        let both = simd.add(even[n][half], odd[n][half]);
+                        total[n][half] = simd.add(total[n][half], both);
+                    }
                 }
             }
             for n in 0..N {
-                let to = self.sums.at(query, first + n * S::WIDTH).first;
-                simd.store(to, simd.add(simd.load(to), total[n]));
+                let dim = first + n * 2 * S::WIDTH;
+                if dim >= self.dims {
+                    break;
+                }
+                let to = self.sums.at(query, dim).first;
+                let mut numbers = [0.0; 2 * WIDEST];
+                for half in 0..2 {
+                    simd.store(numbers.as_mut_ptr().add(half * S::WIDTH), total[n][half]);
+                }
+                for number in 0..2 * S::WIDTH {
+                    let from = if PLAIN { paired::<E, S>(number) } else { number };
+                    *to.add(number) += numbers[from];
+                }
             }
         }
     }
