@@ -6,43 +6,50 @@
 //! 0 waits for 1, 1 waits for 2, 2 has stopped:   0 blames 1, 1 blames 2
 //! ```
 //!
-//! So each tells all others whom it blames, and follows what they tell. Whoever speaks lives, and is
-//! to blame only if it says so itself.
+//! So each tells all others whom it blames and on what ground, and follows what they tell. Whoever
+//! speaks lives, and is to blame only if it says so itself, or if somebody has seen it.
 
 use std::collections::BTreeMap;
 
 use crate::error::Error;
-use crate::message::GiveUp;
+use crate::message::{GiveUp, Ground};
+use crate::transport::Failure;
 
 /// What ranks say that have given up, as one of them hears it.
 pub(crate) struct Hearing {
     rank: usize,
     ranks: usize,
-    /// Whom this rank has waited for, or heard blamed; in order.
+    /// Whom this rank blames; all it waited for, in order.
     suspects: Vec<usize>,
-    /// Whom others blame, by who says so.
-    told: BTreeMap<usize, Option<usize>>,
+    ground: Ground,
+    /// By who says so.
+    told: BTreeMap<usize, GiveUp>,
 }
 
 impl Hearing {
-    /// For a rank, of so many, that has met an error.
-    pub(crate) fn about(error: &Error, rank: usize, ranks: usize) -> Self {
-        let suspects = match error {
-            Error::Failed { failure, .. } => failure.ranks().collect(),
-            Error::Message { from, .. } => vec![*from],
-            Error::GivenUp { rank, by, .. } => vec![rank.unwrap_or(*by)],
-            _ => vec![rank],
+    /// For a rank, of so many, that has met an error; `heard` if it was that another has given up.
+    pub(crate) fn about(error: &Error, heard: Option<GiveUp>, rank: usize, ranks: usize) -> Self {
+        let (suspects, ground) = match (error, heard) {
+            (Error::GivenUp { .. }, Some(why)) => (vec![why.blamed.unwrap_or(why.by)], why.ground),
+            (Error::Failed { failure, .. }, _) => {
+                let waited = matches!(failure, Failure::Late { .. } | Failure::Gone { .. });
+                let ground = if waited { Ground::Waited } else { Ground::Seen };
+                (failure.ranks().collect(), ground)
+            }
+            (Error::Message { from, .. }, _) => (vec![*from], Ground::Seen),
+            _ => (vec![rank], Ground::Seen),
         };
-        Hearing { rank, ranks, suspects, told: BTreeMap::new() }
+        let told = heard.into_iter().map(|why| (why.by, why)).collect();
+        Hearing { rank, ranks, suspects, ground, told }
     }
 
-    /// Whom this rank blames before it has heard anybody.
-    pub(crate) fn first_guess(&self) -> Option<usize> {
-        self.suspects.first().copied()
+    /// Whom this rank blames before it has heard anybody, and on what ground.
+    pub(crate) fn first_guess(&self) -> (Option<usize>, Ground) {
+        (self.suspects.first().copied(), self.ground)
     }
 
     pub(crate) fn hear(&mut self, why: GiveUp) {
-        self.told.insert(why.by, why.blamed);
+        self.told.insert(why.by, why);
     }
 
     /// Whether nobody is left who could say something new: all have spoken, or all but one whom
@@ -57,18 +64,24 @@ impl Hearing {
     }
 
     fn culprit(&self) -> Option<usize> {
-        self.suspects.iter().find_map(|&suspect| self.end(suspect))
+        match self.ground {
+            Ground::Seen => self.suspects.first().copied(),
+            Ground::Waited => self.suspects.iter().find_map(|&suspect| self.end(suspect)),
+        }
     }
 
-    /// The one at the end of a chain of blame: silent, or to blame by its own word. None if the chain
-    /// leads back to this rank.
+    /// The one at the end of a chain of blame: silent, or seen. None if the chain leads to nobody
+    /// but those who wait for each other.
     fn end(&self, mut rank: usize) -> Option<usize> {
         // It is no longer than there are ranks, unless it is a circle.
         for _ in 0..self.ranks {
             match self.told.get(&rank) {
-                Some(Some(next)) if *next == self.rank => return None,
-                Some(Some(next)) if *next != rank => rank = *next,
-                _ => return Some(rank),
+                None => return Some(rank),
+                Some(why) => match (why.ground, why.blamed.unwrap_or(rank)) {
+                    (Ground::Seen, blamed) => return Some(blamed),
+                    (Ground::Waited, blamed) if blamed == self.rank => return None,
+                    (Ground::Waited, blamed) => rank = blamed,
+                },
             }
         }
         None
@@ -76,7 +89,7 @@ impl Hearing {
 
     /// The error, with what was heard.
     pub(crate) fn conclude(self, mut error: Error) -> Error {
-        let culprit = self.culprit().filter(|culprit| Some(*culprit) != self.first_guess());
+        let culprit = self.culprit().filter(|culprit| Some(*culprit) != self.first_guess().0);
         match (&mut error, culprit) {
             (Error::Failed { blamed, .. }, Some(_)) => *blamed = culprit,
             (Error::GivenUp { rank, .. }, Some(_)) => *rank = culprit,
@@ -92,7 +105,6 @@ mod tests {
 
     use super::*;
     use crate::message::Doing;
-    use crate::transport::Failure;
 
     fn late(from: &[usize]) -> Error {
         let (from, to, waited) = (from.to_vec(), Vec::new(), Duration::from_secs(1));
@@ -105,12 +117,16 @@ mod tests {
         }
     }
 
+    /// What a rank says; it has seen itself fail.
+    fn word(by: usize, blamed: usize) -> GiveUp {
+        let ground = if by == blamed { Ground::Seen } else { Ground::Waited };
+        GiveUp { by, blamed: Some(blamed), ground, doing: Doing::Agreeing, step: 0 }
+    }
+
     /// Whom rank 0 of `ranks` blames in the end, having waited for some and heard others.
     fn blamed(ranks: usize, from: &[usize], told: &[(usize, usize)]) -> (Option<usize>, bool) {
-        let mut hearing = Hearing::about(&late(from), 0, ranks);
-        for &(by, blamed) in told {
-            hearing.hear(GiveUp { by, blamed: Some(blamed), doing: Doing::Agreeing, step: 0 });
-        }
+        let mut hearing = Hearing::about(&late(from), None, 0, ranks);
+        told.iter().for_each(|&(by, blamed)| hearing.hear(word(by, blamed)));
         let over = hearing.is_over();
         let Error::Failed { blamed, .. } = hearing.conclude(late(from)) else { unreachable!() };
         (blamed, over)
@@ -147,5 +163,27 @@ mod tests {
     fn circles_end() {
         assert_eq!(blamed(4, &[1], &[(1, 2), (2, 1)]), (None, false));
         assert_eq!(blamed(3, &[1], &[(1, 0)]), (None, false));
+    }
+
+    /// Rank 2 has seen that rank 1 sent something wrong, and ended; rank 1 waits for it.
+    #[test]
+    fn what_was_seen_counts_more_than_who_was_waited_for() {
+        let seen = GiveUp { ground: Ground::Seen, ..word(2, 1) };
+        let heard = word(1, 2);
+        let mut hearing = Hearing::about(&heard.into(), Some(heard), 0, 3);
+        assert_eq!(hearing.first_guess(), (Some(2), Ground::Waited));
+        hearing.hear(seen);
+        let Error::GivenUp { rank, .. } = hearing.conclude(heard.into()) else { unreachable!() };
+        assert_eq!(rank, Some(1));
+        // Rank 1 itself hears that it was the one.
+        let mut hearing = Hearing::about(&late(&[2]), None, 1, 3);
+        hearing.hear(seen);
+        let Error::Failed { blamed, .. } = hearing.conclude(late(&[2])) else { unreachable!() };
+        assert_eq!(blamed, Some(1));
+        // And who has heard of what was seen doesn't ask further.
+        let mut hearing = Hearing::about(&seen.into(), Some(seen), 0, 3);
+        hearing.hear(word(1, 2));
+        let Error::GivenUp { rank, .. } = hearing.conclude(seen.into()) else { unreachable!() };
+        assert_eq!(rank, Some(1));
     }
 }

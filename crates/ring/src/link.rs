@@ -18,6 +18,8 @@ pub(crate) struct Link<'t> {
     doing: Doing,
     call: u32,
     patience: Duration,
+    /// Who has given up, if that is what a hop ended with.
+    heard: Option<GiveUp>,
 }
 
 impl<'t> Link<'t> {
@@ -27,7 +29,7 @@ impl<'t> Link<'t> {
         call: u32,
         patience: Duration,
     ) -> Self {
-        Link { transport, doing, call, patience }
+        Link { transport, doing, call, patience, heard: None }
     }
 
     pub(crate) fn rank(&self) -> usize {
@@ -61,6 +63,7 @@ impl<'t> Link<'t> {
             if let Failure::Length { beginning, .. } = &failure
                 && let Some(why) = message::given_up(beginning)
             {
+                self.heard = Some(why);
                 return Err(why.into());
             }
             let awaited = match &failure {
@@ -75,6 +78,7 @@ impl<'t> Link<'t> {
         }
         for receive in receives {
             let place = self.place(step, receive.from, rank);
+            self.heard = message::given_up(&receive.bytes);
             message::open(&receive.bytes, place, &awaited(receive.from))?;
         }
         Ok(())
@@ -150,8 +154,9 @@ impl<'t> Link<'t> {
         owed: impl IntoIterator<Item = usize>,
     ) -> Error {
         let (rank, size) = (self.rank(), self.size());
-        let mut hearing = Hearing::about(&error, rank, size);
-        let why = GiveUp { by: rank, blamed: hearing.first_guess(), doing: self.doing, step };
+        let mut hearing = Hearing::about(&error, self.heard, rank, size);
+        let (blamed, ground) = hearing.first_guess();
+        let why = GiveUp { by: rank, blamed, ground, doing: self.doing, step };
         let told = message::give_up(self.call, why);
         let mut known = BTreeSet::from([rank]);
         for to in owed.into_iter().chain(0..size).filter(|&to| known.insert(to)) {

@@ -1,7 +1,7 @@
 //! What every message carries besides its contents: what it is, and a checksum.
 //!
 //! ```text
-//! magic 4 | kind 4 | call 4 | step 4 | from 4 | to 4 | blamed 4 | 0 4 | length 8 | checksum 8
+//! magic 4 | kind 4 | call 4 | step 4 | from 4 | to 4 | blamed 4 | seen 4 | length 8 | checksum 8
 //! ```
 //!
 //! That a rank has given up is a header without contents. It stands in the place of whatever is
@@ -59,9 +59,20 @@ pub(crate) struct Place {
 pub(crate) struct GiveUp {
     /// Who says so.
     pub(crate) by: usize,
+    /// Itself, if nobody.
     pub(crate) blamed: Option<usize>,
+    pub(crate) ground: Ground,
     pub(crate) doing: Doing,
     pub(crate) step: u32,
+}
+
+/// On what ground a rank is blamed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ground {
+    /// It was waited for in vain, and may have waited itself.
+    Waited,
+    /// It sent something wrong, or says so itself.
+    Seen,
 }
 
 const DATA: u32 = 0;
@@ -82,16 +93,16 @@ pub(crate) fn blank(len: usize) -> Buffer {
 
 /// Writes the header, once the contents are there.
 pub(crate) fn seal(message: &mut Buffer, place: Place) {
-    write(message, place, DATA, NOBODY, place.step);
+    write(message, place, DATA, [NOBODY, 0]);
 }
 
 /// The message that says that a rank has given up, the same to everybody.
 pub(crate) fn give_up(call: u32, why: GiveUp) -> Buffer {
     let mut message = blank(0);
-    let GiveUp { by, blamed, doing, step } = why;
+    let GiveUp { by, blamed, ground, doing, step } = why;
     let blamed = blamed.map_or(NOBODY, |rank| rank as u32);
     let place = Place { doing, call, step, from: by, to: NOBODY as usize };
-    write(&mut message, place, GIVEN_UP, blamed, step);
+    write(&mut message, place, GIVEN_UP, [blamed, ground as u32]);
     message
 }
 
@@ -107,22 +118,23 @@ pub(crate) fn given_up(beginning: &[u8]) -> Option<GiveUp> {
     Some(GiveUp {
         by: word(header, 16) as usize,
         blamed: (blamed != NOBODY).then_some(blamed as usize),
+        ground: if word(header, 28) == Ground::Seen as u32 { Ground::Seen } else { Ground::Waited },
         doing: *Doing::ALL.get((kind & 0xFF) as usize)?,
         step: word(header, 12),
     })
 }
 
-fn write(message: &mut Buffer, place: Place, kind: u32, blamed: u32, step: u32) {
+fn write(message: &mut Buffer, place: Place, kind: u32, blame: [u32; 2]) {
     let len = (message.len() - HEADER) as u64;
     let words = [
         MAGIC,
         kind << 8 | place.doing as u32,
         place.call,
-        step,
+        place.step,
         place.from as u32,
         place.to as u32,
     ];
-    for (index, word) in words.into_iter().chain([blamed, 0]).enumerate() {
+    for (index, word) in words.into_iter().chain(blame).enumerate() {
         message[4 * index..4 * index + 4].copy_from_slice(&word.to_le_bytes());
     }
     message[32..CHECKSUM].copy_from_slice(&len.to_le_bytes());
@@ -139,7 +151,7 @@ fn checksum(message: &[u8]) -> u64 {
 
 impl From<GiveUp> for Error {
     fn from(why: GiveUp) -> Self {
-        let GiveUp { by, blamed, doing, step } = why;
+        let GiveUp { by, blamed, doing, step, .. } = why;
         Error::GivenUp { by, rank: blamed, step, doing: doing.name() }
     }
 }
@@ -206,7 +218,8 @@ mod tests {
     /// Whatever was awaited, and whether or not the engine says that less has come.
     #[test]
     fn giving_up_is_recognised_in_any_place() {
-        let why = GiveUp { by: 1, blamed: Some(5), doing: Doing::Agreeing, step: 4 };
+        let (doing, ground) = (Doing::Agreeing, Ground::Seen);
+        let why = GiveUp { by: 1, blamed: Some(5), ground, doing, step: 4 };
         let said = give_up(0, why);
         let expected = Error::GivenUp { by: 1, rank: Some(5), step: 4, doing: "agreeing" };
         for awaited in [0, 8, 24, 1_000] {

@@ -159,7 +159,7 @@ def faults(tmp_path_factory):
 )
 def test_ranks_that_fail(faults, number):
     how, _, _, victim = FAULTS[number]
-    folder, output = faults[0][number], faults[1]
+    folder, output = max(faults[0][number].iterdir()), faults[1]
 
     def read(name):
         return json.loads((folder / f"{name}.json").read_text())
@@ -174,10 +174,11 @@ def test_ranks_that_fail(faults, number):
         assert report["type"] == ("KeyboardInterrupt" if interrupted else "RingError"), reports
         if rank != victim or how != "delay":
             assert report["time"] - fault["time"] < PATIENCE + 2, (rank, reports, fault)
-        # Everybody says who it was.
-        if rank != victim:
-            named = rf"rank {victim}\b|ranks \[[\d, ]*{victim}"
-            assert re.search(named, report["message"]), reports
+    named = rf"rank {victim}\b|ranks \[[\d, ]*{victim}"
+    said = [report["message"] for rank, report in reports.items() if rank != victim]
+    right = [bool(re.search(named, message)) for message in said]
+    # Who has seen something wrong ends, and others may see only that: its own words say why.
+    assert any(right) if how in ("flip", "interrupt") else all(right), reports
 
 
 def test_a_death_that_torchrun_sees(tmp_path):
