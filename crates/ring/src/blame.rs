@@ -32,7 +32,7 @@ impl Hearing {
         let (suspects, ground) = match (error, heard) {
             (Error::GivenUp { .. }, Some(why)) => (vec![why.blamed.unwrap_or(why.by)], why.ground),
             (Error::Failed { failure, .. }, _) => {
-                let waited = matches!(failure, Failure::Late { .. } | Failure::Gone { .. });
+                let waited = matches!(**failure, Failure::Late { .. } | Failure::Gone { .. });
                 let ground = if waited { Ground::Waited } else { Ground::Seen };
                 (failure.ranks().collect(), ground)
             }
@@ -109,7 +109,7 @@ mod tests {
     fn late(from: &[usize]) -> Error {
         let (from, to, waited) = (from.to_vec(), Vec::new(), Duration::from_secs(1));
         Error::Failed {
-            failure: Failure::Late { from, to, waited },
+            failure: Box::new(Failure::Late { from, to, waited }),
             doing: "agreeing",
             step: 0,
             awaited: "keys".to_owned(),

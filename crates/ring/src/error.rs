@@ -121,7 +121,7 @@ pub enum Error {
     )]
     Failed {
         /// What the engine says.
-        failure: Failure,
+        failure: Box<Failure>,
         /// What all ranks are doing.
         doing: &'static str,
         /// Which step of it.

@@ -73,7 +73,7 @@ impl<'t> Link<'t> {
                     None => receives.first().map_or("nothing".to_owned(), |r| awaited(r.from)),
                 },
             };
-            let (doing, blamed) = (self.doing.name(), None);
+            let (failure, doing, blamed) = (Box::new(failure), self.doing.name(), None);
             return Err(Error::Failed { failure, doing, step, awaited, blamed });
         }
         for receive in receives {
