@@ -64,7 +64,7 @@ fn main() {
     }
     let total: usize = counts.values().sum();
     let counts: Vec<_> = counts.iter().map(|(kind, count)| format!("{kind:?} {count}")).collect();
-    println!("{total} faults, all noticed in time by all ranks that lived: {}", counts.join(", "));
+    eprintln!("{total} faults, all noticed in time by all ranks that lived: {}", counts.join(", "));
 }
 
 /// One launch, judged.
@@ -73,7 +73,7 @@ fn run(faults: &[Fault], launcher: Launcher, counts: &mut BTreeMap<Kind, usize>)
         let launch = Launch::new(faults, launcher);
         let ended = launch.watch();
         if let Some(gap) = ended.stood_still {
-            println!("this machine stood still for {gap:.1?}: {faults:?} again");
+            eprintln!("this machine stood still for {gap:.1?}: {faults:?} again");
             continue;
         }
         for (number, fault) in faults.iter().enumerate() {
@@ -82,11 +82,10 @@ fn run(faults: &[Fault], launcher: Launcher, counts: &mut BTreeMap<Kind, usize>)
                 panic!("{fault:?}, {launcher:?}: {wrong}\n{reports:#?}\n{}", ended.said);
             }
             *counts.entry(fault.kind).or_default() += 1;
-            let longest = reports.iter().flatten().filter_map(|report| {
-                (report.rank != fault.victim).then(|| ended.struck[number].map(|at| report.at - at))
-            });
-            let longest = longest.flatten().fold(0.0, f64::max);
-            println!("{fault:?}, {launcher:?}: {longest:.2} s");
+            let others = reports.iter().flatten().filter(|report| report.rank != fault.victim);
+            let longest = others.filter_map(|report| Some(report.at - ended.struck[number]?));
+            let longest = longest.fold(0.0, f64::max);
+            eprintln!("{fault:?}, {launcher:?}: {longest:.2} s");
         }
         return;
     }
