@@ -4,6 +4,8 @@
 //! hop ─▶ post.start(sends, receives)      with the interpreter's lock, microseconds
 //!     ─▶ kernels                          without it; every 50 ms: signals, post.failed()
 //!     ─▶ post.wait(patience)              Python waits, and lets go of the lock meanwhile
+//!
+//! farewell ─▶ post.tell(bytes), post.heard(patience) …, post.told(patience)
 //! ```
 //!
 //! Python is given the addresses of buffers, and makes tensors of them that share their memory.
@@ -14,8 +16,9 @@ use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use longspan_ring::{Failure, Hop, Meanwhile, Transport};
+use longspan_ring::{Failure, Hear, Hop, Meanwhile, Transport};
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 
 use crate::errors;
 
@@ -48,7 +51,7 @@ pub(crate) struct Carrier {
 }
 
 impl Carrier {
-    /// `post` has `rank`, `size`, `start`, `failed` and `wait`.
+    /// `post` has `rank`, `size`, `start`, `failed` and `wait`, and `tell`, `heard` and `told`.
     pub(crate) fn new(post: &Bound<'_, PyAny>) -> PyResult<Self> {
         let rank = post.getattr("rank")?.extract()?;
         let size = post.getattr("size")?.extract()?;
@@ -125,6 +128,25 @@ impl Transport for Carrier {
         }
         lent.returned = true;
         Ok(())
+    }
+
+    fn farewell(&mut self, told: &[u8], hear: &mut Hear<'_>, patience: Duration) {
+        let start = Instant::now();
+        let left = || patience.saturating_sub(start.elapsed()).as_secs_f64();
+        // What goes wrong here is nothing to what has gone wrong before.
+        let _ = self.call(|post| {
+            post.call_method1("tell", (PyBytes::new(post.py(), told),))?;
+            loop {
+                let heard = post.call_method1("heard", (left(),))?;
+                let Some((rank, said)) = heard.extract::<Option<(usize, Vec<u8>)>>()? else {
+                    return Ok(());
+                };
+                if hear(rank, &said).is_break() {
+                    post.call_method1("told", (left(),))?;
+                    return Ok(());
+                }
+            }
+        });
     }
 }
 

@@ -116,16 +116,20 @@ pub enum Error {
         differ: Vec<usize>,
     },
     /// A message didn't come, or couldn't leave.
-    #[error("{failure}; this was {} of {doing}, waiting for {awaited}", at(*step))]
+    #[error(
+        "{failure}; this was {} of {doing}, waiting for {awaited}{}", at(*step), going_by(*blamed)
+    )]
     Failed {
         /// What the engine says.
-        failure: Failure,
+        failure: Box<Failure>,
         /// What all ranks are doing.
         doing: &'static str,
         /// Which step of it.
         step: u32,
         /// What was awaited.
         awaited: String,
+        /// The rank that it is about, if others who gave up too say that it is another one.
+        blamed: Option<usize>,
     },
     /// A message came that isn't what was awaited, or was damaged on its way.
     #[error(
@@ -172,6 +176,11 @@ fn list(ranks: &[usize]) -> String {
 /// Which step, in words.
 fn at(step: u32) -> String {
     if step < END { format!("step {step}") } else { "the end".to_owned() }
+}
+
+fn going_by(blamed: Option<usize>) -> String {
+    let about = |rank| format!("; going by what other ranks say, it is because of rank {rank}");
+    blamed.map_or(String::new(), about)
 }
 
 fn because(rank: Option<usize>) -> String {

@@ -10,11 +10,12 @@
 //! | `load`, `outline` | how much there is to compute; what any rank would do, without messages |
 //! | `pass`, `wire` | the one loop, forward and backward; how keys and values travel |
 //! | `transport` | what a ring needs of a message engine, and the engines |
-//! | `link`, `message` | hops with headers; headers and checksums |
+//! | `link`, `message`, `blame` | hops with headers; headers and checksums; whose fault it is |
 //! | `tokens`, `bytes`, `buffer`, `error` | some of a rank's tokens; lists and messages as bytes; what can go wrong |
 
 #![deny(unsafe_code)]
 
+mod blame;
 mod buffer;
 mod bytes;
 mod deal;
@@ -43,5 +44,5 @@ pub use ring::{Options, Ring};
 pub use shards::Shards;
 #[cfg(feature = "mpi")]
 pub use transport::Mpi;
-pub use transport::{Failure, Hop, Incoming, Local, Meanwhile, Outgoing, Transport};
+pub use transport::{Failure, Hear, Hop, Incoming, Local, Meanwhile, Outgoing, Transport};
 pub use wire::Wire;

@@ -1,12 +1,15 @@
 //! Messages with headers over a transport, and what ranks do all together.
 
+use std::collections::BTreeSet;
+use std::ops::ControlFlow;
 use std::time::Duration;
 
+use crate::blame::Hearing;
 use crate::error::{Error, Result};
 use crate::message::{self, Doing, GiveUp, HEADER, Place};
 use crate::transport::{Failure, Hop, Incoming, Meanwhile, Outgoing, Transport};
 
-/// How long a rank that gives up tries to tell the others.
+/// How long a rank that gives up tells others and listens to them.
 const FAREWELL: Duration = Duration::from_millis(500);
 
 /// One thing that ranks do together, over a transport.
@@ -15,6 +18,8 @@ pub(crate) struct Link<'t> {
     doing: Doing,
     call: u32,
     patience: Duration,
+    /// Who has given up, if that is what a hop ended with.
+    heard: Option<GiveUp>,
 }
 
 impl<'t> Link<'t> {
@@ -24,7 +29,7 @@ impl<'t> Link<'t> {
         call: u32,
         patience: Duration,
     ) -> Self {
-        Link { transport, doing, call, patience }
+        Link { transport, doing, call, patience, heard: None }
     }
 
     pub(crate) fn rank(&self) -> usize {
@@ -55,6 +60,12 @@ impl<'t> Link<'t> {
         }
         let hop = Hop { sends, receives, patience: self.patience };
         if let Err(failure) = self.transport.hop(hop, meanwhile) {
+            if let Failure::Length { beginning, .. } = &failure
+                && let Some(why) = message::given_up(beginning)
+            {
+                self.heard = Some(why);
+                return Err(why.into());
+            }
             let awaited = match &failure {
                 Failure::Late { from, .. } if from.is_empty() => "messages to be taken".to_owned(),
                 _ => match failure.rank().filter(|rank| receives.iter().any(|r| r.from == *rank)) {
@@ -62,10 +73,12 @@ impl<'t> Link<'t> {
                     None => receives.first().map_or("nothing".to_owned(), |r| awaited(r.from)),
                 },
             };
-            return Err(Error::Failed { failure, doing: self.doing.name(), step, awaited });
+            let (failure, doing, blamed) = (Box::new(failure), self.doing.name(), None);
+            return Err(Error::Failed { failure, doing, step, awaited, blamed });
         }
         for receive in receives {
             let place = self.place(step, receive.from, rank);
+            self.heard = message::given_up(&receive.bytes);
             message::open(&receive.bytes, place, &awaited(receive.from))?;
         }
         Ok(())
@@ -131,30 +144,38 @@ impl<'t> Link<'t> {
         Ok(from_each)
     }
 
-    /// Tells ranks that this one has given up, in place of what they wait for from it: messages of
-    /// so many bytes. Nobody is waited for.
-    pub(crate) fn give_up(&mut self, why: GiveUp, to: &[(usize, usize)]) {
-        let rank = self.rank();
-        let mut sends: Vec<Outgoing> = Vec::new();
-        for &(to, len) in to {
-            if to != rank && sends.iter().all(|send| send.to != to) {
-                let mut bytes = message::blank(len);
-                message::seal_given_up(&mut bytes, self.place(why.step, rank, to), why);
-                sends.push(Outgoing { to, bytes });
-            }
-        }
-        let hop = Hop { sends: &mut sends, receives: &mut [], patience: FAREWELL };
-        // Some of them may be gone themselves.
-        let _ = self.transport.hop(hop, &mut |_| ());
-    }
-
-    /// Whom [`gather`](Self::gather) of so many bytes sends to, and how much.
-    pub(crate) fn gather_sends(&self, len: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
+    /// Tells all ranks that this one has given up, in place of what they wait for from it now or
+    /// will, those that are `owed` something first; then hears whom others blame. Returns the error
+    /// with that.
+    pub(crate) fn give_up(
+        &mut self,
+        error: Error,
+        step: u32,
+        owed: impl IntoIterator<Item = usize>,
+    ) -> Error {
         let (rank, size) = (self.rank(), self.size());
-        rounds(size).map(move |round| {
-            let many = (size - round.distance).min(round.distance) * len;
-            ((rank + size - round.distance) % size, many)
-        })
+        let mut hearing = Hearing::about(&error, self.heard, rank, size);
+        let (blamed, ground) = hearing.first_guess();
+        let why = GiveUp { by: rank, blamed, ground, doing: self.doing, step };
+        let told = message::give_up(self.call, why);
+        let mut known = BTreeSet::from([rank]);
+        for to in owed.into_iter().chain(0..size).filter(|&to| known.insert(to)) {
+            // A hop each, because some of them may be gone, and one that can't leave ends its hop.
+            // They leave while others are listened to, or never.
+            let sends = &mut [Outgoing { to, bytes: told.clone() }];
+            let hop = Hop { sends, receives: &mut [], patience: Duration::ZERO };
+            let _ = self.transport.hop(hop, &mut |_| ());
+        }
+        let hear = &mut |by: usize, told: &[u8]| {
+            if let Some(why) = message::given_up(told).filter(|why| why.by == by) {
+                hearing.hear(why);
+            }
+            if hearing.is_over() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        if size > 1 {
+            self.transport.farewell(&told, hear, FAREWELL);
+        }
+        hearing.conclude(error)
     }
 }
 

@@ -1,8 +1,11 @@
 //! What every message carries besides its contents: what it is, and a checksum.
 //!
 //! ```text
-//! magic 4 | kind 4 | call 4 | step 4 | from 4 | to 4 | blamed 4 | 0 4 | length 8 | checksum 8
+//! magic 4 | kind 4 | call 4 | step 4 | from 4 | to 4 | blamed 4 | seen 4 | length 8 | checksum 8
 //! ```
+//!
+//! That a rank has given up is a header without contents. It stands in the place of whatever is
+//! awaited, which is never shorter, so whoever waits knows it by its first [`HEADER`] bytes.
 
 use twox_hash::XxHash3_64;
 
@@ -29,6 +32,8 @@ pub(crate) enum Doing {
 }
 
 impl Doing {
+    const ALL: [Doing; 3] = [Doing::Agreeing, Doing::Forward, Doing::Backward];
+
     pub(crate) fn name(self) -> &'static str {
         match self {
             Doing::Agreeing => "agreeing",
@@ -49,11 +54,25 @@ pub(crate) struct Place {
     pub(crate) to: usize,
 }
 
-/// A rank that ends with an error tells the others in place of what it owes them.
-#[derive(Debug, Clone, Copy)]
+/// What a rank that ends with an error tells the others in place of what it owes them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct GiveUp {
+    /// Who says so.
+    pub(crate) by: usize,
+    /// Itself, if nobody.
     pub(crate) blamed: Option<usize>,
+    pub(crate) ground: Ground,
+    pub(crate) doing: Doing,
     pub(crate) step: u32,
+}
+
+/// On what ground a rank is blamed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ground {
+    /// It was waited for in vain, and may have waited itself.
+    Waited,
+    /// It sent something wrong, or says so itself.
+    Seen,
 }
 
 const DATA: u32 = 0;
@@ -74,27 +93,48 @@ pub(crate) fn blank(len: usize) -> Buffer {
 
 /// Writes the header, once the contents are there.
 pub(crate) fn seal(message: &mut Buffer, place: Place) {
-    write(message, place, DATA, NOBODY, place.step);
+    write(message, place, DATA, [NOBODY, 0]);
 }
 
-/// Makes it a message that says that this rank has given up.
-pub(crate) fn seal_given_up(message: &mut Buffer, place: Place, why: GiveUp) {
-    message.fill(0);
-    let blamed = why.blamed.map_or(NOBODY, |rank| rank as u32);
-    write(message, place, GIVEN_UP, blamed, why.step);
+/// The message that says that a rank has given up, the same to everybody.
+pub(crate) fn give_up(call: u32, why: GiveUp) -> Buffer {
+    let mut message = blank(0);
+    let GiveUp { by, blamed, ground, doing, step } = why;
+    let blamed = blamed.map_or(NOBODY, |rank| rank as u32);
+    let place = Place { doing, call, step, from: by, to: NOBODY as usize };
+    write(&mut message, place, GIVEN_UP, [blamed, ground as u32]);
+    message
 }
 
-fn write(message: &mut Buffer, place: Place, kind: u32, blamed: u32, step: u32) {
+/// What a message says that begins like this, if it says that its sender has given up.
+pub(crate) fn given_up(beginning: &[u8]) -> Option<GiveUp> {
+    let header = beginning.get(..HEADER)?;
+    let kind = word(header, 4);
+    let whole = word(header, 0) == MAGIC && long(header, CHECKSUM) == checksum(header);
+    if !whole || kind >> 8 != GIVEN_UP || long(header, 32) != 0 {
+        return None;
+    }
+    let blamed = word(header, 24);
+    Some(GiveUp {
+        by: word(header, 16) as usize,
+        blamed: (blamed != NOBODY).then_some(blamed as usize),
+        ground: if word(header, 28) == Ground::Seen as u32 { Ground::Seen } else { Ground::Waited },
+        doing: *Doing::ALL.get((kind & 0xFF) as usize)?,
+        step: word(header, 12),
+    })
+}
+
+fn write(message: &mut Buffer, place: Place, kind: u32, blame: [u32; 2]) {
     let len = (message.len() - HEADER) as u64;
     let words = [
         MAGIC,
         kind << 8 | place.doing as u32,
         place.call,
-        step,
+        place.step,
         place.from as u32,
         place.to as u32,
     ];
-    for (index, word) in words.into_iter().chain([blamed, 0]).enumerate() {
+    for (index, word) in words.into_iter().chain(blame).enumerate() {
         message[4 * index..4 * index + 4].copy_from_slice(&word.to_le_bytes());
     }
     message[32..CHECKSUM].copy_from_slice(&len.to_le_bytes());
@@ -109,6 +149,13 @@ fn checksum(message: &[u8]) -> u64 {
     XxHash3_64::oneshot_with_seed(header, &message[HEADER..])
 }
 
+impl From<GiveUp> for Error {
+    fn from(why: GiveUp) -> Self {
+        let GiveUp { by, blamed, doing, step, .. } = why;
+        Error::GivenUp { by, rank: blamed, step, doing: doing.name() }
+    }
+}
+
 /// Whether a message is whole and the one that was awaited.
 pub(crate) fn open(message: &Buffer, place: Place, awaited: &str) -> Result<()> {
     let wrong = |why: String| Error::Message {
@@ -118,18 +165,16 @@ pub(crate) fn open(message: &Buffer, place: Place, awaited: &str) -> Result<()> 
         step: place.step,
         awaited: awaited.to_owned(),
     };
+    if let Some(why) = given_up(message) {
+        return Err(why.into());
+    }
     if word(message, 0) != MAGIC {
         return Err(wrong("isn't one of Longspan's, or its beginning is damaged".into()));
     }
     if long(message, CHECKSUM) != checksum(message) {
         return Err(wrong("is damaged: its checksum doesn't fit".into()));
     }
-    let (kind, step, blamed) = (word(message, 4), word(message, 12), word(message, 24));
-    if kind >> 8 == GIVEN_UP {
-        let rank = (blamed != NOBODY).then_some(blamed as usize);
-        return Err(Error::GivenUp { by: place.from, rank, step, doing: place.doing.name() });
-    }
-    let got = [kind, word(message, 8), step, word(message, 16), word(message, 20)];
+    let got = [4, 8, 12, 16, 20].map(|at| word(message, at));
     let expected = [place.doing as u32, place.call, place.step, place.from as u32, place.to as u32];
     if got != expected {
         return Err(wrong(format!(
@@ -168,9 +213,28 @@ mod tests {
         seal(&mut message, PLACE);
         let error = open(&message, Place { step: 8, ..PLACE }, "keys of rank 1").unwrap_err();
         assert!(error.to_string().contains("waiting for keys of rank 1"), "{error}");
-        seal_given_up(&mut message, PLACE, GiveUp { blamed: Some(5), step: 4 });
-        let error = open(&message, PLACE, "keys").unwrap_err();
-        let expected = Error::GivenUp { by: 1, rank: Some(5), step: 4, doing: "the forward pass" };
-        assert_eq!(error, expected);
+    }
+
+    /// Whatever was awaited, and whether or not the engine says that less has come.
+    #[test]
+    fn giving_up_is_recognised_in_any_place() {
+        let (doing, ground) = (Doing::Agreeing, Ground::Seen);
+        let why = GiveUp { by: 1, blamed: Some(5), ground, doing, step: 4 };
+        let said = give_up(0, why);
+        let expected = Error::GivenUp { by: 1, rank: Some(5), step: 4, doing: "agreeing" };
+        for awaited in [0, 8, 24, 1_000] {
+            let mut message = blank(awaited);
+            message[..said.len()].copy_from_slice(&said);
+            assert_eq!(open(&message, PLACE, "keys").unwrap_err(), expected, "{awaited} bytes");
+        }
+        assert_eq!(given_up(&said), Some(why));
+        for bit in 0..8 * (CHECKSUM + 8) {
+            let mut damaged = said.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(given_up(&damaged), None, "bit {bit}");
+        }
+        let mut other = blank(0);
+        seal(&mut other, PLACE);
+        assert_eq!(given_up(&other), None);
     }
 }

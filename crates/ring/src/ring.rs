@@ -16,7 +16,7 @@ use crate::bytes::{Reader, write_tokens};
 use crate::deal::{self, Deal};
 use crate::error::{Error, Result};
 use crate::link::Link;
-use crate::message::{Doing, END, GiveUp};
+use crate::message::{Doing, END};
 use crate::pass::{self, Backward, Forward, Pass, Stopped, Tally};
 use crate::problem::{Fold, Problem};
 use crate::schedule::{Known, Schedule, Step, TILE};
@@ -110,11 +110,7 @@ impl<T: Transport> Ring<T> {
         let works = match prepare(&mut link, problem, &options) {
             Ok(works) => works,
             Err(error) => {
-                let (rank, size) = (link.rank(), link.size());
-                let why = GiveUp { blamed: blamed(&error, rank), step: 0 };
-                let others: Vec<_> = (0..size).map(|to| (to, DONE.len())).collect();
-                link.give_up(why, &others);
-                return Err(error);
+                return Err(link.give_up(error, 0, []));
             }
         };
         let (patience, tally) = (options.patience, Tally::default());
@@ -231,7 +227,7 @@ impl Call<'_> {
         }
         *self.calls += 1;
         let mut link = Link::new(self.transport, doing, *self.calls, self.patience);
-        // A rank whose own arguments are wrong owes all messages, at their fixed lengths.
+        // A rank whose own arguments are wrong owes all messages.
         let refused = |error: Error| {
             let messages = steps.iter().flat_map(|step| &step.sends);
             let owed = messages.map(|message| (message.peer, message.padded())).collect();
@@ -247,21 +243,8 @@ impl Call<'_> {
         });
         ended.map_err(|Stopped { error, step, owed }| {
             *self.failed = true;
-            let why = GiveUp { blamed: blamed(&error, link.rank()), step };
-            let owed: Vec<_> = owed.into_iter().chain(link.gather_sends(DONE.len())).collect();
-            link.give_up(why, &owed);
-            *error
+            link.give_up(*error, step, owed.into_iter().map(|(peer, _)| peer))
         })
-    }
-}
-
-/// Which rank an error is about.
-fn blamed(error: &Error, rank: usize) -> Option<usize> {
-    match error {
-        Error::Failed { failure, .. } => failure.rank(),
-        Error::Message { from, .. } => Some(*from),
-        Error::GivenUp { rank, by, .. } => rank.or(Some(*by)),
-        _ => Some(rank),
     }
 }
 

@@ -38,7 +38,19 @@ pub trait Transport {
     ///
     /// After a failure nothing of the hop may be used. An engine that can't be sure to have let go
     /// of a buffer takes it out of the hop and never frees it.
+    ///
+    /// A rank that has given up sends less than is awaited from it. An engine that notices fails
+    /// with [`Failure::Length`]; one that can't fills the beginning of the buffer.
     fn hop(&mut self, hop: Hop<'_>, meanwhile: &mut Meanwhile<'_>) -> Result<(), Failure>;
+
+    /// Tells every other rank the same few bytes, and `hear` what others tell, each as it comes,
+    /// until `hear` breaks or `patience` is over. This is called once, by ranks for which a hop has
+    /// failed: messages of hops may be left behind, and what is told here must not be taken for one
+    /// of them. Nobody may be there to listen.
+    ///
+    /// An engine that has no way beside its hops returns at once; ranks that time out together then
+    /// blame each other for one that nobody hears of.
+    fn farewell(&mut self, told: &[u8], hear: &mut Hear<'_>, patience: Duration);
 }
 
 impl<T: Transport + ?Sized> Transport for &mut T {
@@ -53,7 +65,14 @@ impl<T: Transport + ?Sized> Transport for &mut T {
     fn hop(&mut self, hop: Hop<'_>, meanwhile: &mut Meanwhile<'_>) -> Result<(), Failure> {
         (**self).hop(hop, meanwhile)
     }
+
+    fn farewell(&mut self, told: &[u8], hear: &mut Hear<'_>, patience: Duration) {
+        (**self).farewell(told, hear, patience);
+    }
 }
+
+/// What a rank says, and whether that is enough.
+pub type Hear<'a> = dyn FnMut(usize, &[u8]) -> ControlFlow<()> + 'a;
 
 /// What is computed while messages travel.
 pub type Meanwhile<'a> = dyn FnMut(&mut dyn FnMut() -> ControlFlow<()>) + 'a;
@@ -115,6 +134,17 @@ pub enum Failure {
         expected: usize,
         /// Bytes that came.
         got: usize,
+        /// The first of them, up to [`Failure::BEGINNING`].
+        beginning: Vec<u8>,
+    },
+    /// A message was longer than there is room for, by how much the engine doesn't know.
+    Longer {
+        /// Who sent it.
+        from: usize,
+        /// Bytes that were expected.
+        expected: usize,
+        /// What the engine says.
+        message: String,
     },
     /// The engine failed in another way.
     Engine {
@@ -124,14 +154,23 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// The rank that it is about, where there is one.
+    /// As many bytes of a message with another length are looked at.
+    pub const BEGINNING: usize = crate::message::HEADER;
+
+    /// The rank that it is about, where there is one; the first of several.
     pub fn rank(&self) -> Option<usize> {
-        match self {
-            Failure::Gone { rank, .. } => *rank,
-            Failure::Late { from, to, .. } => from.first().or(to.first()).copied(),
-            Failure::Length { from, .. } => Some(*from),
-            Failure::Engine { .. } => None,
-        }
+        self.ranks().next()
+    }
+
+    /// All ranks that it is about.
+    pub fn ranks(&self) -> impl Iterator<Item = usize> {
+        let (from, to, one): (&[usize], &[usize], _) = match self {
+            Failure::Gone { rank, .. } => (&[], &[], *rank),
+            Failure::Late { from, to, .. } => (from, to, None),
+            Failure::Length { from, .. } | Failure::Longer { from, .. } => (&[], &[], Some(*from)),
+            Failure::Engine { .. } => (&[], &[], None),
+        };
+        one.into_iter().chain(from.iter().chain(to).copied())
     }
 }
 
@@ -153,8 +192,11 @@ impl fmt::Display for Failure {
                 }
                 Ok(())
             }
-            Failure::Length { from, expected, got } => {
+            Failure::Length { from, expected, got, .. } => {
                 write!(f, "rank {from} sent {got} bytes, expected {expected}")
+            }
+            Failure::Longer { from, expected, message } => {
+                write!(f, "rank {from} sent more than the {expected} bytes expected: {message}")
             }
             Failure::Engine { message } => write!(f, "the message engine failed: {message}"),
         }

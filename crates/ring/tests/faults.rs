@@ -1,16 +1,16 @@
 //! Whatever one rank meets, all ranks end with an error, soon, and nobody with a wrong number.
 
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use longspan::Pattern;
-use longspan_ring::{
-    Error, Failure, Hop, Local, Meanwhile, Options, Problem, Ring, Shards, Transport,
-};
+use longspan_ring::{Error, Local, Options, Outgoing, Problem, Ring, Shards, Transport};
 use longspan_testing::{AttentionCase, Problem as Numbers, Rule};
 
 mod common;
 
+use common::unlucky::{Unlucky, flip, grow, repeat};
 use common::*;
 
 const RANKS: usize = 4;
@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_millis(300);
 enum Fault {
     /// It ends.
     Dies,
-    /// It stops for longer than anybody waits.
+    /// It stops until all others have ended.
     Stalls,
     /// A bit of what it sends is turned.
     Flips,
@@ -33,68 +33,6 @@ enum Fault {
 }
 
 const FAULTS: [Fault; 5] = [Fault::Dies, Fault::Stalls, Fault::Flips, Fault::Grows, Fault::Repeats];
-
-/// A rank to which something happens at one of its hops.
-struct Unlucky {
-    local: Local,
-    fault: Fault,
-    hops_left: usize,
-    hops: &'static AtomicUsize,
-    bit: usize,
-    last: Vec<longspan_ring::Outgoing>,
-}
-
-impl Transport for Unlucky {
-    fn rank(&self) -> usize {
-        self.local.rank()
-    }
-
-    fn size(&self) -> usize {
-        self.local.size()
-    }
-
-    fn hop(&mut self, hop: Hop<'_>, meanwhile: &mut Meanwhile<'_>) -> Result<(), Failure> {
-        // What sends nothing can't send it wrongly.
-        let sends = !hop.sends.is_empty();
-        self.hops.fetch_add(usize::from(sends), Ordering::Relaxed);
-        if self.hops_left > 0 || !sends {
-            self.hops_left -= usize::from(sends);
-            if sends {
-                self.last = hop.sends.to_vec();
-            }
-            return self.local.hop(hop, meanwhile);
-        }
-        self.hops_left = usize::MAX;
-        match self.fault {
-            Fault::Dies => panic!("killed, as the test wants it"),
-            Fault::Stalls => std::thread::sleep(4 * PATIENCE),
-            Fault::Flips => {
-                for send in &mut *hop.sends {
-                    // Behind the header's checksum nothing is read up to its end.
-                    let bits = 8 * (send.bytes.len() - 16);
-                    let bit = self.bit % bits;
-                    let bit = if bit < 8 * 48 { bit } else { bit + 8 * 16 };
-                    send.bytes[bit / 8] ^= 1 << (bit % 8);
-                }
-            }
-            Fault::Grows => {
-                for send in &mut *hop.sends {
-                    send.bytes.resize(send.bytes.len() + 1);
-                }
-            }
-            Fault::Repeats => {
-                for send in &mut *hop.sends {
-                    if let Some(last) = self.last.iter().find(|last| last.to == send.to) {
-                        send.bytes = last.bytes.clone();
-                    } else {
-                        send.bytes.fill(0);
-                    }
-                }
-            }
-        }
-        self.local.hop(hop, meanwhile)
-    }
-}
 
 fn case() -> AttentionCase {
     let sinks = Rule::Or(vec![Rule::Window { left: 200, right: 0 }, Rule::Sinks { n: 3 }]);
@@ -107,32 +45,55 @@ fn pass<T: Transport>(transport: T, problem: Problem, numbers: &Numbers) -> Resu
     both_with(transport, problem, &share, Options { patience: PATIENCE, ..options() })
 }
 
+/// What happens, to which rank, at which of the hops in which it sends something.
+#[derive(Debug, Clone, Copy)]
+struct Strike {
+    fault: Fault,
+    rank: usize,
+    hop: usize,
+    bit: usize,
+}
+
 /// Hops in which any rank has sent something, of all runs.
 static HOPS: AtomicUsize = AtomicUsize::new(0);
 
 type Ended = (Result<Results, Error>, Duration);
 
-fn run(
-    numbers: &Numbers,
-    shards: &Shards,
-    unlucky: usize,
-    fault: Fault,
-    hop: usize,
-    bit: usize,
-) -> Vec<Ended> {
+fn run(numbers: &Numbers, shards: &Shards, strike: Option<Strike>) -> Vec<Ended> {
     let case = case();
+    let others_ended = &Barrier::new(RANKS);
+    let stalls = strike.is_some_and(|strike| matches!(strike.fault, Fault::Stalls));
     std::thread::scope(|scope| {
         let start = Instant::now();
         let spawn = |(rank, local): (usize, Local)| {
             let problem = problem(&case, shards.clone());
+            let mine = strike.filter(|strike| strike.rank == rank);
             scope.spawn(move || {
-                let hops_left = if rank == unlucky { hop } else { usize::MAX };
-                let last = Vec::new();
-                let transport = Unlucky { local, fault, hops_left, hops: &HOPS, bit, last };
-                let caught = std::panic::AssertUnwindSafe(|| pass(transport, problem, numbers));
+                let mut waited = false;
+                let what = |sends: &mut [Outgoing], last: &[Outgoing]| {
+                    let Strike { fault, bit, .. } = mine.expect("it happens to this one");
+                    match fault {
+                        Fault::Dies => panic!("killed, as the test wants it"),
+                        Fault::Stalls => {
+                            others_ended.wait();
+                            waited = true;
+                        }
+                        Fault::Flips => flip(sends, bit),
+                        Fault::Grows => grow(sends),
+                        Fault::Repeats => repeat(sends, last),
+                    }
+                };
+                let mut transport = Unlucky::new(local, mine.map(|strike| strike.hop), what);
+                let caught =
+                    std::panic::AssertUnwindSafe(|| pass(&mut transport, problem, numbers));
                 let ended = std::panic::catch_unwind(caught);
-                let died = || Error::Failing;
-                (ended.unwrap_or_else(|_| Err(died())), start.elapsed())
+                HOPS.fetch_add(transport.hops, Ordering::Relaxed);
+                drop(transport);
+                let took = start.elapsed();
+                if stalls && !waited {
+                    others_ended.wait();
+                }
+                (ended.unwrap_or(Err(Error::Failing)), took)
             })
         };
         let ranks: Vec<_> = Local::ranks(RANKS).into_iter().enumerate().map(spawn).collect();
@@ -140,38 +101,53 @@ fn run(
     })
 }
 
+/// Which rank an error is about.
+fn blamed(error: &Error) -> Option<usize> {
+    match error {
+        Error::Failed { failure, blamed, .. } => blamed.or(failure.rank()),
+        Error::Message { from, .. } => Some(*from),
+        Error::GivenUp { rank, .. } => *rank,
+        _ => None,
+    }
+}
+
 /// Faults at every hop, to every rank in turn.
 #[test]
 fn faults_end_in_errors_everywhere() {
     let numbers = case().unmasked();
     let shards = Shards::contiguous(TOKENS, RANKS, 1).unwrap();
-    let expected = run(&numbers, &shards, RANKS, Fault::Dies, 0, 0);
+    let expected = run(&numbers, &shards, None);
     // Of one rank, on average.
     let most = HOPS.load(Ordering::Relaxed) / RANKS;
     assert!(most > 10, "{most} hops");
     let (mut errors_everywhere, mut nothing_happened, mut too_late) = (0, 0, 0);
     for number in 0..150 {
-        let (unlucky, fault) = (number % RANKS, FAULTS[number % FAULTS.len()]);
-        let hop = (number * 7) % most;
-        let ended = run(&numbers, &shards, unlucky, fault, hop, number * 1_237);
-        let what = format!("rank {unlucky}, {fault:?} at hop {hop}");
+        let (rank, fault) = (number % RANKS, FAULTS[number % FAULTS.len()]);
+        let strike = Strike { fault, rank, hop: (number * 7) % most, bit: number * 1_237 };
+        let ended = run(&numbers, &shards, Some(strike));
         let mut well = 0;
         for (rank, (result, after)) in ended.iter().enumerate() {
+            let others = rank != strike.rank;
             assert!(
-                *after < 4 * PATIENCE + Duration::from_secs(2),
-                "{what}: rank {rank} after {after:?}"
+                !others || *after < PATIENCE + Duration::from_secs(2),
+                "{strike:?}: rank {rank} after {after:?}"
             );
             match result {
                 Ok(got) => {
                     let expected = expected[rank].0.as_ref().unwrap();
                     let same = got.out == expected.out && got.dq == expected.dq;
-                    assert!(same && got.dk == expected.dk, "{what}: wrong numbers on rank {rank}");
+                    let same = same && got.dk == expected.dk && got.dv == expected.dv;
+                    assert!(same, "{strike:?}: wrong numbers on rank {rank}");
                     well += 1;
                 }
                 Err(error) => {
-                    let text = error.to_string();
-                    let named = text.contains("rank") || rank == unlucky;
-                    assert!(named, "{what}: rank {rank} says {text}");
+                    let right = blamed(error) == Some(strike.rank);
+                    let all = || ended.iter().map(|(ended, _)| ended.as_ref().err());
+                    assert!(
+                        right || !others,
+                        "{strike:?}: rank {rank} says {error}\n{:#?}",
+                        all().collect::<Vec<_>>()
+                    );
                 }
             }
         }

@@ -27,7 +27,7 @@ fn main() {
     }
     many_hops(&mut mpi);
     one_way(&mut mpi, (2 << 30) + 12_345);
-    for part in [shorter, longer, late, taken_late, stops_computing, panics] {
+    for part in [shorter, longer, late, taken_late, stops_computing, panics, farewell] {
         let mut own = Mpi::world(PATIENCE).unwrap();
         part(&mut own);
         mpi.meet(PATIENCE).unwrap();
@@ -119,12 +119,18 @@ fn one_way(mpi: &mut Mpi, len: usize) {
     }
 }
 
+/// What is said about a message of rank 0.
+fn length(expected: usize, got: usize) -> Failure {
+    let beginning = text(0, got)[..got.min(Failure::BEGINNING)].to_vec();
+    Failure::Length { from: 0, expected, got, beginning }
+}
+
 fn shorter(mpi: &mut Mpi) {
     match mpi.rank() {
         0 => drop(send(mpi, text(0, 10), PATIENCE).unwrap()),
         _ => {
             let failure = receive(mpi, 20, PATIENCE).unwrap_err();
-            assert_eq!(failure, Failure::Length { from: 0, expected: 20, got: 10 });
+            assert_eq!(failure, length(20, 10));
             let again = receive(mpi, 20, PATIENCE).unwrap_err();
             assert!(again.to_string().contains(NOT_STARTED), "{again}");
         }
@@ -136,7 +142,7 @@ fn longer(mpi: &mut Mpi) {
         0 => drop(send(mpi, text(0, 30), PATIENCE).unwrap()),
         _ => {
             let message = receive(mpi, 20, PATIENCE).unwrap_err().to_string();
-            assert!(message.contains("rank 0 sent more than 20 bytes"), "{message}");
+            assert!(message.contains("rank 0 sent more than the 20 bytes"), "{message}");
         }
     }
 }
@@ -176,8 +182,7 @@ fn stops_computing(mpi: &mut Mpi) {
                     assert!(start.elapsed() < PATIENCE, "nobody said that it has failed");
                 }
             });
-            let expected = Failure::Length { from: 0, expected: 20, got: 10 };
-            assert_eq!(failure.unwrap_err(), expected);
+            assert_eq!(failure.unwrap_err(), length(20, 10));
         }
     }
 }
@@ -191,4 +196,22 @@ fn panics(mpi: &mut Mpi) {
         assert!(catch_unwind(hopped).is_err());
         assert!(receives[0].bytes.is_empty());
     }
+}
+
+/// What ranks tell each other when a hop has failed doesn't end in what it has left behind.
+fn farewell(mpi: &mut Mpi) {
+    let (rank, other) = (mpi.rank(), 1 - mpi.rank());
+    assert!(receive(mpi, 20, Duration::from_millis(50)).is_err());
+    let start = Instant::now();
+    let mut heard = Vec::new();
+    mpi.farewell(
+        &text(rank, 20),
+        &mut |by, told| {
+            heard.push((by, told.to_vec()));
+            ControlFlow::Break(())
+        },
+        PATIENCE,
+    );
+    assert!(start.elapsed() < PATIENCE / 2, "{:?}", start.elapsed());
+    assert_eq!(heard, [(other, text(other, 20).to_vec())]);
 }

@@ -2,7 +2,7 @@
 
 The compiled part calls a ``Post``: ``start`` some messages, then ``wait`` for all of them, and
 ``failed`` while it computes. Messages lie in memory of the compiled part; tensors that share it are
-what torch is given.
+what torch is given. When a hop has failed, it has ranks ``tell`` each other why, with another tag.
 
 What is done about Gloo, whose works have no way to ask whether they are done:
 
@@ -27,7 +27,7 @@ import threading
 import time
 import weakref
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 import torch
 
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 _EVER = timedelta(days=365)
 #: How long a process that ends waits for its threads.
 _GOODBYE = 1.0
+#: From the tag of a post's hops to that of what is told when one has failed.
+_FAREWELL = 0x1_0000
 
 
 class Place(NamedTuple):
@@ -47,6 +49,10 @@ class Place(NamedTuple):
     address: int
     length: int
 
+    def tensor(self) -> torch.Tensor:
+        memory = (ctypes.c_uint8 * self.length).from_address(self.address)
+        return torch.frombuffer(memory, dtype=torch.uint8)
+
 
 class Post:
     """One rank's messages, those of one hop at a time."""
@@ -55,6 +61,7 @@ class Post:
         self.rank, self.size = group.rank(), group.size()
         self._group, self._tag = weakref.ref(group), tag
         self._hop: _Hop | None = None
+        self._farewell = _Hop()
 
     def start(self, sends: list[tuple[int, int, int]], receives: list[tuple[int, int, int]]) -> None:
         """Starts messages, given as ``(rank, address, length)``."""
@@ -65,10 +72,10 @@ class Post:
                 "destroy_process_group after the last backward pass"
             )
         self._hop = _Hop()
-        for place in receives:
-            self._hop.add("from", Place(*place), group.recv, self._tag)
-        for place in sends:
-            self._hop.add("to", Place(*place), group.send, self._tag)
+        for place in map(Place._make, receives):
+            self._hop.add(_Message("from", place.rank, place.tensor()), group.recv, self._tag)
+        for place in map(Place._make, sends):
+            self._hop.add(_Message("to", place.rank, place.tensor()), group.send, self._tag)
 
     def failed(self) -> bool:
         """Whether a message of this hop has failed already."""
@@ -78,12 +85,8 @@ class Post:
         """None once all messages are done; else ``("gone", rank, why)``, or after so many seconds
         ``("late", ranks that sent nothing, ranks that took nothing, seconds)``."""
         hop, start = self._hop, time.monotonic()
+        hop.wait(patience, lambda: hop.failed is not None or not hop.open())
         with hop.changed:
-            while hop.failed is None and hop.open():
-                left = start + patience - time.monotonic()
-                if left <= 0:
-                    break
-                hop.changed.wait(min(left, 3600.0))
             failed, late = hop.failed, hop.open()
         if failed is not None:
             return "gone", failed.rank, _said(failed.error)
@@ -91,6 +94,36 @@ class Post:
             from_, to = ([x.rank for x in late if x.way == way] for way in ("from", "to"))
             return "late", from_, to, time.monotonic() - start
         return None
+
+    def tell(self, what: bytes) -> None:
+        """Tells every other rank the same, and listens to what they tell. Once, after a hop that has
+        failed: the messages of that one may still be on their way."""
+        group, tag = self._group(), self._tag + _FAREWELL
+        if group is None:
+            return
+        for rank in (rank for rank in range(self.size) if rank != self.rank):
+            coming = torch.zeros(len(what), dtype=torch.uint8)
+            self._farewell.add(_Message("from", rank, coming), group.recv, tag)
+            leaving = torch.frombuffer(bytearray(what), dtype=torch.uint8)
+            self._farewell.add(_Message("to", rank, leaving), group.send, tag)
+
+    def heard(self, patience: float) -> tuple[int, bytes] | None:
+        """What another rank tells, each once; None after so many seconds, or if nobody else will."""
+        hop = self._farewell
+        coming = [message for message in hop.messages if message.way == "from"]
+        hop.wait(patience, lambda: any(x.arrived for x in coming) or all(x.done for x in coming))
+        for message in coming:
+            if message.arrived:
+                message.arrived = False
+                return message.rank, bytes(message.tensor.tolist())
+        return None
+
+    def told(self, patience: float) -> None:
+        """Waits until those that have told something have been told too, at most for so long."""
+        hop = self._farewell
+        spoken = {x.rank for x in hop.messages if x.way == "from" and x.done}
+        leaving = [x for x in hop.messages if x.way == "to" and x.rank in spoken]
+        hop.wait(patience, lambda: all(message.done for message in leaving))
 
 
 def _said(error: BaseException) -> str:
@@ -101,12 +134,12 @@ def _said(error: BaseException) -> str:
 class _Message:
     """A message on its way."""
 
-    def __init__(self, way: str, place: Place):
-        memory = (ctypes.c_uint8 * place.length).from_address(place.address)
-        self.way, self.rank = way, place.rank
-        self.tensor = torch.frombuffer(memory, dtype=torch.uint8)
+    def __init__(self, way: str, rank: int, tensor: torch.Tensor):
+        self.way, self.rank, self.tensor = way, rank, tensor
         self.work: Any = None
         self.done = False
+        #: Done well, and nobody has looked at it.
+        self.arrived = False
         self.error: BaseException | None = None
 
 
@@ -121,12 +154,18 @@ class _Hop:
     def open(self) -> list[_Message]:
         return [message for message in self.messages if not message.done]
 
-    def add(self, way: str, place: Place, begin: Any, tag: int) -> None:
-        message = _Message(way, place)
+    def wait(self, patience: float, enough: Callable[[], bool]) -> None:
+        """Until it is enough, or so many seconds are over."""
+        end = time.monotonic() + patience
+        with self.changed:
+            while not enough() and (left := end - time.monotonic()) > 0:
+                self.changed.wait(min(left, 3600.0))
+
+    def add(self, message: _Message, begin: Any, tag: int) -> None:
         self.messages.append(message)
         _travelling.add(message)
         try:
-            message.work = begin([message.tensor], place.rank, tag)
+            message.work = begin([message.tensor], message.rank, tag)
         except Exception as error:
             self._end(message, error)
         else:
@@ -134,7 +173,7 @@ class _Hop:
 
     def _end(self, message: _Message, error: BaseException | None) -> None:
         with self.changed:
-            message.done, message.error = True, error
+            message.done, message.arrived, message.error = True, error is None, error
             _travelling.discard(message)
             if error is not None and self.failed is None:
                 self.failed = message

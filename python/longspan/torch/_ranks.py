@@ -6,8 +6,9 @@ of an error of their own, end with an error on every rank, at once and by name. 
 message travel whose length follows from a shape.
 
 Making a ring takes several rounds of messages, so a group keeps those it has made, the last
-``RINGS`` used. A rank that lacks one (its number of threads has changed, say) tells the others, and
-all make it anew: no rank's memory of earlier calls has to be like another's.
+``RINGS`` used. Each tells the others which one it has for a call; where that isn't the same for all
+(a rank's number of threads has changed, say), all make it anew: no rank's memory of earlier calls has
+to be like another's.
 """
 
 from __future__ import annotations
@@ -79,10 +80,8 @@ class State(enum.IntEnum):
     """How a rank comes to a call."""
 
     READY = 0
-    #: It has no ring for it.
-    RINGLESS = 1
     #: Its own arguments are wrong.
-    RAISED = 2
+    RAISED = 1
 
 
 #: What ranks compare. Topics that a pass hasn't got are the same for all.
@@ -103,16 +102,18 @@ class Told(NamedTuple):
     state: State
     tokens: int
     """That it holds."""
+    ring: int
+    """The number of the ring that it has for the call, or -1."""
     hashes: tuple[int, ...]
     """One a topic."""
 
     @classmethod
-    def about(cls, state: State, tokens: int, topics: dict[str, Any]) -> Told:
+    def about(cls, state: State, tokens: int, ring: int, topics: dict[str, Any]) -> Told:
         topics = {"Longspan's version": longspan.__version__, **topics}
-        return cls(state, tokens, tuple(_hash(topics.get(topic)) for topic in _TOPICS))
+        return cls(state, tokens, ring, tuple(_hash(topics.get(topic)) for topic in _TOPICS))
 
     def pack(self) -> bytes:
-        numbers = _FORM.pack(self.state, self.tokens, *self.hashes)
+        numbers = _FORM.pack(self.state, self.tokens, self.ring, *self.hashes)
         return numbers + _digest(numbers)
 
     @classmethod
@@ -121,11 +122,11 @@ class Told(NamedTuple):
         numbers, digest = told[: _FORM.size], told[_FORM.size :]
         if _digest(numbers) != digest:
             return None
-        state, tokens, *hashes = _FORM.unpack(numbers)
-        return cls(State(state), tokens, tuple(hashes))
+        state, tokens, ring, *hashes = _FORM.unpack(numbers)
+        return cls(State(state), tokens, ring, tuple(hashes))
 
 
-_FORM = struct.Struct(f"<Qq{len(_TOPICS)}Q")
+_FORM = struct.Struct(f"<Qqq{len(_TOPICS)}Q")
 
 
 def _digest(value: bytes) -> bytes:
@@ -173,11 +174,12 @@ class Ranks:
             told = self._tell(State.READY, tokens, topics_now, problem.patience)
             problem = problem._replace(tokens=sum(rank.tokens for rank in told))
         made = self._rings.get(problem)
-        state = State.RINGLESS if made is None else State.READY
-        told = self._tell(state, tokens, {**topics, **problem.topics()}, problem.patience)
+        number = -1 if made is None else made.number
+        topics = {**topics, **problem.topics()}
+        told = self._tell(State.READY, tokens, topics, problem.patience, number)
         # From here on all ranks know the same: what one refuses, all refuse.
         self._check_tokens(problem, [rank.tokens for rank in told])
-        if any(rank.state == State.RINGLESS for rank in told):
+        if number == -1 or any(rank.ring != number for rank in told):
             ring_check(problem.pattern, problem.tokens, problem.sizes[1])
             made = self._make(problem)
         self._rings[problem] = made
@@ -206,12 +208,12 @@ class Ranks:
         return Made(self.run(lambda: Ring(post, *problem)), number)
 
     def _tell(
-        self, state: State, tokens: int, topics: dict[str, Any], patience: float
+        self, state: State, tokens: int, topics: dict[str, Any], patience: float, ring: int = -1
     ) -> list[Told]:
         self._calls += 1
         if "which pass comes next" in topics:
             topics["which pass comes next"] = (self._calls, topics["which pass comes next"])
-        mine = Told.about(state, tokens, topics)
+        mine = Told.about(state, tokens, ring, topics)
         told = self.run(lambda: self._gather(mine, patience))
         raised = [rank for rank, other in enumerate(told) if other.state == State.RAISED]
         if raised:

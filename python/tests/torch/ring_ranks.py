@@ -11,8 +11,10 @@ import gc
 import json
 import os
 import pathlib
+import random
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -32,6 +34,8 @@ from longspan.torch import _post, _ranks, attention, ring_attention, ring_positi
 FOLDER = pathlib.Path(sys.argv[2])
 #: Longer than anything here takes.
 LONG = 60.0
+#: The group that computes; all ranks where it is None.
+GROUP: dist.ProcessGroup | None = None
 
 
 # Equal to one process.
@@ -75,13 +79,13 @@ def strided(x, number):
 def around(all_of, text, number, shards, **options):
     """Both passes of this rank; ``all_of`` are q, k, v, dout, dlse of the whole sequence."""
     tokens = all_of[0].shape[2]
-    mine = ring_positions(tokens, dist.get_rank(), dist.get_world_size(), shards)
+    mine = ring_positions(tokens, dist.get_rank(), dist.get_world_size(GROUP), shards)
     q, k, v, dout, dlse = (x.detach().index_select(2, mine) for x in all_of)
     q, k, v = (strided(x, number + i).requires_grad_() for i, x in enumerate((q, k, v)))
     if number % 2:
         options["tokens"] = tokens
     out, lse = ring_attention(
-        q, k, v, text, shards=shards, enable_gqa=True, return_lse=True, **options
+        q, k, v, text, shards=shards, enable_gqa=True, return_lse=True, group=GROUP, **options
     )
     assert (out.dtype, lse.dtype) == (q.dtype, torch.float32)
     # Every other time without a gradient of the log-sum-exp.
@@ -92,8 +96,8 @@ def around(all_of, text, number, shards, **options):
 
 def joined(mine, shards, tokens):
     """Everybody's rows as one, on rank 0."""
-    everybody = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-    dist.gather_object({name: x.detach() for name, x in mine.items()}, everybody)
+    everybody = [None] * dist.get_world_size(GROUP) if dist.get_rank() == 0 else None
+    dist.gather_object({name: x.detach() for name, x in mine.items()}, everybody, group=GROUP)
     if everybody is None:
         return None
     whole = {}
@@ -129,7 +133,18 @@ def check(text, rule, size, shards, dtype, number, **options):
         raise AssertionError(where) from error
 
 
-def equal():
+def equal(*ranks):
+    """Among as many ranks as each number says; others wait."""
+    global GROUP
+    for count in map(int, ranks):
+        GROUP = dist.new_group(list(range(count)), timeout=timedelta(seconds=LONG))
+        if dist.get_rank() < count:
+            _equal()
+        dist.barrier()
+    GROUP = None
+
+
+def _equal():
     count = 0
     for number, (text, rule, size, shards, dtype) in enumerate(cases()):
         # Once with a gradient of the log-sum-exp, once without, and with other strides.
@@ -142,29 +157,35 @@ def equal():
     check("causal", dense.RULES["causal"], WIDE, "striped", torch.float32, 1002, scale=-0.7)
     assert count > 100
     once_more()
-    print(f"{count} cases on {dist.get_world_size()} ranks")
+    print(f"{count} cases on {dist.get_world_size(GROUP)} ranks", flush=True)
 
 
 def once_more():
     """Rings are kept; a rank whose threads have changed has the others make a new one."""
-    ranks = _ranks.ranks_of(None)[1]
+    ranks = _ranks.ranks_of(GROUP)[1]
     before = ranks._made
     numbers = torch.randn(1, 2, 12, 8)
 
     def call():
-        return ring_attention(numbers, numbers, numbers, "window(30, 5)", softcap=3.0)
+        return ring_attention(numbers, numbers, numbers, "window(30, 5)", softcap=3.0, group=GROUP)
 
     first = call()
     assert ranks._made == before + 1
     assert torch.equal(call(), first)
     assert ranks._made == before + 1
+    threads = torch.get_num_threads()
     if dist.get_rank() == 1:
-        torch.set_num_threads(torch.get_num_threads() + 1)
+        torch.set_num_threads(threads + 1)
     assert torch.equal(call(), first)
-    assert ranks._made == before + 2
+    torch.set_num_threads(threads)
+    # Now it has an older ring for this than the others have.
+    assert torch.equal(call(), first)
+    assert ranks._made == before + 3
+    assert torch.equal(call(), first)
+    assert ranks._made == before + 3
     assert len(ranks._rings) <= _ranks.RINGS
-    everybody = [torch.empty_like(numbers) for _ in range(dist.get_world_size())]
-    dist.all_gather(everybody, numbers)
+    everybody = [torch.empty_like(numbers) for _ in range(dist.get_world_size(GROUP))]
+    dist.all_gather(everybody, numbers, group=GROUP)
     whole = torch.cat(everybody, 2)
     one = attention(whole, whole, whole, "window(30, 5)", softcap=3.0)
     torch.testing.assert_close(first, one[:, :, 12 * dist.get_rank() :][:, :, :12])
@@ -172,12 +193,12 @@ def once_more():
         assert torch.equal(call(), first)
     half = torch.randn(1, 2, 4, 8, requires_grad=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = ring_attention(half, half, half, "causal")
+        out = ring_attention(half, half, half, "causal", group=GROUP)
     assert out.dtype == torch.bfloat16
     (gradient,) = torch.autograd.grad(out.float().square().sum(), half)
     assert gradient.dtype == torch.float32
     with contextlib.suppress(RuntimeError):
-        out = ring_attention(half, half, half, "causal")
+        out = ring_attention(half, half, half, "causal", group=GROUP)
         (first,) = torch.autograd.grad(out.sum(), half, create_graph=True)
         first.sum().backward()
         raise AssertionError("a second derivative came back")
@@ -285,34 +306,60 @@ def disagree():
     dist.barrier()
 
 
+def well(*ranks):
+    """All that ranks go on after."""
+    equal(*ranks)
+    disagree()
+    print("all mistakes are refused", flush=True)
+
+
 # Ranks that fail.
 
 #: What `Ranks.run` does in turn, with a ring that isn't kept yet.
 STAGES = ["agree", "make", "forward", "agree again", "backward"]
+#: What a rank calls in place of the right thing, after which all can go on.
+MISTAKES = {
+    "shape": lambda x: (torch.randn(1, 4, 40, 16, requires_grad=True), PATTERN),
+    "pattern": lambda x: (x, "causal"),
+}
+PATTERN = "causal | sinks(3)"
 
 
 def fail(how, stage, hop, victim, patience):
     """One rank fails at a hop of a stage; all that live say what they see, and when."""
     rank, victim, patience = dist.get_rank(), int(victim), float(patience)
-    x = torch.randn(1, 2, 40, 16, requires_grad=True)
+    torch.manual_seed(0)
+    whole = torch.randn(1, 2, 40 * dist.get_world_size(), 16, requires_grad=True)
+    all_out = attention(whole, whole, whole, PATTERN)
+    (all_gradients,) = torch.autograd.grad(all_out.sum(), whole)
+    mine = slice(40 * rank, 40 * rank + 40)
+    x = whole.detach()[:, :, mine].requires_grad_()
     dist.barrier()
-    if rank == victim:
+    if rank == victim and how not in MISTAKES:
         _fail_at((STAGES.index(stage), int(hop)), how, patience)
     elif how == "interrupt":
         # So that the victim is waiting when Ctrl-C arrives.
         time.sleep(1.5)
     report = {"type": None}
     try:
-        tokens = 40 * dist.get_world_size()
         # A second time, because nobody can be told of what befalls the very last message of a
         # pass: a rank that has its results by then learns of it in the next one.
-        for _ in range(2):
-            out = ring_attention(x, x, x, "causal | sinks(3)", tokens=tokens, patience=patience)
-            out.sum().backward()
+        for turn in range(2):
+            given, pattern = x, PATTERN
+            if rank == victim and how in MISTAKES and turn == int(hop) % 2:
+                given, pattern = MISTAKES[how](x)
+                write("fault", {"time": time.time(), "pid": os.getpid()})
+            tokens = whole.shape[2]
+            out = ring_attention(given, given, given, pattern, tokens=tokens, patience=patience)
+            (gradients,) = torch.autograd.grad(out.sum(), given)
+            torch.testing.assert_close(out, all_out[:, :, mine])
+            torch.testing.assert_close(gradients, all_gradients[:, :, mine])
     except (Exception, KeyboardInterrupt) as error:
         report = {"type": type(error).__name__, "message": str(error)}
     report["time"] = time.time()
-    if report["type"] is not None:
+    if how in MISTAKES:
+        assert torch.isfinite(ring_attention(x, x, x, PATTERN, patience=LONG)).all()
+    elif report["type"] is not None:
         with refused(longspan.RingError, "failed in an earlier call"):
             ring_attention(x, x, x, "causal", patience=patience)
     write(f"report-{rank}", report)
@@ -333,33 +380,84 @@ def faults(patience):
     parent = FOLDER
     # What children don't write to stays the same memory as their parent's.
     gc.freeze()
-    for number, fault in enumerate(all_faults):
-        FOLDER = parent / str(number)
+    # Where the machine stood still meanwhile, once more.
+    tries = ((number, attempt) for number in range(len(all_faults)) for attempt in range(5))
+    done = set()
+    for number, attempt in tries:
+        if number in done:
+            continue
+        fault = all_faults[number]
+        FOLDER = parent / str(number) / str(attempt)
+        FOLDER.mkdir(exist_ok=True)
         child = os.fork()
         if not child:
+            if fault[0] == "cut":
+                _move_to_host(rank)
             store = f"file://{FOLDER}/store"
             ranks = int(os.environ["WORLD_SIZE"])
             dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks)
             fail(*fault, patience)
             # The child ends as any process does.
             return
-        write(f"status-{rank}", {"status": _wait(child, fault[3] == rank)})
+        status, still = _wait(child, fault[3] == rank)
+        if fault[0] == "cut" and fault[3] == rank:
+            _link(rank, "up")
+        write(f"status-{rank}", {"status": status, "still": still})
+        if not _stood_still():
+            done.add(number)
+
+
+#: A loop that sleeps for 10 ms takes longer only where the machine, or this process, stands still.
+STILL = 1.0
+
+
+def _stood_still():
+    """Whether any rank has seen the machine stand still, once all are here."""
+    end = time.monotonic() + 2 * LONG
+    while len(files := list(FOLDER.glob("status-*.json"))) < int(os.environ["WORLD_SIZE"]):
+        assert time.monotonic() < end, f"{FOLDER}: a rank is missing"
+        time.sleep(0.01)
+    return any(json.loads(file.read_text())["still"] > STILL for file in files)
+
+
+def _host(rank):
+    """A network namespace that ``benches/ring/hosts`` has made."""
+    return f"{os.environ['LONGSPAN_HOST_NAME']}-{rank}"
+
+
+def _move_to_host(rank):
+    """This process has another network from here on."""
+    network = os.open(f"/var/run/netns/{_host(rank)}", os.O_RDONLY)
+    clone_newnet = 0x4000_0000
+    if ctypes.CDLL(None, use_errno=True).setns(network, clone_newnet):
+        raise OSError(ctypes.get_errno(), "setns")
+    os.close(network)
+    os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
+
+
+def _link(rank, state):
+    ip = ["ip", "netns", "exec", _host(rank), "ip", "link", "set", "eth0", state]
+    subprocess.run(ip, check=True)
 
 
 def _wait(child, is_victim):
-    """How a child ends. A victim that has stopped is killed once all others have ended."""
-    end = time.monotonic() + LONG
-    while time.monotonic() < end:
+    """How a child ends, and for how long this process stood still meanwhile. A victim that has
+    stopped is killed once all others have ended."""
+    last, still = time.monotonic(), 0.0
+    end = last + LONG
+    while last < end:
+        now = time.monotonic()
+        last, still = now, max(still, now - last)
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
-            return os.waitstatus_to_exitcode(status)
+            return os.waitstatus_to_exitcode(status), still
         others = len(list(FOLDER.glob("status-*.json"))) == int(os.environ["WORLD_SIZE"]) - 1
         if is_victim and others and "stopped" in pathlib.Path(f"/proc/{child}/status").read_text():
             os.kill(child, signal.SIGKILL)
         time.sleep(0.01)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    return "it hung"
+    return "it hung", still
 
 
 def _fail_at(place, how, patience):
@@ -374,7 +472,7 @@ def _fail_at(place, how, patience):
 
     def count_hops(self, sends, receives):
         due = (seen["stage"], seen["hop"]) >= place and not seen["failed"]
-        if due and (sends or how != "damage"):
+        if due and (sends or how != "flip"):
             seen["failed"] = True
             write("fault", {"time": time.time(), "pid": os.getpid()})
             if how == "kill":
@@ -385,10 +483,14 @@ def _fail_at(place, how, patience):
                 threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
             elif how == "delay":
                 time.sleep(patience + 3)
-            elif how == "damage":
+            elif how == "cut":
+                _link(dist.get_rank(), "down")
+            elif how == "flip":
                 _, address, length = sends[0]
-                last = ctypes.c_uint8.from_address(address + length - 1)
-                last.value ^= 1 << 5
+                draw = random.Random(repr(place))
+                # In a ring's header there are bytes that nobody reads.
+                at = draw.choice([at for at in range(length) if not 48 <= at < 64])
+                ctypes.c_uint8.from_address(address + at).value ^= 1 << draw.randrange(8)
         seen["hop"] += 1
         return start(self, sends, receives)
 
@@ -402,11 +504,12 @@ def write(name, what):
 
 
 if __name__ == "__main__":
-    task = {"equal": equal, "disagree": disagree, "die": die, "faults": faults}[sys.argv[1]]
+    task = {"well": well, "die": die, "faults": faults}[sys.argv[1]]
     (FOLDER / f"pid-{os.environ['RANK']}").write_text(str(os.getpid()))
     if task is not faults:
-        dist.init_process_group("gloo", timeout=timedelta(seconds=LONG))
+        # Some ranks wait while others compute.
+        dist.init_process_group("gloo", timeout=timedelta(seconds=10 * LONG))
         torch.manual_seed(dist.get_rank())
     task(*sys.argv[3:])
-    if task in (equal, disagree):
+    if task is well:
         dist.destroy_process_group()

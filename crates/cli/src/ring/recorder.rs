@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use longspan_ring::{Buffer, Failure, Hop, Incoming, Meanwhile, Outgoing, Transport};
+use longspan_ring::{Buffer, Failure, Hear, Hop, Incoming, Meanwhile, Outgoing, Transport};
 
 /// Remembers into a [`Log`].
 pub(super) struct Recorder<'t> {
@@ -75,5 +75,9 @@ impl Transport for Recorder<'_> {
                 .collect(),
         });
         self.transport.hop(hop, meanwhile)
+    }
+
+    fn farewell(&mut self, told: &[u8], hear: &mut Hear<'_>, patience: Duration) {
+        self.transport.farewell(told, hear, patience);
     }
 }

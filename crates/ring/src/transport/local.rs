@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::{Failure, Hop, Meanwhile, Transport};
+use super::{Failure, Hear, Hop, Meanwhile, Transport};
 use crate::buffer::Buffer;
 
 /// A rank among threads of one process: for tests, and for one rank a NUMA node.
@@ -45,6 +45,8 @@ struct Shared {
 struct Mail {
     /// Messages from `a` to `b` at `a · ranks + b`.
     boxes: Vec<VecDeque<Buffer>>,
+    /// What ranks have said when they gave up.
+    said: Vec<Option<Vec<u8>>>,
     gone: Vec<bool>,
 }
 
@@ -52,7 +54,8 @@ impl Local {
     /// So many ranks, each for a thread of its own.
     pub fn ranks(count: usize) -> Vec<Local> {
         let boxes = vec![VecDeque::new(); count * count];
-        let mail = Mutex::new(Mail { boxes, gone: vec![false; count] });
+        let mail = Mail { boxes, said: vec![None; count], gone: vec![false; count] };
+        let mail = Mutex::new(mail);
         let shared = Arc::new(Shared { ranks: count, mail, changed: Condvar::new() });
         (0..count).map(|rank| Local { rank, shared: shared.clone() }).collect()
     }
@@ -102,7 +105,8 @@ impl Transport for Local {
             if let Some(bytes) = mail.boxes[slot].pop_front() {
                 let (expected, got) = (receive.bytes.len(), bytes.len());
                 if expected != got {
-                    return Err(Failure::Length { from: receive.from, expected, got });
+                    let beginning = bytes[..got.min(Failure::BEGINNING)].to_vec();
+                    return Err(Failure::Length { from: receive.from, expected, got, beginning });
                 }
                 receive.bytes = bytes;
                 arrived += 1;
@@ -121,5 +125,30 @@ impl Transport for Local {
             mail = waiting.unwrap_or_else(PoisonError::into_inner).0;
         }
         Ok(())
+    }
+
+    fn farewell(&mut self, told: &[u8], hear: &mut Hear<'_>, patience: Duration) {
+        let start = Instant::now();
+        let mut mail = self.mail();
+        mail.said[self.rank] = Some(told.to_vec());
+        self.shared.changed.notify_all();
+        let mut heard = vec![false; self.shared.ranks];
+        heard[self.rank] = true;
+        loop {
+            for (rank, said) in mail.said.iter().enumerate() {
+                if let (Some(said), false) = (said, heard[rank]) {
+                    heard[rank] = true;
+                    if hear(rank, said).is_break() {
+                        return;
+                    }
+                }
+            }
+            let left = patience.saturating_sub(start.elapsed());
+            if left.is_zero() || heard.iter().all(|heard| *heard) {
+                return;
+            }
+            let waiting = self.shared.changed.wait_timeout(mail, left);
+            mail = waiting.unwrap_or_else(PoisonError::into_inner).0;
+        }
     }
 }

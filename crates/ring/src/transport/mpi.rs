@@ -25,14 +25,17 @@ use std::time::{Duration, Instant};
 
 use mpi_sys as ffi;
 
-use super::{Failure, Hop, Incoming, Meanwhile, Outgoing, Transport};
+use super::{Failure, Hear, Hop, Incoming, Meanwhile, Outgoing, Transport};
+use crate::buffer::Buffer;
 
 /// Counts of MPI's functions are C's `int`. Longer messages go in pieces of this many bytes, which
 /// arrive in order because they have the same ends and tag.
 const PIECE: usize = 1 << 30;
 
-/// The communicator is ours alone, so all messages have one tag.
+/// The communicator is ours alone, so all messages of hops have one tag, and what is told when they
+/// have failed another.
 const TAG: c_int = 0;
+const FAREWELL: c_int = 1;
 
 /// A rank of MPI.
 ///
@@ -205,7 +208,7 @@ impl Transport for Mpi {
             // They would find what was meant for receives that were left behind.
             return Err(engine(FAILED));
         }
-        let mut flight = Flight { sends, receives, open: Vec::new() };
+        let mut flight = Flight::of(sends, receives, TAG);
         let flown = flight.start(self.comm).and_then(|()| {
             let mut failure = None;
             meanwhile(&mut || {
@@ -219,14 +222,54 @@ impl Transport for Mpi {
         self.failed |= flown.is_err();
         flown
     }
+
+    /// Each message is a flight of its own: what can't be sent to one, or received from one who is
+    /// gone, is nothing to the others.
+    fn farewell(&mut self, told: &[u8], hear: &mut Hear<'_>, patience: Duration) {
+        let others = (0..self.size).filter(|&other| other != self.rank);
+        let (mut sends, mut receives): (Vec<_>, Vec<_>) = others
+            .map(|rank| {
+                let (to, from) = (Buffer::from(told), Buffer::zeroed(told.len()));
+                ([Outgoing { to: rank, bytes: to }], [Incoming { from: rank, bytes: from }])
+            })
+            .unzip();
+        let coming = receives.iter_mut().map(|receives| Flight::of(&mut [], receives, FAREWELL));
+        let mut coming: Vec<_> = coming.filter_map(|flight| flight.started(self.comm)).collect();
+        let leaving = sends.iter_mut().map(|sends| Flight::of(sends, &mut [], FAREWELL));
+        let mut leaving: Vec<_> = leaving.filter_map(|flight| flight.started(self.comm)).collect();
+        let (mut enough, mut lost) = (false, coming.len() + leaving.len() < 2 * (self.size - 1));
+        // Whatever is still open then stays MPI's, as after any failure.
+        let _ = wait_until(patience, || {
+            leaving.retain_mut(|flight| {
+                let advanced = flight.advance();
+                lost |= advanced.is_err();
+                advanced.is_ok() && !flight.open.is_empty()
+            });
+            coming.retain_mut(|flight| match flight.advance() {
+                Ok(()) if flight.open.is_empty() => {
+                    let Incoming { from, bytes } = &flight.receives[0];
+                    enough |= hear(*from, bytes).is_break();
+                    false
+                }
+                Ok(()) => true,
+                Err(_) => {
+                    lost = true;
+                    false
+                }
+            });
+            Ok((enough || coming.is_empty()) && leaving.is_empty())
+        });
+        self.failed |= lost || !coming.is_empty() || !leaving.is_empty();
+    }
 }
 
-/// The messages of a hop.
+/// Messages that travel at the same time.
 struct Flight<'h> {
     sends: &'h mut [Outgoing],
     receives: &'h mut [Incoming],
     /// What MPI hasn't let go of.
     open: Vec<Piece>,
+    tag: c_int,
 }
 
 /// A piece of a message on its way.
@@ -245,8 +288,18 @@ enum End {
     Receive(usize),
 }
 
-impl Flight<'_> {
+impl<'h> Flight<'h> {
+    fn of(sends: &'h mut [Outgoing], receives: &'h mut [Incoming], tag: c_int) -> Self {
+        Flight { sends, receives, open: Vec::new(), tag }
+    }
+
+    /// Itself, if MPI takes it.
+    fn started(mut self, comm: ffi::MPI_Comm) -> Option<Self> {
+        self.start(comm).is_ok().then_some(self)
+    }
+
     fn start(&mut self, comm: ffi::MPI_Comm) -> Result<(), Failure> {
+        let tag = self.tag;
         // A receive that is there before its message saves MPI a copy.
         for index in 0..self.receives.len() {
             let len = self.receives[index].bytes.len();
@@ -259,7 +312,7 @@ impl Flight<'_> {
                     // and what is open then is taken out of it for good.
                     unsafe {
                         let (first, kind) = (first.add(at).cast::<c_void>(), ffi::RSMPI_UINT8_T);
-                        ffi::MPI_Irecv(first, int(len), kind, int(from), TAG, comm, request)
+                        ffi::MPI_Irecv(first, int(len), kind, int(from), tag, comm, request)
                     }
                 })?;
             }
@@ -273,7 +326,7 @@ impl Flight<'_> {
                     // SAFETY: as above.
                     unsafe {
                         let (first, kind) = (first.add(at).cast::<c_void>(), ffi::RSMPI_UINT8_T);
-                        ffi::MPI_Isend(first, int(len), kind, int(to), TAG, comm, request)
+                        ffi::MPI_Isend(first, int(len), kind, int(to), tag, comm, request)
                     }
                 })?;
             }
@@ -330,8 +383,9 @@ impl Flight<'_> {
             return Ok(true);
         }
         let receive = &self.receives[receive];
-        let (from, expected) = (receive.from, receive.bytes.len());
-        Err(Failure::Length { from, expected, got: piece.at + count as usize })
+        let (from, expected, got) = (receive.from, receive.bytes.len(), piece.at + count as usize);
+        let beginning = receive.bytes[..got.min(Failure::BEGINNING)].to_vec();
+        Err(Failure::Length { from, expected, got, beginning })
     }
 
     /// What a code says about a piece.
@@ -344,10 +398,8 @@ impl Flight<'_> {
         if error.class != ffi::MPI_ERR_TRUNCATE as c_int {
             return Err(Failure::Gone { rank: Some(peer), message: error.message });
         }
-        let (len, message) = (piece.at + piece.len, error.message);
-        Err(engine(format!(
-            "rank {peer} sent more than {len} bytes, which were expected: {message}"
-        )))
+        let (expected, message) = (piece.at + piece.len, error.message);
+        Err(Failure::Longer { from: peer, expected, message })
     }
 
     /// Waits for the rest.

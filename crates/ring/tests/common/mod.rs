@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test has a part of it")]
 
+pub(crate) mod unlucky;
+
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
