@@ -104,7 +104,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
             numbers[index % 2][index / 2] = bf16::from_bits(bits).to_f32();
         }
         // SAFETY: no vector is wider.
-        numbers.map(|numbers| unsafe { self.load(numbers.as_ptr()) })
+        unsafe { [self.load(numbers[0].as_ptr()), self.load(numbers[1].as_ptr())] }
     }
     /// Writes `WIDTH` bf16 numbers, the nearest ones.
     ///

@@ -70,7 +70,8 @@ impl Simd for Avx2 {
         have!({
             let bits = _mm256_loadu_si256(from.cast());
             let odd = _mm256_and_si256(bits, _mm256_set1_epi32(0xffff_0000_u32 as i32));
-            [_mm256_slli_epi32::<16>(bits), odd].map(|bits| _mm256_castsi256_ps(bits))
+            let even = _mm256_slli_epi32::<16>(bits);
+            [_mm256_castsi256_ps(even), _mm256_castsi256_ps(odd)]
         })
     }
 

@@ -70,7 +70,8 @@ impl Simd for Avx512 {
         have!({
             let bits = _mm512_loadu_si512(from.cast());
             let odd = _mm512_and_si512(bits, _mm512_set1_epi32(0xffff_0000_u32 as i32));
-            [_mm512_slli_epi32::<16>(bits), odd].map(|bits| _mm512_castsi512_ps(bits))
+            let even = _mm512_slli_epi32::<16>(bits);
+            [_mm512_castsi512_ps(even), _mm512_castsi512_ps(odd)]
         })
     }
 
@@ -223,18 +224,26 @@ impl Simd for Avx512 {
     unsafe fn sums(self, vectors: *const f32) -> __m512 {
         // Two vectors become one, four times: pairs, quads, and then whole 128-bit lanes.
         have!({
-            let add = |x, y| _mm512_add_ps(x, y);
-            let quads = [0, 1, 2, 3].map(|i| {
-                let row = |j: usize| _mm512_loadu_ps(vectors.add(16 * (4 * i + j)));
-                let pair = |a, b| add(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-                let both = [pair(row(0), row(1)), pair(row(2), row(3))];
-                let [ab, cd] = both.map(|pair| _mm512_castps_pd(pair));
-                let (low, high) = (_mm512_unpacklo_pd(ab, cd), _mm512_unpackhi_pd(ab, cd));
-                add(_mm512_castpd_ps(low), _mm512_castpd_ps(high))
-            });
-            let lanes =
-                |a, b| add(_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xdd>(a, b));
-            lanes(lanes(quads[0], quads[1]), lanes(quads[2], quads[3]))
+            let mut quads = [_mm512_setzero_ps(); 4];
+            for i in 0..4 {
+                let row = vectors.add(64 * i);
+                let (a, b) = (_mm512_loadu_ps(row), _mm512_loadu_ps(row.add(16)));
+                let (c, d) = (_mm512_loadu_ps(row.add(32)), _mm512_loadu_ps(row.add(48)));
+                let ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+                let cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+                let (ab, cd) = (_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+                let low = _mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd));
+                let high = _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd));
+                quads[i] = _mm512_add_ps(low, high);
+            }
+            for half in [2, 1] {
+                for i in 0..half {
+                    let (a, b) = (quads[2 * i], quads[2 * i + 1]);
+                    let low = _mm512_shuffle_f32x4::<0x88>(a, b);
+                    quads[i] = _mm512_add_ps(low, _mm512_shuffle_f32x4::<0xdd>(a, b));
+                }
+            }
+            quads[0]
         })
     }
 

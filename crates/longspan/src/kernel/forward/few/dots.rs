@@ -46,13 +46,11 @@ unsafe fn vectors<S: Simd, E: Element, const PLAIN: bool>(
         if PLAIN {
             return load_pairs(simd, token.first.add(dim));
         }
-        [dim, dim + S::WIDTH].map(|dim| {
-            let mut numbers = [0.0; WIDEST];
-            for lane in 0..S::WIDTH.min(dims.saturating_sub(dim)) {
-                numbers[lane] = (*token.at(0, dim + lane).first).to_f32();
-            }
-            simd.load(numbers.as_ptr())
-        })
+        let mut numbers = [0.0; 2 * WIDEST];
+        for lane in 0..(2 * S::WIDTH).min(dims.saturating_sub(dim)) {
+            numbers[lane] = (*token.at(0, dim + lane).first).to_f32();
+        }
+        [simd.load(numbers.as_ptr()), simd.load(numbers.as_ptr().add(S::WIDTH))]
     }
 }
 
@@ -166,27 +164,18 @@ impl<E: Element> Weigh<E> {
         let zero = [[simd.splat(0.0); 2]; N];
         // SAFETY: as `eval`.
         unsafe {
-            let weights = self.weights.at(query, 0).first;
-            let add = |sums: &mut [[S::F; 2]; N], key: usize| {
-                let (weight, row) = (simd.splat(*weights.add(key)), self.values.at(key, 0));
-                for n in 0..N {
-                    let v = vectors::<S, E, PLAIN>(simd, row, first + n * 2 * S::WIDTH, self.dims);
-                    for half in 0..2 {
-                        sums[n][half] = simd.fma(v[half], weight, sums[n][half]);
-                    }
-                }
-            };
+            let weights = self.weights.at(query, 0).first.cast_const();
             let mut total = zero;
             for start in (0..self.tokens).step_by(PIECE) {
                 let end = self.tokens.min(start + PIECE);
                 let (mut even, mut odd) = (zero, zero);
                 let pairs = start + (end - start) / 2 * 2;
                 for key in (start..pairs).step_by(2) {
-                    add(&mut even, key);
-                    add(&mut odd, key + 1);
+                    self.add::<S, N, PLAIN>(simd, &mut even, weights, key, first);
+                    self.add::<S, N, PLAIN>(simd, &mut odd, weights, key + 1, first);
                 }
                 if pairs < end {
-                    add(&mut even, pairs);
+                    self.add::<S, N, PLAIN>(simd, &mut even, weights, pairs, first);
                 }
                 for n in 0..N {
                     for half in 0..2 {
@@ -208,6 +197,28 @@ impl<E: Element> Weigh<E> {
                 for number in 0..2 * S::WIDTH {
                     let from = if PLAIN { paired::<E, S>(number) } else { number };
                     *to.add(number) += numbers[from];
+                }
+            }
+        }
+    }
+
+    /// Adds the values of one key.
+    #[inline(always)]
+    unsafe fn add<S: Simd, const N: usize, const PLAIN: bool>(
+        &self,
+        simd: S,
+        sums: &mut [[S::F; 2]; N],
+        weights: *const f32,
+        key: usize,
+        first: usize,
+    ) {
+        // SAFETY: as `eval`.
+        unsafe {
+            let (weight, row) = (simd.splat(*weights.add(key)), self.values.at(key, 0));
+            for n in 0..N {
+                let v = vectors::<S, E, PLAIN>(simd, row, first + n * 2 * S::WIDTH, self.dims);
+                for half in 0..2 {
+                    sums[n][half] = simd.fma(v[half], weight, sums[n][half]);
                 }
             }
         }
