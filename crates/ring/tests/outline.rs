@@ -1,6 +1,6 @@
 //! What one process works out for every rank is what ranks then do.
 
-use longspan_ring::{Fold, Local, Outlines, Problem, Shards, Stage};
+use longspan_ring::{Fold, Local, Outline, Outlines, Problem, Shards, Stage};
 use longspan_testing::{AttentionCase, Rule};
 
 mod common;
@@ -106,5 +106,39 @@ fn and_where_the_order_is_that_of_the_sequence() {
             ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
         });
         compare_with(&case, &problem, "reproducible", &results);
+    }
+}
+
+/// Whatever travels, there is something to compute meanwhile: with keys that come, or with own ones
+/// that were kept for it.
+#[test]
+fn no_hop_is_bare() {
+    let window = Rule::Window { left: 700, right: 0 };
+    let window = Rule::And(vec![Rule::Causal, window]);
+    for (name, rule) in [("causal", Rule::Causal), ("full", Rule::Full), ("window", window)] {
+        let case = AttentionCase::new(name, rule, 24_000);
+        for ranks in 2..=5 {
+            let shards = Shards::zigzag(24_000, ranks, 1).unwrap();
+            let problem = problem(&case, shards);
+            let mut outlines = Outlines::new(&problem).unwrap();
+            for rank in 0..ranks {
+                let Outline { forward, backward, .. } = outlines.rank(rank).unwrap();
+                for stage in forward.iter().chain(&backward) {
+                    let travels = stage.sent() + stage.received() > 0;
+                    assert!(
+                        !travels || stage.work.pairs > 0,
+                        "{name}, rank {rank} of {ranks}: nothing to compute in step {}",
+                        stage.label
+                    );
+                }
+                // The first keys and the last gradients are as many bytes, and have as much to do.
+                let hops = backward.iter().filter(|stage| stage.sent() > 0).collect::<Vec<_>>();
+                let pairs = |stage: &Stage| stage.work.pairs as f64;
+                let (first, last) = (pairs(hops[0]), pairs(hops[hops.len() - 1]));
+                if name != "window" {
+                    assert!((0.9..1.1).contains(&(first / last)), "{name}: {first}, {last}");
+                }
+            }
+        }
     }
 }
