@@ -138,6 +138,21 @@ fn a_slower_link_hides_less() {
     assert_eq!(slow["passes"][0]["bytes_received_most"], fast["passes"][0]["bytes_received_most"]);
 }
 
+/// Own keys that are kept for later hops don't make ranks wait for each other, sinks that go by a
+/// tree or not.
+#[test]
+fn ranks_stay_in_step() {
+    for pattern in ["causal & (window(4096, 0) | sinks(64))", "causal & window(4096, 0)"] {
+        for ranks in [8, 16] {
+            let args = format!("'{pattern}' --tokens 1M --ranks {ranks} --machine h100 --json");
+            for pass in plan(&args).json()["passes"].as_array().unwrap() {
+                let share = number(pass, "waiting_ms") / number(pass, "ms");
+                assert!(share < 0.05, "{pattern}, {ranks} ranks: {share} of {pass}");
+            }
+        }
+    }
+}
+
 #[test]
 fn thousands_of_ranks_are_sampled() {
     let args = "'causal & (window(4096, 0) | sinks(64))' --tokens 1G --ranks 4096 --machine h100 --dtype bf16";

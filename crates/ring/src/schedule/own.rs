@@ -9,11 +9,12 @@
 //! worked on   own keys   the 1st    the 2nd     own keys
 //! ```
 //!
-//! Each bare hop gets a part of the own keys in proportion to its bytes. Parts lie around each other,
-//! the first one outside:
+//! Two bare hops get a part of the own keys each, in proportion to their bytes: the first one, and of
+//! the others the one with most bytes, the last of equals. Not more: a rank that works on own keys is
+//! late for its next step, and where ranks do so at different steps they wait for each other in turn.
 //!
 //! ```text
-//! keys        |  1st  |  2nd  |      3rd      |  2nd  |  1st  |
+//! keys        |   1st   |        2nd        |   1st   |
 //! ```
 //!
 //! Keys further along are seen by fewer queries of a causal pattern, and by as many of a window. As
@@ -24,10 +25,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::{About, Step, TILE, Way};
-
-/// Bare hops that get a part, those with most bytes: every part is a call of the kernels.
-const MOST: usize = 4;
+use super::{About, Message, Step, TILE, Way};
 
 /// A hop with messages and nothing to compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,13 +35,13 @@ pub(super) struct Bare {
     bytes: u64,
 }
 
-/// The bare hops among some steps, in their order.
+/// The bare hops among some steps that get a part, at most two, in their order.
 pub(super) fn bare(steps: &BTreeMap<u32, Step>) -> Vec<Bare> {
     let mut found = Vec::new();
     let mut covered = false;
     for (&label, step) in steps {
-        let bytes = |messages: &[super::Message]| messages.iter().map(|m| m.bytes()).sum::<u64>();
-        let bytes = bytes(&step.sends).max(bytes(&step.receives));
+        let sum = |messages: &[Message]| messages.iter().map(Message::bytes).sum::<u64>();
+        let bytes = sum(&step.sends).max(sum(&step.receives));
         if bytes > 0 && !covered {
             found.push(Bare { label, bytes });
         }
@@ -51,41 +49,30 @@ pub(super) fn bare(steps: &BTreeMap<u32, Step>) -> Vec<Bare> {
             matches!((part.about, part.way), (About::Arrival(_) | About::Hosting(_), Way::Out))
         });
     }
-    while found.len() > MOST {
-        let (least, _) = found.iter().enumerate().min_by_key(|(_, bare)| bare.bytes).expect("some");
-        found.remove(least);
-    }
-    found
+    let mut found = found.into_iter();
+    let first = found.next();
+    first.into_iter().chain(found.max_by_key(|bare| bare.bytes)).collect()
 }
 
 /// Parts of so many own keys in ascending order, and the step after which each is worked on: in the
 /// hop of the next one.
 pub(super) fn parts(keys: usize, bare: &[Bare]) -> Vec<(u32, Range<usize>)> {
-    let all = bare.iter().map(|bare| u128::from(bare.bytes)).sum::<u128>();
-    let (mut before, mut after) = (Vec::new(), Vec::new());
-    let mut left = 0..keys;
-    let mut given = 0;
-    for Bare { label, bytes } in &bare[..bare.len().saturating_sub(1)] {
-        given += u128::from(*bytes);
-        let side = (keys as u128 * given / (2 * all)) as usize;
-        // On edges of blocks, so that no more of them are cut than are by themselves.
-        let nearest = |key: usize| (key + TILE / 2) / TILE * TILE;
-        let (start, end) = (nearest(side), nearest(keys - side).min(left.end));
-        if start > left.start {
-            before.push((label - 1, left.start..start));
-            after.push((label - 1, end..left.end));
-            left = start..end;
-        }
-    }
-    let last = match before.is_empty() {
-        // Too few to be cut: the first hop of those with most bytes has all of them.
-        true => bare.iter().rev().max_by_key(|bare| bare.bytes),
-        false => bare.last(),
+    let after = |bare: &Bare| bare.label - 1;
+    let [first, last] = bare else {
+        return vec![(bare.first().map_or(0, after), 0..keys)];
     };
-    before.push((last.map_or(0, |bare| bare.label - 1), left));
-    before.extend(after.into_iter().rev());
-    before.retain(|(_, part)| !part.is_empty());
-    before
+    let all = u128::from(first.bytes) + u128::from(last.bytes);
+    let side = (keys as u128 * u128::from(first.bytes) / (2 * all)) as usize;
+    // On edges of blocks, so that no more of them are cut than are by themselves.
+    let nearest = |key: usize| (key + TILE / 2) / TILE * TILE;
+    let (start, end) = (nearest(side), nearest(keys - side).min(keys));
+    if start == 0 {
+        // Too few to be cut.
+        let most = if last.bytes > first.bytes { last } else { first };
+        return vec![(after(most), 0..keys)];
+    }
+    let cut = [(after(first), 0..start), (after(last), start..end), (after(first), end..keys)];
+    cut.into_iter().filter(|(_, part)| !part.is_empty()).collect()
 }
 
 #[cfg(test)]
@@ -100,7 +87,7 @@ mod tests {
     #[test]
     fn parts_are_all_keys_once() {
         for keys in [0, 1, 63, 64, 128, 255, 256, 257, 640, 1_000, 8_192, 100_003] {
-            for bytes in [&[][..], &[7], &[5, 5], &[1, 2], &[9, 1, 9], &[1, 1_000_000], &[3; 4]] {
+            for bytes in [&[][..], &[7], &[5, 5], &[1, 2], &[9, 1], &[1, 1_000_000]] {
                 let parts = parts(keys, &hops(bytes));
                 let mut end = 0;
                 for (_, part) in &parts {
@@ -117,8 +104,8 @@ mod tests {
     #[test]
     fn hops_get_work_by_their_bytes() {
         let keys = 64_000;
-        for bytes in [&[5, 5][..], &[1, 2], &[4, 1, 3]] {
-            let parts = parts(keys, &hops(bytes));
+        for bytes in [[5, 5], [1, 2], [4, 1]] {
+            let parts = parts(keys, &hops(&bytes));
             let all = (keys * (keys + 1) / 2) as f64;
             for (hop, share) in bytes.iter().enumerate() {
                 let mine = parts.iter().filter(|(label, _)| *label == 2 * hop as u32);
