@@ -1,8 +1,8 @@
 //! When a rank works on its own keys.
 //!
-//! They wait for nobody, so they are kept for hops that have nothing else to compute: a *bare* hop
-//! is one whose messages travel before anything has come that could be worked on, or after all of it
-//! has been. On three ranks, backward:
+//! They wait for nobody, so they are kept for hops that have nothing else to compute, or little: a
+//! *bare* hop is one whose messages travel before anything has come that could be worked on, or after
+//! all of it has been. On three ranks, backward:
 //!
 //! ```text
 //! travels     keys       keys       gradients   gradients
@@ -25,9 +25,13 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::{About, Message, Step, TILE, Way};
+use super::{About, Message, Part, Step, TILE, Way};
 
-/// A hop with messages and nothing to compute.
+/// What has come is little to compute beside messages of more than so many times its bytes: a few
+/// sinks, while a window's gradients travel.
+const LITTLE: u64 = 8;
+
+/// A hop with messages and nothing to compute, or little.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Bare {
     label: u32,
@@ -38,16 +42,17 @@ pub(super) struct Bare {
 /// The bare hops among some steps that get a part, at most two, in their order.
 pub(super) fn bare(steps: &BTreeMap<u32, Step>) -> Vec<Bare> {
     let mut found = Vec::new();
-    let mut covered = false;
+    let mut due = 0;
     for (&label, step) in steps {
         let sum = |messages: &[Message]| messages.iter().map(Message::bytes).sum::<u64>();
         let bytes = sum(&step.sends).max(sum(&step.receives));
-        if bytes > 0 && !covered {
+        if bytes > LITTLE * due {
             found.push(Bare { label, bytes });
         }
-        covered = step.work.iter().any(|part| {
+        let comes = |part: &&Part| {
             matches!((part.about, part.way), (About::Arrival(_) | About::Hosting(_), Way::Out))
-        });
+        };
+        due = step.work.iter().filter(comes).map(|part| part.bytes as u64).sum();
     }
     let mut found = found.into_iter();
     let first = found.next();
