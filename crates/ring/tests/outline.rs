@@ -134,11 +134,14 @@ fn no_hop_is_bare() {
                         stage.label
                     );
                 }
-                // The first keys and the last gradients are as many bytes, and have as much to do.
+                // Where the first keys and the last gradients are as many bytes, so is what there is to do.
                 let hops: Vec<_> = backward.iter().filter(travels).collect();
                 let pairs = |stage: &Stage| stage.work.pairs as f64;
                 let share = pairs(hops[0]) / pairs(hops[hops.len() - 1]);
-                assert!((0.8..1.2).contains(&share), "{name}, rank {rank} of {ranks}: {share}");
+                assert!(
+                    name == "causal" || (0.8..1.2).contains(&share),
+                    "{name}, rank {rank} of {ranks}: {share}"
+                );
             }
         }
     }
