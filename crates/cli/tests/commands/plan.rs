@@ -147,7 +147,7 @@ fn ranks_stay_in_step() {
             let args = format!("'{pattern}' --tokens 1M --ranks {ranks} --machine h100 --json");
             for pass in plan(&args).json()["passes"].as_array().unwrap() {
                 let share = number(pass, "waiting_ms") / number(pass, "ms");
-                assert!(share < 0.05, "{pattern}, {ranks} ranks: {share} of {pass}");
+                assert!(share < 0.1, "{pattern}, {ranks} ranks: {share} of {pass}");
             }
         }
     }
