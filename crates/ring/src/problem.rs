@@ -9,8 +9,8 @@ use crate::wire::{Extent, Wire};
 /// In which order keys are folded into the results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Fold {
-    /// Own keys first, then others as they come: what hides most of the transfers. The same bits
-    /// for the same number of ranks.
+    /// Others' keys as they come, own ones while nothing else can be worked on: what hides most of
+    /// the transfers. The same bits for the same number of ranks.
     #[default]
     Overlapped,
     /// All keys in ascending order, in tiles of 64. Outputs and log-sum-exps then have the same bits

@@ -1,13 +1,14 @@
 //! Attention around a ring: what a caller writes.
 
+use std::any::Any;
 use std::ops::Range;
 use std::time::Duration;
 
 use bytemuck::Pod;
 use longspan::{
     Arrived, Attention, Dims, Element, Gradients, Heads, Inputs, Isa, Layout, LayoutSet, Layouts,
-    Output, OutputMut, Padding, Positions, Precision, RowStatistics, Shape, Tensor, Threads, View,
-    row_deltas,
+    Order, Output, OutputMut, Padding, Positions, Precision, RowStatistics, Shape, Tensor, Threads,
+    View, row_deltas,
 };
 
 use longspan_pattern::Sight;
@@ -203,9 +204,9 @@ impl<T: Transport> Ring<T> {
         };
         let sums = call.run(Doing::Backward, &works.schedule.backward, made)?.sums;
         Ok(Gradients {
-            dq: rounded(&sums.dq, &inputs.q)?,
-            dk: rounded(&sums.dk, &inputs.k)?,
-            dv: rounded(&sums.dv, &inputs.v)?,
+            dq: rounded(sums.dq, &inputs.q)?,
+            dk: rounded(sums.dk, &inputs.k)?,
+            dv: rounded(sums.dv, &inputs.v)?,
         })
     }
 }
@@ -293,9 +294,15 @@ fn same(tensor: &'static str, got: Dims, expected: Dims) -> Result<()> {
     Ok(())
 }
 
-/// Sums, `[batch, head, token, dim]`, as a tensor like another.
-fn rounded<E: Element>(sums: &[f32], like: &View<'_, E>) -> Result<Tensor<E>> {
+/// Sums, `[batch, head, token, dim]`, as a tensor like another; nothing is copied where that is the
+/// same.
+fn rounded<E: Element>(mut sums: Vec<f32>, like: &View<'_, E>) -> Result<Tensor<E>> {
     let (dims, order) = (like.dims(), like.order());
+    if (order == Order::BatchHeadTokenDim || dims.heads == 1)
+        && let Some(same) = (&mut sums as &mut dyn Any).downcast_mut::<Vec<E>>()
+    {
+        return Ok(Tensor::new(std::mem::take(same), dims, order)?);
+    }
     let mut tensor = Tensor::filled(E::default(), dims, order)?;
     let strides = tensor.view().strides();
     let numbers = tensor.as_mut_slice();

@@ -8,6 +8,8 @@
 //! own keys        | what came in step 1    | what came in step 2
 //! ```
 //!
+//! Own keys are also worked on where nothing else is left to be: see [`own`].
+//!
 //! Keys that rank `s` sends to rank `r` itself travel in step `(r − s) mod ranks`, so that in a
 //! step no rank sends to two. What is made of a message that came in step `t` is ready for step
 //! `t + 2`. Labels grow along every chain of messages, and a rank waits for its labels in order:
@@ -15,6 +17,8 @@
 //!
 //! Where results have to be the same for every number of ranks, the label of keys is their place in
 //! the sequence, own ones included: every rank folds them in ascending order, tile by tile.
+
+mod own;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -299,23 +303,35 @@ impl Schedule {
         let mut backward = [keys.out, keys.back].concat();
         backward.extend(sized(&queries.out, problem.arrived_bytes()));
         backward.extend(sized(&queries.back, problem.query_gradient_bytes()));
-        let all = Positions::range(0, own_held.len()).expect("numbers of tokens at hand are small");
-        let mut own = Vec::new();
-        let mut own_steps = Vec::new();
-        for (label, tokens) in stretches(problem.fold, 0, own_held, &all) {
-            let first = tokens.get(0).map_or(0, |first| first as usize);
-            own_steps.push(label);
-            own.push(first..first + tokens.len() as usize);
-        }
-        let mut schedule = Schedule {
-            own,
-            departures,
-            arrivals,
-            visits,
-            hostings,
-            forward: steps(forward, &own_steps),
-            backward: steps(backward, &own_steps),
+        let (mut forward, mut backward) = (steps(forward), steps(backward));
+        // Each part with the steps after which it is worked on, forward and backward.
+        let parts: Vec<(u32, u32, Range<usize>)> = match problem.fold {
+            Fold::Overlapped => {
+                let parts = own::parts(own_held.len() as usize, &own::bare(&backward));
+                parts.into_iter().map(|(label, part)| (0, label, part)).collect()
+            }
+            Fold::Reproducible => {
+                let all = Positions::range(0, own_held.len());
+                let all = all.expect("numbers of tokens at hand are small");
+                let parts = stretches(problem.fold, 0, own_held, &all);
+                let ranged = |(label, tokens): (u32, Tokens)| {
+                    let first = tokens.get(0).map_or(0, |first| first as usize);
+                    (label, label, first..first + tokens.len() as usize)
+                };
+                parts.into_iter().map(ranged).collect()
+            }
         };
+        let mut own = Vec::with_capacity(parts.len());
+        for (number, (in_forward, in_backward, part)) in parts.into_iter().enumerate() {
+            for (steps, label) in [(&mut forward, in_forward), (&mut backward, in_backward)] {
+                let part = Part { about: About::Own(number), way: Way::Out, bytes: 0 };
+                steps.entry(label).or_default().work.push(part);
+            }
+            own.push(part);
+        }
+        let (forward, backward) = (in_order(forward), in_order(backward));
+        let mut schedule =
+            Schedule { own, departures, arrivals, visits, hostings, forward, backward };
         if problem.fold == Fold::Reproducible {
             schedule.sort_work(own_held);
         }
@@ -369,12 +385,8 @@ fn stretches(fold: Fold, distance: u32, held: &Positions, tokens: &Tokens) -> Ve
 }
 
 /// Events by step and peer, in an order that both ends know.
-fn steps(mut events: Vec<Event>, own: &[u32]) -> Vec<Step> {
+fn steps(mut events: Vec<Event>) -> BTreeMap<u32, Step> {
     let mut steps: BTreeMap<u32, Step> = BTreeMap::new();
-    for (number, label) in own.iter().enumerate() {
-        let part = Part { about: About::Own(number), way: Way::Out, bytes: 0 };
-        steps.entry(*label).or_default().work.push(part);
-    }
     events.sort_by_key(|event| (event.label, event.peer, event.order));
     for event in events {
         let (label, sent) = (event.label, event.sent);
@@ -392,5 +404,9 @@ fn steps(mut events: Vec<Event>, own: &[u32]) -> Vec<Step> {
             None => messages.push(Message { peer: event.peer, parts: vec![event.part] }),
         }
     }
+    steps
+}
+
+fn in_order(steps: BTreeMap<u32, Step>) -> Vec<Step> {
     steps.into_iter().map(|(label, step)| Step { label, ..step }).collect()
 }

@@ -1,6 +1,6 @@
 //! What one process works out for every rank is what ranks then do.
 
-use longspan_ring::{Fold, Local, Outlines, Problem, Shards, Stage};
+use longspan_ring::{Fold, Local, Outline, Outlines, Problem, Shards, Stage};
 use longspan_testing::{AttentionCase, Rule};
 
 mod common;
@@ -106,5 +106,43 @@ fn and_where_the_order_is_that_of_the_sequence() {
             ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
         });
         compare_with(&case, &problem, "reproducible", &results);
+    }
+}
+
+/// Whatever travels, there is something to compute meanwhile: with keys that come, or with own ones
+/// that were kept for it.
+#[test]
+fn no_hop_is_bare() {
+    let window = Rule::And(vec![Rule::Causal, Rule::Window { left: 700, right: 0 }]);
+    let zigzag = Shards::zigzag as fn(u64, usize, u64) -> longspan_ring::Result<Shards>;
+    for (name, rule, shards) in [
+        ("causal", Rule::Causal, zigzag),
+        ("full", Rule::Full, zigzag),
+        ("window", window, Shards::contiguous),
+    ] {
+        let case = AttentionCase::new(name, rule, 24_000);
+        for ranks in 2..=5 {
+            let problem = problem(&case, shards(24_000, ranks, 1).unwrap());
+            let mut outlines = Outlines::new(&problem).unwrap();
+            for rank in 0..ranks {
+                let Outline { forward, backward, .. } = outlines.rank(rank).unwrap();
+                let travels = |stage: &&Stage| stage.sent() + stage.received() > 0;
+                for stage in forward.iter().chain(&backward).filter(travels) {
+                    assert!(
+                        stage.work.pairs > 0,
+                        "{name}, rank {rank} of {ranks}: nothing to compute in step {}",
+                        stage.label
+                    );
+                }
+                // Where the first keys and the last gradients are as many bytes, so is what there is to do.
+                let hops: Vec<_> = backward.iter().filter(travels).collect();
+                let pairs = |stage: &Stage| stage.work.pairs as f64;
+                let share = pairs(hops[0]) / pairs(hops[hops.len() - 1]);
+                assert!(
+                    name == "causal" || (0.8..1.2).contains(&share),
+                    "{name}, rank {rank} of {ranks}: {share}"
+                );
+            }
+        }
     }
 }

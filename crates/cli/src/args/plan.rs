@@ -23,6 +23,9 @@ Examples:
   Measure this machine, once
     longspan plan --calibrate
 
+  Measure it for four ranks of one thread that share it
+    longspan plan --calibrate --threads 1 --per-node 4
+
   A million tokens over four processes on a 1 Gbit/s link
     longspan plan causal --tokens 1M --ranks 4 --gbits 1 --latency-us 50
 
@@ -104,8 +107,9 @@ pub(crate) struct Plan {
     #[arg(long, value_name = "X", value_parser = positive, conflicts_with = "calibrate")]
     pub(crate) latency_us: Option<f64>,
 
-    /// Ranks a node, which don't use the network among themselves [default: the machine's]
-    #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with = "calibrate")]
+    /// Ranks a node, which don't use the network among themselves [default: the machine's]; with
+    /// --calibrate so many that compute at once [default: 1]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) per_node: Option<NonZeroUsize>,
 
     /// Ranks to simulate [default: all up to 64, else 8]

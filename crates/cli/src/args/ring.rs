@@ -99,7 +99,7 @@ pub(crate) struct Ring {
 /// In which order keys are added up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum FoldOrder {
-    /// Own keys first, then others as they come
+    /// Others' keys as they come, own ones while nothing else can be worked on
     Overlapped,
     /// Ascending by tiles of 64: the forward pass has the same bits for any number of ranks
     Reproducible,

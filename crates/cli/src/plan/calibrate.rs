@@ -7,6 +7,9 @@
 //! | latency, bandwidth | hops of small and large messages between two threads |
 //! | handling | a pass between two threads with much to send and little to compute, less the same alone |
 //!
+//! Ranks that share a machine share its cores, caches and memory: with `--per-node` so many of them
+//! compute at once, and the rate is what each gets.
+//!
 //! No ring of the kind that is planned is ever run: that is what the plan is to predict.
 
 use std::io::{Write, stdout};
@@ -44,20 +47,26 @@ const FEWEST: usize = 5;
 pub(super) fn run(args: &Plan) -> Result<()> {
     let isa = choice::isa(None)?.value;
     let threads = choice::threads(args.threads)?.value;
+    let ranks = args.per_node.unwrap_or(NonZeroUsize::MIN);
     let dim = args.head_dim.get();
     let mut kernels = Vec::new();
     for element in [ElementType::F32, ElementType::Bf16, ElementType::F16] {
         let stage = Stage::new(format!("measuring kernels on {element}"));
-        kernels.push(with_element!(element, E => kernel::<E>(dim, threads))?);
+        kernels.push(with_element!(element, E => kernel::<E>(dim, threads, ranks))?);
         drop(stage);
     }
     let stage = Stage::new("measuring messages");
     let near = link();
-    let handling = handling()?;
+    let handling = handling(ranks.get().max(2))?;
     drop(stage);
     let memory = [host::memory("MemTotal"), host::memory_limit()].into_iter().flatten().min();
     let cpu = host::cpu_model().unwrap_or_else(|| "a CPU".into());
-    let used = format!("{isa}, {}, head dim {dim}", count(threads.get() as u64, "thread"));
+    let each = count(threads.get() as u64, "thread");
+    let each = match ranks.get() {
+        1 => each,
+        ranks => format!("{ranks} ranks at once of {each}"),
+    };
+    let used = format!("{isa}, {each}, head dim {dim}");
     let machine = Machine {
         name: "this".into(),
         sources: vec![format!("measured here: {cpu}, {used}")],
@@ -99,12 +108,20 @@ pub(super) fn run(args: &Plan) -> Result<()> {
     Ok(out.flush()?)
 }
 
-/// Rates of kernels on one type of numbers.
-fn kernel<E: Element>(dim: usize, threads: NonZeroUsize) -> Result<Kernel> {
+/// Rates of kernels on one type of numbers, of each of so many ranks at once.
+fn kernel<E: Element>(dim: usize, threads: NonZeroUsize, ranks: NonZeroUsize) -> Result<Kernel> {
     let (full, masked) = (Pattern::full(), Pattern::window(63, 0)?);
-    let dense = passes::<E>(&full, DENSE, dim, threads)?;
-    let edges = passes::<E>(&masked, MASKED, dim, threads)?;
-    let rate = |pass: usize| Rate { full: dense[pass], partial: edges[pass] };
+    let measure = || -> Result<[[f64; 2]; 2]> {
+        let dense = passes::<E>(&full, DENSE, dim, threads)?;
+        Ok([dense, passes::<E>(&masked, MASKED, dim, threads)?])
+    };
+    let found = std::thread::scope(|scope| {
+        let ranks: Vec<_> = (0..ranks.get()).map(|_| scope.spawn(measure)).collect();
+        let joined = ranks.into_iter().map(|rank| rank.join().expect("a rank that ends"));
+        joined.collect::<Result<Vec<_>>>()
+    })?;
+    let typical = |kind: usize, pass: usize| median(found.iter().map(|r| r[kind][pass]).collect());
+    let rate = |pass: usize| Rate { full: typical(0, pass), partial: typical(1, pass) };
     Ok(Kernel { dtype: E::TYPE.to_string(), forward: rate(0), backward: rate(1) })
 }
 
@@ -205,8 +222,8 @@ fn link() -> Link {
     Link { latency_seconds, bytes_a_second: LARGE as f64 / seconds }
 }
 
-/// Seconds that a byte of a message takes of the processor.
-fn handling() -> Result<f64> {
+/// Seconds that a byte of a message takes of the processor, between so many ranks.
+fn handling(ranks: usize) -> Result<f64> {
     const TOKENS: u64 = 64;
     const BATCH: usize = 16;
     const TIMES: usize = 9;
@@ -240,7 +257,7 @@ fn handling() -> Result<f64> {
         let (seconds, moved) = found.expect("at least one rank")?;
         Ok((median(seconds), moved))
     };
-    let ((alone, _), (together, moved)) = (beside(1)?, beside(2)?);
+    let ((alone, _), (together, moved)) = (beside(1)?, beside(ranks)?);
     Ok((together - alone).max(0.0) / moved as f64)
 }
 
@@ -253,6 +270,6 @@ mod tests {
         let link = link();
         assert!(link.latency_seconds > 0.0 && link.latency_seconds < 1.0, "{link:?}");
         assert!(link.bytes_a_second > 1e6, "{link:?}");
-        assert!(handling().unwrap() < 1e-6);
+        assert!(handling(2).unwrap() < 1e-6 && handling(3).unwrap() < 1e-6);
     }
 }

@@ -229,19 +229,19 @@ const GPUS: [Gpu; 3] = [
     Gpu {
         name: "h100",
         sources: &[
-            "NVIDIA H100 SXM data sheet: 989 TFLOPS bf16 dense, 67 f32, 80 GB, NVLink 900 GB/s both ways",
-            "FlashAttention-3, arXiv:2407.08608: 740 TFLOPS forward, 561 backward (head dim 128, 16k tokens)",
+            "NVIDIA H100 SXM data sheet: 1,979 TFLOPS bf16 with sparsity, half of it dense, 67 f32, 80 GB, NVLink 900 GB/s both ways",
+            "FlashAttention-3, arXiv:2407.08608, figures: 648 TFLOPS forward, 561 backward (head dim 128, 16k tokens)",
         ],
         memory_bytes: 80e9,
         peaks: (67e12, 989e12),
-        shares: (0.75, 0.57),
+        shares: (0.655, 0.567),
         nvlink: 450e9,
     },
     Gpu {
         name: "b200",
         sources: &[
-            "NVIDIA DGX B200 data sheet: 2,250 TFLOPS bf16 dense, 75 f32, 180 GB, NVLink 1,800 GB/s both ways",
-            "FlashAttention-4 (together.ai/blog/flashattention-4): 1,605 TFLOPS forward, 71 %; backward assumed 55 %",
+            "NVIDIA HGX B200 data sheet: 4,500 TFLOPS bf16 with sparsity, half of it dense, 75 f32, 180 GB, NVLink 1,800 GB/s both ways",
+            "FlashAttention-4 (together.ai/blog/flashattention-4): up to 1,605 TFLOPS forward, 71 %; backward assumed 55 %",
         ],
         memory_bytes: 180e9,
         peaks: (75e12, 2_250e12),

@@ -5,3 +5,4 @@ mod common;
 mod equal;
 mod faults;
 mod launch;
+mod plan;

@@ -225,7 +225,7 @@ impl Simd for Avx512 {
         // Two vectors become one, four times: pairs, quads, and then whole 128-bit lanes.
         have!({
             let mut quads = [_mm512_setzero_ps(); 4];
-            for i in 0..4 {
+            for (i, quad) in quads.iter_mut().enumerate() {
                 let row = vectors.add(64 * i);
                 let (a, b) = (_mm512_loadu_ps(row), _mm512_loadu_ps(row.add(16)));
                 let (c, d) = (_mm512_loadu_ps(row.add(32)), _mm512_loadu_ps(row.add(48)));
@@ -234,7 +234,7 @@ impl Simd for Avx512 {
                 let (ab, cd) = (_mm512_castps_pd(ab), _mm512_castps_pd(cd));
                 let low = _mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd));
                 let high = _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd));
-                quads[i] = _mm512_add_ps(low, high);
+                *quad = _mm512_add_ps(low, high);
             }
             for half in [2, 1] {
                 for i in 0..half {
