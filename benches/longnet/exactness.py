@@ -29,6 +29,7 @@ def questions() -> list[Question]:
         Question("the same, causal", 230, one(True)),
         Question("two branches of rate 1, lengths divide", 256, Case((64, 256), (1, 1), 4, 16, True)),
         Question("one branch of rate 4, 4 heads, lengths divide", 256, Case((64,), (4,), 4, 16, True)),
+        Question("rates 1 and 4, 4 heads, lengths divide", 256, Case((64, 256), (1, 4), 4, 16, True)),
         Question("one branch of rate 4, 8 heads, lengths divide", 256, Case((64,), (4,), 8, 16, True)),
         Question("a rate that doesn't divide its segment", 256, Case((64,), (3,), 6, 16, False)),
         Question("three branches", 256, Case((64, 128, 256), (1, 2, 4), 8, 16, True)),

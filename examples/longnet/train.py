@@ -125,7 +125,7 @@ class Run:
             torch.manual_seed(given.seed)
             config = small()
             if given.config is not None:
-                config = LongNetConfig.of(**json.loads(given.config.read_text()))
+                config = LongNetConfig.from_fields(json.loads(given.config.read_text()))
             self.model = LongNetLM(config)
             if given.weights is not None:
                 from safetensors.torch import load_file

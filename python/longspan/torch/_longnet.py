@@ -118,22 +118,26 @@ class LongNetConfig:
         """From fields, with ``segment_lengths`` and ``dilation_rates`` (or ``segment_length`` and
         ``dilated_ratio``) as a short way to write ``attention``."""
         spelled = ("segment_lengths", "segment_length", "dilation_rates", "dilated_ratio")
-        lists = {name: names.pop(name) for name in spelled if names.get(name) is not None}
-        known = {field.name for field in dataclasses.fields(cls)}
+        lists = [names.pop(name, None) for name in spelled]
+        given = [name for name, value in zip(spelled, lists) if value is not None]
+        if given:
+            if "attention" in names:
+                raise ValueError(
+                    f"attention and {', '.join(given)}: expected one of both, they say the same"
+                )
+            segments = one_of(spelled[0], lists[0], spelled[1], lists[1])
+            names["attention"] = _dilated(segments, one_of(spelled[2], lists[2], spelled[3], lists[3]))
+        return cls.from_fields(names)
+
+    @classmethod
+    def from_fields(cls, names: dict[str, Any]) -> LongNetConfig:
+        """From what ``config.json`` holds; a name that isn't a field is refused."""
+        known = sorted(field.name for field in dataclasses.fields(cls))
         for name in names:
             if name not in known:
                 raise ValueError(
-                    f"{name}: LongNet has no such setting, expected {', '.join(sorted(known))}"
+                    f"{name}: LongNet has no such setting, expected {', '.join(known)}"
                 )
-        if lists:
-            if "attention" in names:
-                raise ValueError(
-                    f"attention and {', '.join(lists)}: expected one of both, they say the same"
-                )
-            names["attention"] = _dilated(
-                one_of(spelled[0], lists.get(spelled[0]), spelled[1], lists.get(spelled[1])),
-                one_of(spelled[2], lists.get(spelled[2]), spelled[3], lists.get(spelled[3])),
-            )
         return cls(**names)
 
 
@@ -220,7 +224,7 @@ class Stack(nn.Module):
 
         directory = pathlib.Path(directory)
         config = json.loads((directory / "config.json").read_text())
-        model = cls(LongNetConfig.of(**config))
+        model = cls(LongNetConfig.from_fields(config))
         model.load_state_dict(load_file(directory / "model.safetensors"))
         return model
 
