@@ -202,7 +202,10 @@ def record(given: argparse.Namespace, rows: list[dict], exact: list[str]) -> Non
     import longspan
 
     path = ROOT / "benches" / "record" / f"{date.today()}-longnet-{given.record}"
-    found = {"rows": rows, "exactness": exact, "commands": [" ".join(sys.argv[1:])]}
+    command = " ".join(sys.argv[1:])
+    if given.torchscale is not None:
+        command = command.replace(given.torchscale, "DIR")
+    found = {"rows": rows, "exactness": exact, "commands": [command]}
     if given.append and path.with_suffix(".json").exists():
         before = json.loads(path.with_suffix(".json").read_text())
         found["rows"] = before["rows"] + rows
