@@ -264,7 +264,8 @@ def test_what_a_call_refuses(rng):
 
 
 def test_offsets_of_queries(rng):
-    """The middle of a sequence, by number and by tensor."""
+    """The middle of a sequence, by number and by tensor, and its end: layouts that were kept for the
+    one are not taken for the other."""
     q, k, v, dout = tensors(rng, SIZES[0])
     dilated = spec(BRANCHES[0], within="causal")
     whole = run(dilated, q, k, v, dout)["out"]
@@ -275,6 +276,8 @@ def test_offsets_of_queries(rng):
         with torch.no_grad():
             turned = (longnet.turned(x) for x in (part, k, v))
             assert torch.equal(attention(*turned, dilated, query_offset=offset), got)
+            last = (longnet.turned(x) for x in (q[:, 51:], k, v))
+            torch.testing.assert_close(attention(*last, dilated), whole[:, :, 51:])
 
 
 def test_arrays_have_the_same_bits(rng):
