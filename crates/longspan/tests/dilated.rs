@@ -176,7 +176,8 @@ fn oracles_agree() {
             ("dk", &equations.dk, &lists.dk),
             ("dv", &equations.dv, &lists.dv),
         ] {
-            let far = a.iter().zip(b).position(|(a, b)| a != b && !((a - b).abs() < 1e-10));
+            let near = |(a, b): (&f64, &f64)| a == b || (a - b).abs() < 1e-10;
+            let far = a.iter().zip(b).position(|pair| !near(pair));
             assert_eq!(far, None, "{what} of {case:?}");
         }
     }

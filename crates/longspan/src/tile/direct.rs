@@ -1,6 +1,7 @@
 //! Products by vector instructions.
 //!
-//! `left` is read number by number, each spread over a vector, so it may have any strides.
+//! `left` is read number by number, each spread over a vector, so it may have any strides; only
+//! where they are very long is it copied first.
 //!
 //! A register tile holds as many sums as the registers allow, started at zero and added to the
 //! target at the end. Sums are thereby taken in levels, within a [piece](Size::piece), over pieces
@@ -18,7 +19,12 @@ use crate::kernel::backward::differentiate::Differentiate;
 use crate::score::Transform;
 use crate::simd::{LANES, Operation, Simd};
 
-/// f32 operands, multiplied by vector instructions; other elements are widened first.
+/// Numbers from one token to the next from which on each lies on a page of its own, and many of
+/// them in the same few sets of the first-level cache: a copy of a stretch, read many times, pays.
+const FAR: usize = 1024;
+
+/// f32 operands, multiplied by vector instructions; other elements are widened first, and tokens that
+/// lie far apart are brought together.
 #[derive(Debug)]
 pub(crate) struct Direct<S, E>(S, PhantomData<fn() -> E>);
 
@@ -58,7 +64,7 @@ impl<S: Simd, E: Element> Tiles for Direct<S, E> {
     fn session(self) {}
 
     fn left_room(m: usize, k: usize) -> usize {
-        if E::TYPE == ElementType::F32 { 0 } else { m * k }
+        m * k
     }
 
     fn right_room(_: usize, _: usize) -> usize {
@@ -68,7 +74,8 @@ impl<S: Simd, E: Element> Tiles for Direct<S, E> {
     #[inline(always)]
     unsafe fn left(self, matrix: Strided<E>, m: usize, k: usize, room: *mut f32) -> Strided {
         let Strided { first, row, column } = matrix;
-        if E::TYPE == ElementType::F32 {
+        let far = row.unsigned_abs().max(column.unsigned_abs()) >= FAR;
+        if E::TYPE == ElementType::F32 && !far {
             return Strided { first: first.cast(), row, column };
         }
         // Along the numbers that lie side by side, whichever way round that is.
