@@ -48,7 +48,7 @@ def arguments() -> argparse.Namespace:
     add("--threads", type=int, default=2)
     add("--rounds", type=int, default=3, help="timed calls a cell, after one that isn't")
     add("--only", choices=("time", "exactness"), help="a part of it")
-    add("--record", metavar="NAME", help="write benches/record/<date>-longnet-NAME.{md,json}")
+    add("--record", metavar="NAME", help="write benches/record/<date>-longnet-rivals-NAME.{md,json}")
     add("--append", action="store_true", help="add rows to a record of today that is there")
     add("--cell", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -201,7 +201,7 @@ def record(given: argparse.Namespace, rows: list[dict], exact: list[str]) -> Non
 
     import longspan
 
-    path = ROOT / "benches" / "record" / f"{date.today()}-longnet-{given.record}"
+    path = ROOT / "benches" / "record" / f"{date.today()}-longnet-rivals-{given.record}"
     command = " ".join(sys.argv[1:])
     if given.torchscale is not None:
         command = command.replace(given.torchscale, "DIR")
@@ -239,6 +239,7 @@ def main() -> None:
     given = arguments()
     if given.cell:
         return serve(json.loads(given.cell))
+    given.segments, given.rates = tuple(given.segments), tuple(given.rates)
     rows, exact = [], []
     if given.only != "time":
         from exactness import table

@@ -13,7 +13,6 @@ import math
 import pathlib
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
