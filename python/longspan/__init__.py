@@ -19,6 +19,7 @@ causal & (window(256, 0) | sinks(16))
 
 from longspan._longspan import (
     Array,
+    Dilated,
     Layout,
     Pattern,
     RingError,
@@ -47,6 +48,7 @@ from longspan._results import Gradients, Output
 
 __all__ = [
     "Array",
+    "Dilated",
     "Gradients",
     "Layout",
     "Output",

@@ -9,6 +9,7 @@ from longspan._results import Gradients, Output
 
 __all__ = [
     "Array",
+    "Dilated",
     "Layout",
     "Pattern",
     "Ring",
@@ -51,7 +52,8 @@ class _Tensor(Protocol):
 _Order = Literal["bhsd", "bshd"]
 _Isa = Literal["portable", "neon", "avx2", "avx512", "amx"]
 _Precision = Literal["fastest", "exact"]
-_What = Pattern | str | Layout
+_Counting = Literal["each branch", "once"]
+_What = Pattern | str | Layout | Dilated
 #: A torch.device, or its name.
 _Device = Any
 _Width = Literal["all", "longest"]
@@ -147,6 +149,32 @@ class Array:
         copy: bool | None = None,
     ) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
+
+@final
+class Dilated:
+    def __new__(
+        cls,
+        segment_lengths: Sequence[int],
+        dilation_rates: Sequence[int],
+        *,
+        within: Pattern | str | None = "full",
+        counting: _Counting = "each branch",
+    ) -> Dilated: ...
+    @property
+    def segment_lengths(self) -> list[int]: ...
+    @property
+    def dilation_rates(self) -> list[int]: ...
+    @property
+    def within(self) -> Pattern: ...
+    @property
+    def counting(self) -> _Counting: ...
+    def __copy__(self) -> Dilated: ...
+    def __deepcopy__(self, _memo: Any) -> Dilated: ...
+    def __getnewargs_ex__(
+        self,
+    ) -> tuple[tuple[list[int], list[int]], dict[str, str]]: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
 
 class RingError(RuntimeError): ...
 

@@ -26,8 +26,8 @@ fn class<'py>(
 /// `order="bshd"`. Any strides will do; nothing is copied. Query heads may be a multiple of key
 /// heads. A query that sees no key has output 0 and log-sum-exp -inf.
 ///
-/// `pattern` is a `Pattern`, its text, or a `Layout`. Layouts of patterns are kept from call to
-/// call. With fewer queries than keys the queries are the *last* positions.
+/// `pattern` is a `Pattern`, its text, a `Layout`, or a `Dilated`. Layouts of patterns are kept from
+/// call to call. With fewer queries than keys the queries are the *last* positions.
 ///
 /// Returns a new array with the axes of `q` and the head dim of `v`, or `out` if that is given and
 /// filled. A bf16 result is an array of the same type where `q` is NumPy's (`ml_dtypes.bfloat16`),

@@ -7,7 +7,7 @@
 //! Results are new NumPy arrays, or an [`Array`] for numbers that NumPy has no type for.
 
 use longspan::{
-    Arrived, Attention, Dims, ElementType, GradientsMut, Hook, Inputs, Order, OutputMut, Progress,
+    Arrived, Dims, ElementType, GradientsMut, Hook, Inputs, Order, OutputMut, Progress,
 };
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
@@ -16,7 +16,7 @@ use pyo3::types::PyTuple;
 
 use crate::array::Array;
 use crate::errors;
-use crate::options::Options;
+use crate::options::{Engine, Options};
 use crate::signals;
 use crate::tensor::{Tensor, ndarray, with_element};
 
@@ -29,7 +29,7 @@ pub(crate) struct Call {
     /// The axes of queries and of values.
     pub(crate) queries: Dims,
     pub(crate) output: Dims,
-    attention: Attention,
+    engine: Engine,
 }
 
 impl Call {
@@ -42,9 +42,9 @@ impl Call {
         v.same_element(&q)?;
         let order = options.order;
         let (queries, keys, values) = (q.dims(order)?, k.dims(order)?, v.dims(order)?);
-        let attention = options.attention(pattern, queries, keys)?;
+        let engine = options.engine(pattern, queries, keys)?;
         let output = Dims { dim: values.dim, ..queries };
-        Ok(Call { q, k, v, order, queries, output, attention })
+        Ok(Call { q, k, v, order, queries, output, engine })
     }
 
     pub(crate) fn import(
@@ -68,7 +68,7 @@ impl Call {
         with_element!(self.q.element(), E => {
             let inputs = self.inputs::<E>()?;
             let output = OutputMut { out: out.view_mut(self.order)?, lse, lse_rest };
-            compute(py, |hook| self.attention.forward_into(inputs, output, hook))
+            compute(py, |hook| self.engine.forward(inputs, output, hook))
         })
     }
 
@@ -96,7 +96,7 @@ impl Call {
                 dk: dk.view_mut(self.order)?,
                 dv: dv.view_mut(self.order)?,
             };
-            compute(py, |hook| self.attention.backward_into(inputs, arrived, gradients, hook))
+            compute(py, |hook| self.engine.backward(inputs, arrived, gradients, hook))
         })
     }
 

@@ -7,6 +7,7 @@
 //! | `options` | what they take by keyword; layouts and scratch that outlive a call |
 //! | `tensor`, `dlpack`, `array` | tensors that come in, how they are handed over, those that go out |
 //! | `pattern`, `primitives`, `layout` | the classes `Pattern` and `Layout`, functions that make patterns |
+//! | `dilated` | the class `Dilated`, LongNet's branches |
 //! | `ring`, `carrier` | a ring's class; its messages, through a process group that Python holds |
 //! | `block_lists` | a layout as FlexAttention's lists of blocks |
 //! | `picture` | what notebooks and terminals show |
@@ -17,6 +18,7 @@ mod attention;
 mod block_lists;
 mod call;
 mod carrier;
+mod dilated;
 mod dlpack;
 mod errors;
 mod layout;
@@ -36,6 +38,8 @@ mod _longspan {
     use crate::array::Array;
     #[pymodule_export]
     use crate::attention::{attention, backward, forward};
+    #[pymodule_export]
+    use crate::dilated::Dilated;
     #[pymodule_export]
     use crate::errors::RingError;
     #[pymodule_export]

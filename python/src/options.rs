@@ -1,4 +1,4 @@
-//! What a call may be told besides its tensors, and the attention that comes of it.
+//! What a call may be told besides its tensors, and the engine that comes of it.
 //!
 //! All functions take the same options by keyword, so they are read in one place. Layouts are kept
 //! from call to call within [`CACHE_BYTES`], and all calls share their scratch.
@@ -7,12 +7,13 @@ use std::num::NonZeroUsize;
 use std::sync::LazyLock;
 
 use longspan::{
-    Attention, Dims, Heads, Isa, LayoutCache, LayoutSet, Layouts, Order, Pattern as Rule,
-    Precision, Score, Shape, Threads,
+    Arrived, Attention, Dims, Element, GradientsMut, Heads, Hook, Inputs, Isa, LayoutCache,
+    LayoutSet, Layouts, Order, OutputMut, Pattern as Rule, Precision, Score, Shape, Threads,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
+use crate::dilated::Dilated;
 use crate::errors;
 use crate::layout::Layout;
 use crate::pattern::{Pattern, Places, padding, pairs};
@@ -61,6 +62,58 @@ pub(crate) struct Options {
 enum Asked {
     Patterns(Heads),
     Layouts(Layouts),
+    Dilated(longspan::Dilated),
+}
+
+/// What computes a call.
+pub(crate) enum Engine {
+    Attention(Attention),
+    Dilated(longspan::Dilated),
+}
+
+impl Engine {
+    pub(crate) fn forward<E: Element>(
+        &self,
+        inputs: Inputs<'_, E>,
+        output: OutputMut<'_, E>,
+        hook: Hook<'_>,
+    ) -> longspan::Result<()> {
+        match self {
+            Engine::Attention(attention) => attention.forward_into(inputs, output, hook),
+            Engine::Dilated(dilated) => dilated.forward_into(inputs, output, hook),
+        }
+    }
+
+    pub(crate) fn backward<E: Element>(
+        &self,
+        inputs: Inputs<'_, E>,
+        arrived: Arrived<'_, E>,
+        gradients: GradientsMut<'_, E>,
+        hook: Hook<'_>,
+    ) -> longspan::Result<()> {
+        match self {
+            Engine::Attention(engine) => engine.backward_into(inputs, arrived, gradients, hook),
+            Engine::Dilated(engine) => engine.backward_into(inputs, arrived, gradients, hook),
+        }
+    }
+}
+
+/// What an engine is told of the options; both kinds have the same setters.
+macro_rules! told {
+    ($engine:expr, $options:expr) => {{
+        let mut engine = $engine
+            .score($options.score)
+            .threads($options.threads)
+            .precision($options.precision)
+            .share_scratch(&SCRATCH);
+        if let Some(scale) = $options.scale {
+            engine = engine.scale(scale);
+        }
+        if let Some(isa) = $options.isa {
+            engine = engine.isa(isa);
+        }
+        engine
+    }};
 }
 
 impl Options {
@@ -136,40 +189,26 @@ impl Options {
         Ok(())
     }
 
-    /// Attention over `pattern` (a pattern, its text, or a layout) for tensors of these sizes.
-    pub(crate) fn attention(
-        self,
-        pattern: &Bound<'_, PyAny>,
-        q: Dims,
-        k: Dims,
-    ) -> PyResult<Attention> {
+    /// What computes `pattern` (a pattern, its text, a layout, or dilated attention) for tensors of
+    /// these sizes.
+    pub(crate) fn engine(self, pattern: &Bound<'_, PyAny>, q: Dims, k: Dims) -> PyResult<Engine> {
         let layouts = match self.asked(pattern, q)? {
             Asked::Layouts(layouts) => layouts,
             Asked::Patterns(heads) => self.compile(pattern.py(), &heads, q, k)?,
+            Asked::Dilated(mut dilated) => {
+                if let Some(offset) = self.places.query_offset {
+                    dilated = dilated.query_offset(offset);
+                }
+                return Ok(Engine::Dilated(told!(dilated, self)));
+            }
         };
-        let mut attention = Attention::new(layouts)
-            .score(self.score)
-            .threads(self.threads)
-            .precision(self.precision)
-            .share_scratch(&SCRATCH);
-        if let Some(scale) = self.scale {
-            attention = attention.scale(scale);
-        }
-        if let Some(isa) = self.isa {
-            attention = attention.isa(isa);
-        }
-        Ok(attention)
+        Ok(Engine::Attention(told!(Attention::new(layouts), self)))
     }
 
     fn asked(&self, pattern: &Bound<'_, PyAny>, q: Dims) -> PyResult<Asked> {
         if let Ok(layout) = pattern.cast::<Layout>() {
-            let set = [
-                ("block", self.places.block.is_some()),
-                ("query_offset", self.places.query_offset.is_some()),
-                ("key_offset", self.places.key_offset.is_some()),
-                ("key_ranges", self.key_ranges.is_some()),
-            ];
-            if let Some((name, _)) = set.into_iter().find(|(_, is_set)| *is_set) {
+            let names = ["block", "query_offset", "key_offset", "key_ranges"];
+            if let Some(name) = self.first_set(&names) {
                 return Err(errors::value(format!(
                     "{name}: a layout has its own; leave it out, or give it to Pattern.compile"
                 )));
@@ -177,13 +216,35 @@ impl Options {
             let layouts = layout.get().widened(q.batch, q.heads);
             return layouts.map(Asked::Layouts).map_err(errors::raise_pattern);
         }
+        if let Ok(dilated) = pattern.cast::<Dilated>() {
+            if let Some(name) = self.first_set(&["block", "key_offset", "key_ranges"]) {
+                return Err(errors::value(format!(
+                    "{name}: dilated attention has none, its segments begin at the first key and \
+                     every key holds a token; leave it out"
+                )));
+            }
+            return Ok(Asked::Dilated(dilated.get().shared()));
+        }
         match Pattern::of(pattern)? {
             Some(heads) => Ok(Asked::Patterns(heads)),
             None => Err(errors::kind(format!(
-                "pattern is a {}, expected a longspan.Pattern, its text, or a longspan.Layout",
+                "pattern is a {}, expected a longspan.Pattern, its text, a longspan.Layout, or a \
+                 longspan.Dilated",
                 pattern.get_type().name()?
             ))),
         }
+    }
+
+    /// The first of these that the caller has given.
+    fn first_set<'a>(&self, names: &[&'a str]) -> Option<&'a str> {
+        let is_set = |name: &&&str| match **name {
+            "block" => self.places.block.is_some(),
+            "query_offset" => self.places.query_offset.is_some(),
+            "key_offset" => self.places.key_offset.is_some(),
+            "key_ranges" => self.key_ranges.is_some(),
+            other => unreachable!("{other} is no place"),
+        };
+        names.iter().find(is_set).copied()
     }
 
     fn compile(&self, py: Python<'_>, heads: &Heads, q: Dims, k: Dims) -> PyResult<Layouts> {

@@ -33,7 +33,7 @@ fn made(rule: Result<Rule, longspan_pattern::Error>) -> PyResult<Pattern> {
 }
 
 /// A pattern, or the text of one, that is the same for all heads.
-fn inner(name: &str, object: &Bound<'_, PyAny>) -> PyResult<Rule> {
+pub(crate) fn inner(name: &str, object: &Bound<'_, PyAny>) -> PyResult<Rule> {
     match Pattern::of(object)? {
         Some(Heads::Same(rule)) => Ok(rule),
         Some(_) => Err(errors::value(format!(

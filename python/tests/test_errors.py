@@ -78,7 +78,7 @@ def test_values(arguments, message):
         ({"k": X.astype("float16")}, "k holds f16, expected f32 as q"),
         ({"out": X.astype("float16")}, "out holds f16, expected f32 as q"),
         ({"v": X.astype("float64")}, "v holds float64, expected f32, bf16 or f16: convert it first"),
-        ({"pattern": 3}, "pattern is a int, expected a longspan.Pattern, its text, or a"),
+        ({"pattern": 3}, "pattern is a int, expected a longspan.Pattern, its text, a"),
         ({"pattern": None}, "pattern is a NoneType"),
         ({"sclae": 1.0}, r'attention\(\) has no argument "sclae", expected one of order, block'),
         ({"scale": "1"}, "scale: "),

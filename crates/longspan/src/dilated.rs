@@ -11,6 +11,7 @@ use self::parts::{Maker, Part};
 use crate::arguments::{
     Arrived, Gradients, GradientsMut, Hook, Inputs, Output, OutputMut, Progress, RowStatistics,
 };
+use crate::attention::Attention;
 use crate::check::{self, Sizes};
 use crate::element::Element;
 use crate::error::{Error, Result};
@@ -105,20 +106,26 @@ pub enum Counting {
 /// assert_eq!(output.out.view().get(0, 0, 0, 5), x.view().get(0, 0, 0, 5));
 /// # Ok::<_, longspan::Error>(())
 /// ```
-#[derive(Debug)]
+///
+/// A clone shares layouts and scratch with what it is a clone of.
+#[derive(Debug, Clone)]
 pub struct Dilated {
     branches: Vec<Branch>,
     within: Pattern,
     counting: Counting,
     query_offset: Option<i64>,
     options: Options,
-    made: Mutex<Vec<Made>>,
+    /// The one that was used last is the last to go.
+    made: Arc<Mutex<Vec<Made>>>,
 }
+
+/// The position of the first query; queries, keys, query heads, key heads.
+type Key = (i64, [usize; 4]);
 
 /// The parts of a call of given sizes.
 #[derive(Debug, Clone)]
 struct Made {
-    key: [usize; 4],
+    key: Key,
     parts: Arc<Vec<Part>>,
 }
 
@@ -135,7 +142,7 @@ impl Dilated {
             counting: Counting::default(),
             query_offset: None,
             options: Options::default(),
-            made: Mutex::default(),
+            made: Arc::default(),
         })
     }
 
@@ -144,7 +151,7 @@ impl Dilated {
     #[must_use]
     pub fn within(mut self, pattern: Pattern) -> Self {
         self.within = pattern;
-        self.made = Mutex::default();
+        self.made = Arc::default();
         self
     }
 
@@ -152,7 +159,7 @@ impl Dilated {
     #[must_use]
     pub fn counting(mut self, counting: Counting) -> Self {
         self.counting = counting;
-        self.made = Mutex::default();
+        self.made = Arc::default();
         self
     }
 
@@ -161,11 +168,17 @@ impl Dilated {
     #[must_use]
     pub fn query_offset(mut self, offset: i64) -> Self {
         self.query_offset = Some(offset);
-        self.made = Mutex::default();
         self
     }
 
     setters!();
+
+    /// Works in the scratch of `other`: see [`Attention::share_scratch`].
+    #[must_use]
+    pub fn share_scratch(mut self, other: &Attention) -> Self {
+        self.options.workspaces = other.options.workspaces.clone();
+        self
+    }
 
     /// The branches.
     pub fn branches(&self) -> &[Branch] {
@@ -325,10 +338,10 @@ impl Dilated {
     /// The calls of the kernels for given sizes.
     fn parts(&self, sizes: &Sizes) -> Result<Arc<Vec<Part>>> {
         let Sizes { queries, keys, heads, key_heads, .. } = *sizes;
-        let key = [queries, keys, heads, key_heads];
+        let query_offset = self.query_offset.unwrap_or(keys as i64 - queries as i64);
+        let key = (query_offset, [queries, keys, heads, key_heads]);
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = made.iter().position(|made| made.key == key) {
-            // The one that was used last is the last to go.
             let known = made.remove(known);
             made.push(known.clone());
             return Ok(known.parts);
@@ -337,7 +350,7 @@ impl Dilated {
             branches: &self.branches,
             within: &self.within,
             counting: self.counting,
-            query_offset: self.query_offset.unwrap_or(keys as i64 - queries as i64),
+            query_offset,
             sizes: *sizes,
         };
         let parts = if heads == 0 { Vec::new() } else { maker.parts()? };

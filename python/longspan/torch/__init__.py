@@ -8,18 +8,29 @@
 for that of the package flash-attn. All call the operator ``torch.ops.longspan.attention``, on as
 many threads as torch itself is told to use.
 
+``DilatedAttention`` is LongNet's, ``MultiheadDilatedAttention`` the layer around it, and
+``LongNetEncoder`` and ``LongNetLM`` are the models; their weights are those of ``longspan-candle``.
+
 ``ring_attention`` is for one sequence that the ranks of a process group hold together;
 ``ring_positions`` says which tokens are whose.
 """
 
 from longspan.torch._attention import attention
 from longspan.torch._compat import flash_attention, scaled_dot_product_attention
+from longspan.torch._dilated import DilatedAttention, MultiheadDilatedAttention, rotary_table
+from longspan.torch._longnet import LongNetConfig, LongNetEncoder, LongNetLM
 from longspan.torch._ring import ring_attention, ring_positions
 
 __all__ = [
+    "DilatedAttention",
+    "LongNetConfig",
+    "LongNetEncoder",
+    "LongNetLM",
+    "MultiheadDilatedAttention",
     "attention",
     "flash_attention",
     "ring_attention",
     "ring_positions",
+    "rotary_table",
     "scaled_dot_product_attention",
 ]

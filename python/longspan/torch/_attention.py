@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from longspan import Layout, Pattern
+from longspan import Dilated, Layout, Pattern
 from longspan.torch import _op, _run
 from longspan.torch._run import Found, Places, Scores
 
@@ -16,7 +16,7 @@ def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    pattern: Pattern | str | Layout,
+    pattern: Pattern | str | Layout | Dilated,
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
@@ -58,12 +58,11 @@ def attention(
     Under ``torch.compile`` the pattern is text (or a ``Pattern``, where torch is recent enough to
     take one), and a constant of the graph: give as tensors what changes. A ``Layout`` is for eager
     mode, and has its own offsets and padding.
+
+    With a ``longspan.Dilated`` in place of a pattern it is LongNet's; there is neither padding nor
+    packing then, and ``query_offset`` is the only offset. ``DilatedAttention`` is the module.
     """
-    _check("q", q)
-    _check("k", k)
-    _check("v", v)
-    if q.dtype != k.dtype or q.dtype != v.dtype or torch.is_autocast_enabled("cpu"):
-        q, k, v = same_type(q, k, v)
+    q, k, v = checked(q, k, v)
     if q.shape[1] != k.shape[1] and not enable_gqa:
         raise ValueError(
             f"q has {q.shape[1]} heads and k has {k.shape[1]}, expected as many, or enable_gqa=True"
@@ -77,6 +76,8 @@ def attention(
     places = Places(key_padding, cu_q, cu_k, query_offset, key_offset)
     if isinstance(pattern, Layout):
         found = _over_layout(q, k, v, pattern, Scores(scale, softcap), places)
+    elif isinstance(pattern, Dilated):
+        found = over_branches(q, k, v, _branches(pattern), Scores(scale, softcap), places)
     elif _is_direct(q, k, v):
         found = _run.empty_output(q, v)
         _run.forward(found, q, k, v, _known(pattern), Scores(scale, softcap), places)
@@ -84,6 +85,16 @@ def attention(
         text, places = text_of(pattern), [_tensor(place) for place in places]
         found = _op.attention(q, k, v, text, scale, softcap, *places)
     return (found[0], found[1]) if return_lse else found[0]
+
+
+def checked(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Tensors of four axes and one type on the CPU, or an error."""
+    _check("q", q)
+    _check("k", k)
+    _check("v", v)
+    if q.dtype != k.dtype or q.dtype != v.dtype or torch.is_autocast_enabled("cpu"):
+        return same_type(q, k, v)
+    return q, k, v
 
 
 def _check(name: str, x: Tensor) -> None:
@@ -133,8 +144,8 @@ def _known(pattern: Any) -> Pattern | str:
     if isinstance(pattern, (str, Pattern)):
         return pattern
     raise TypeError(
-        f"pattern is a {type(pattern).__name__}, expected a longspan.Pattern, its text, or a "
-        "longspan.Layout"
+        f"pattern is a {type(pattern).__name__}, expected a longspan.Pattern, its text, a "
+        "longspan.Layout, or a longspan.Dilated"
     )
 
 
@@ -165,6 +176,37 @@ def _over_layout(
                 f"{name}: a layout has its own; leave it out, or give it to Pattern.compile"
             )
     return _OverLayout.apply(q, k, v, layout, scores)
+
+
+class Branches(NamedTuple):
+    """``Dilated`` as the operator takes it."""
+
+    segment_lengths: tuple[int, ...]
+    dilation_rates: tuple[int, ...]
+    within: str
+    counting: str
+
+
+@torch.compiler.assume_constant_result
+def _branches(dilated: Dilated) -> Branches:
+    lengths, rates = dilated.segment_lengths, dilated.dilation_rates
+    return Branches(tuple(lengths), tuple(rates), str(dilated.within), dilated.counting)
+
+
+def over_branches(
+    q: Tensor, k: Tensor, v: Tensor, branches: Branches, scores: Scores, places: Places
+) -> tuple[Tensor, ...]:
+    """Dilated attention of tensors that were checked."""
+    for name, value in zip(Places._fields, places):
+        if value is not None and name != "query_offset":
+            raise ValueError(
+                f"{name}: expected None, dilated attention has none: its segments begin at the "
+                'first key; keep packed sequences apart with within="documents([…])"'
+            )
+    if _is_direct(q, k, v):
+        found = _run.empty_output(q, v)
+        return _run.forward(found, q, k, v, _run.dilated(*branches), scores, places)
+    return _op.dilated_attention(q, k, v, *branches, *scores, _tensor(places.query_offset))
 
 
 class _OverLayout(torch.autograd.Function):

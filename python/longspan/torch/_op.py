@@ -1,7 +1,8 @@
-"""The operators ``torch.ops.longspan.attention`` and its backward pass.
+"""The operators ``torch.ops.longspan.attention``, ``dilated_attention`` and their backward passes.
 
-An operator takes tensors, numbers and text, never objects. The text of a pattern is part of a
-compiled graph, so it stays the same from call to call; what changes are tensors.
+An operator takes tensors, numbers and text, never objects. The text of a pattern, and the branches
+of dilated attention, are part of a compiled graph, so they stay the same from call to call; what
+changes are tensors.
 
 | registered | what for |
 |---|---|
@@ -15,6 +16,8 @@ several times what the dispatcher does: decoding a token takes tens of microseco
 
 from __future__ import annotations
 
+from typing import Any, Callable
+
 import torch
 from torch import Tensor
 
@@ -22,61 +25,62 @@ from longspan.torch import _run
 from longspan.torch._run import Found, Places, Scores
 
 _LIBRARY = torch.library.Library("longspan", "DEF")
-
-_PLACES = (
-    "Tensor? key_padding, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? query_offset, "
-    "Tensor? key_offset"
-)
 _TAGS = (torch.Tag.pt2_compliant_tag,)
-_LIBRARY.define(
-    f"attention(Tensor q, Tensor k, Tensor v, str pattern, float? scale, float? softcap, {_PLACES})"
-    " -> (Tensor out, Tensor lse, Tensor lse_rest)",
-    tags=_TAGS,
-)
-_LIBRARY.define(
-    "attention_backward(Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor lse_rest, "
-    f"Tensor? dout, Tensor? dlse, str pattern, float? scale, float? softcap, {_PLACES})"
-    " -> (Tensor dq, Tensor dk, Tensor dv)",
-    tags=_TAGS,
-)
 
 
-def _forward(q, k, v, pattern, scale, softcap, *places):
-    found, scores = _run.empty_found(q, v), Scores(scale, softcap)
-    return tuple(_run.forward(found, q, k, v, pattern, scores, Places(*places)))
+def _define(name: str, how: str, read: Callable[..., tuple[Any, Scores, Places]]) -> Any:
+    """An operator and its backward pass. ``how`` are its arguments beside queries, keys and values;
+    ``read`` puts them in the words of ``_run``."""
 
+    def forward(q, k, v, *how):
+        return tuple(_run.forward(_run.empty_found(q, v), q, k, v, *read(*how)))
 
-def _forward_fake(q, k, v, pattern, scale, softcap, *places):
-    return tuple(_run.empty_found(q, v))
+    def forward_fake(q, k, v, *how):
+        return tuple(_run.empty_found(q, v))
 
+    def backward(q, k, v, out, lse, rest, dout, dlse, *how):
+        return _run.backward(q, k, v, Found(out, lse, rest), dout, dlse, *read(*how))
 
-def _backward(q, k, v, out, lse, rest, dout, dlse, pattern, scale, softcap, *places):
-    found, scores = Found(out, lse, rest), Scores(scale, softcap)
-    return _run.backward(q, k, v, found, dout, dlse, pattern, scores, Places(*places))
+    def backward_fake(q, k, v, out, lse, rest, dout, dlse, *how):
+        return tuple(_run.empty(x, x.shape) for x in (q, k, v))
 
+    def save(ctx, inputs, output):
+        q, k, v, *how = inputs
+        # Those that are tensors are watched for changes; the others are kept as they are.
+        ctx.save_for_backward(q, k, v, *output, *(x for x in how if isinstance(x, Tensor)))
+        ctx.how = [None if isinstance(x, Tensor) else (x,) for x in how]
+        ctx.mark_non_differentiable(output[2])
+        # A gradient that nobody has is None then, and not zeros to be read.
+        ctx.set_materialize_grads(False)
 
-def _backward_fake(q, k, v, out, lse, rest, dout, dlse, pattern, scale, softcap, *places):
-    return tuple(_run.empty(x, x.shape) for x in (q, k, v))
+    def gradients(ctx, dout, dlse, _):
+        nothing = (None,) * len(ctx.how)
+        if dout is None and dlse is None:
+            return (None, None, None, *nothing)
+        q, k, v, out, lse, rest, *tensors = ctx.saved_tensors
+        tensors = iter(tensors)
+        how = [next(tensors) if x is None else x[0] for x in ctx.how]
+        operator = getattr(torch.ops.longspan, f"{name}_backward")
+        return (*operator(q, k, v, out, lse, rest, dout, dlse, *how), *nothing)
 
-
-def _save(ctx, inputs, output):
-    q, k, v, pattern, scale, softcap, *places = inputs
-    ctx.save_for_backward(q, k, v, *output, *places)
-    ctx.how = pattern, scale, softcap
-    ctx.mark_non_differentiable(output[2])
-    # A gradient that nobody has is None then, and not zeros to be read.
-    ctx.set_materialize_grads(False)
-
-
-def _gradients(ctx, dout, dlse, _):
-    q, k, v, out, lse, rest, *places = ctx.saved_tensors
-    nothing = (None,) * (3 + len(places))
-    if dout is None and dlse is None:
-        return (None, None, None, *nothing)
-    gradients = torch.ops.longspan.attention_backward(
-        q, k, v, out, lse, rest, dout, dlse, *ctx.how, *places
+    _LIBRARY.define(
+        f"{name}(Tensor q, Tensor k, Tensor v, {how})"
+        " -> (Tensor out, Tensor lse, Tensor lse_rest)",
+        tags=_TAGS,
     )
-    return (*gradients, *nothing)
+    _LIBRARY.define(
+        f"{name}_backward(Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor lse_rest, "
+        f"Tensor? dout, Tensor? dlse, {how}) -> (Tensor dq, Tensor dk, Tensor dv)",
+        tags=_TAGS,
+    )
+    _LIBRARY.impl(name, forward, "CPU")
+    _LIBRARY.impl(f"{name}_backward", backward, "CPU")
+    register_fake, register_autograd = torch.library.register_fake, torch.library.register_autograd
+    register_fake(f"longspan::{name}", forward_fake, lib=_LIBRARY)
+    register_fake(f"longspan::{name}_backward", backward_fake, lib=_LIBRARY)
+    register_autograd(f"longspan::{name}", gradients, setup_context=save, lib=_LIBRARY)
+    register_autograd(f"longspan::{name}_backward", no_second_derivative, lib=_LIBRARY)
+    return getattr(torch.ops.longspan, name).default
 
 
 def no_second_derivative(ctx, *_: Tensor):
@@ -87,15 +91,20 @@ def no_second_derivative(ctx, *_: Tensor):
     )
 
 
-_LIBRARY.impl("attention", _forward, "CPU")
-_LIBRARY.impl("attention_backward", _backward, "CPU")
-torch.library.register_fake("longspan::attention", _forward_fake, lib=_LIBRARY)
-torch.library.register_fake("longspan::attention_backward", _backward_fake, lib=_LIBRARY)
-torch.library.register_autograd(
-    "longspan::attention", _gradients, setup_context=_save, lib=_LIBRARY
-)
-torch.library.register_autograd(
-    "longspan::attention_backward", no_second_derivative, lib=_LIBRARY
+attention = _define(
+    "attention",
+    "str pattern, float? scale, float? softcap, Tensor? key_padding, Tensor? cu_seqlens_q, "
+    "Tensor? cu_seqlens_k, Tensor? query_offset, Tensor? key_offset",
+    lambda pattern, scale, softcap, *places: (pattern, Scores(scale, softcap), Places(*places)),
 )
 
-attention = torch.ops.longspan.attention.default
+dilated_attention = _define(
+    "dilated_attention",
+    "int[] segment_lengths, int[] dilation_rates, str within, str counting, float? scale, "
+    "float? softcap, Tensor? query_offset",
+    lambda segments, rates, within, counting, scale, softcap, query_offset: (
+        _run.dilated(tuple(segments), tuple(rates), within, counting),
+        Scores(scale, softcap),
+        Places(query_offset=query_offset),
+    ),
+)

@@ -80,7 +80,7 @@ def empty_found(q: Tensor, v: Tensor) -> Found:
 def forward(
     found: Found, q: Tensor, k: Tensor, v: Tensor, pattern: Any, scores: Scores, places: Places
 ) -> Found:
-    """Attention, written to ``found``; ``pattern`` is a pattern, text or a layout."""
+    """Attention, written to ``found``; ``pattern`` is a pattern, text, a layout or dilated."""
     raw_forward(
         raw(q),
         raw(k),
@@ -167,6 +167,16 @@ def read(text: str) -> longspan.Pattern:
 @functools.lru_cache(maxsize=256)
 def _read(text: str) -> longspan.Pattern:
     return longspan.Pattern(text)
+
+
+@functools.lru_cache(maxsize=64)
+def dilated(
+    segment_lengths: tuple[int, ...], dilation_rates: tuple[int, ...], within: str, counting: str
+) -> longspan.Dilated:
+    """One object for equal branches: layers of a model share its layouts."""
+    return longspan.Dilated(
+        segment_lengths, dilation_rates, within=read(within), counting=counting
+    )
 
 
 def _lengths(name: str, bounds: Tensor) -> list[int]:

@@ -1,0 +1,316 @@
+"""LongNet's dilated attention as modules of torch.
+
+Argument names are those of the package dilated-attention-pytorch (``segment_lengths``,
+``dilation_rates``), and torchscale's (``segment_length``, ``dilated_ratio``) are taken too. The
+arithmetic is the paper's, which is neither's: ``docs/longnet.md`` has the differences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from longspan import Pattern
+from longspan.torch import _run
+from longspan.torch._attention import Branches, attention, checked, over_branches
+from longspan.torch._run import Places, Scores
+
+#: Cosines and sines of rotary positions, ``(tokens, dim / 2)`` each.
+Table = tuple[Tensor, Tensor]
+
+
+class DilatedAttention(nn.Module):
+    """LongNet's dilated attention (arXiv 2307.02486) of queries, keys and values.
+
+    Branch ``b`` cuts the sequence into segments of ``segment_lengths[b]`` tokens. Of each, head
+    ``h`` has the tokens whose number in it is ``h % r`` modulo ``r = dilation_rates[b]``. Branches
+    are weighted by their softmax denominators, and gradients go through the weights. Any length will
+    do.
+
+    >>> import torch, longspan.torch
+    >>> attention = longspan.torch.DilatedAttention([64, 128, 256], [1, 2, 4])
+    >>> q, k, v = torch.randn(3, 1, 1000, 8, 16).requires_grad_()
+    >>> out = attention(q, k, v, is_causal=True)
+    >>> out.shape
+    torch.Size([1, 1000, 8, 16])
+    >>> out.sum().backward()
+
+    ``softmax_scale`` is ``1 / sqrt(dim)`` unless given. ``within`` is a pattern, or its text, that
+    every branch is cut with besides ``is_causal``. ``counting="once"`` is attention over the union
+    of the branches' sets, in place of ``"each branch"``, the paper's, where a key that two branches
+    have counts twice. Weights aren't dropped, and there is one way to compute: ``attention_dropout``
+    is 0 and ``op`` None.
+    """
+
+    def __init__(
+        self,
+        segment_lengths: Sequence[int] | None = None,
+        dilation_rates: Sequence[int] | None = None,
+        softmax_scale: float | None = None,
+        attention_dropout: float = 0.0,
+        op: None = None,
+        *,
+        segment_length: Sequence[int] | None = None,
+        dilated_ratio: Sequence[int] | None = None,
+        within: Pattern | str = "full",
+        counting: str = "each branch",
+    ):
+        super().__init__()
+        _without("attention_dropout", attention_dropout)
+        if op is not None:
+            raise ValueError(f"op is {op!r}, expected None: there is one way to compute here")
+        segments = one_of("segment_lengths", segment_lengths, "segment_length", segment_length)
+        rates = one_of("dilation_rates", dilation_rates, "dilated_ratio", dilated_ratio)
+        self.branches = Branches(tuple(segments), tuple(rates), str(within), counting)
+        self.causal = self.branches._replace(within=cut_causal(self.branches.within))
+        self.softmax_scale = softmax_scale
+        for branches in (self.branches, self.causal):
+            _run.dilated(*branches)  # what is wrong is an error here, not in the first call
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False
+    ) -> Tensor:
+        """Tensors are ``(batch, token, head, dim)``; with fewer queries than keys the queries are
+        the last positions. Query heads may be a multiple of key heads."""
+        for name, x in (("query", query), ("key", key), ("value", value)):
+            if x.ndim != 4:
+                raise ValueError(
+                    f"{name} has {x.ndim} axes, expected 4: (batch, token, head, dim)"
+                )
+        q, k, v = checked(*(x.transpose(1, 2) for x in (query, key, value)))
+        branches = self.causal if is_causal else self.branches
+        found = over_branches(q, k, v, branches, Scores(self.softmax_scale), Places())
+        return found[0].transpose(1, 2)
+
+    def extra_repr(self) -> str:
+        segments, rates, within, counting = self.branches
+        shown = f"{list(segments)}, {list(rates)}"
+        if self.softmax_scale is not None:
+            shown += f", softmax_scale={self.softmax_scale}"
+        if within != "full":
+            shown += f", within={within!r}"
+        return shown if counting == "each branch" else f"{shown}, counting={counting!r}"
+
+
+class PatternAttention(nn.Module):
+    """Attention over a pattern, called as ``DilatedAttention`` is."""
+
+    def __init__(self, pattern: Pattern | str):
+        super().__init__()
+        self.pattern = str(pattern)
+        self.causal = cut_causal(self.pattern)
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False
+    ) -> Tensor:
+        q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+        pattern = self.causal if is_causal else self.pattern
+        return attention(q, k, v, pattern, enable_gqa=True).transpose(1, 2)
+
+    def extra_repr(self) -> str:
+        return self.pattern
+
+
+class Multihead(nn.Module):
+    """Projections, attention, MAGNETO's norm of what heads found, and the projection of that."""
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        attention: nn.Module,
+        *,
+        bias: bool,
+        layer_norm: bool,
+        layer_norm_eps: float,
+        gamma_init: float,
+        device: Any,
+        dtype: torch.dtype | None,
+    ):
+        super().__init__()
+        if num_heads < 1 or embed_dim % num_heads:
+            raise ValueError(
+                f"embed_dim is {embed_dim}, expected a multiple of num_heads, which is {num_heads}"
+            )
+        where = {"device": device, "dtype": dtype}
+        self.embed_dim, self.num_heads, self.gamma_init = embed_dim, num_heads, gamma_init
+        self.q_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **where)
+        self.k_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **where)
+        self.v_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **where)
+        self.attention = attention
+        norm = nn.LayerNorm(embed_dim, eps=layer_norm_eps, **where) if layer_norm else None
+        self.inner_attn_ln = norm
+        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **where)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """MAGNETO's beginning (arXiv 2210.06423): gain ``gamma_init`` for values and outputs."""
+        for linear, gain in (
+            (self.q_proj, 1.0),
+            (self.k_proj, 1.0),
+            (self.v_proj, self.gamma_init),
+            (self.out_proj, self.gamma_init),
+        ):
+            begin_linear(linear, gain)
+        if self.inner_attn_ln is not None:
+            self.inner_attn_ln.reset_parameters()
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        is_causal: bool = False,
+        *,
+        rotary: Table | None = None,
+    ) -> tuple[Tensor, None]:
+        """Tensors are ``(batch, token, embed_dim)``. Returns the output and None, where
+        ``torch.nn.MultiheadAttention`` has weights. ``rotary`` is a table of ``rotary_table`` that
+        queries and keys are turned by, in a self-attention."""
+        q, k, v = (
+            project(x).unflatten(-1, (self.num_heads, -1))
+            for project, x in ((self.q_proj, query), (self.k_proj, key), (self.v_proj, value))
+        )
+        if rotary is not None:
+            q, k = turn(q, rotary), turn(k, rotary)
+        x = self.attention(q, k, v, is_causal=is_causal).flatten(2)
+        if self.inner_attn_ln is not None:
+            x = self.inner_attn_ln(x)
+        return self.out_proj(x), None
+
+
+class MultiheadDilatedAttention(Multihead):
+    """Multi-head dilated attention with MAGNETO's norm before the last projection, as LongNet has
+    it and the package dilated-attention-pytorch calls it.
+
+    >>> import torch, longspan.torch
+    >>> layer = longspan.torch.MultiheadDilatedAttention(
+    ...     embed_dim=64, num_heads=8, dilation_rates=[1, 2, 4], segment_lengths=[64, 128, 256]
+    ... )
+    >>> x = torch.randn(2, 500, 64)
+    >>> out, _ = layer(x, x, x, is_causal=True)
+    >>> out.shape
+    torch.Size([2, 500, 64])
+
+    ``layer_norm=False`` leaves the norm out. ``gamma_init`` is the gain that projections of values
+    and outputs begin with: MAGNETO's is ``sqrt(log(2 * layers))`` in a model of so many layers.
+    ``softmax_scale``, ``within`` and ``counting`` are those of ``DilatedAttention``; ``dropout`` is
+    0 and ``op`` None.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dilation_rates: Sequence[int] | None = None,
+        segment_lengths: Sequence[int] | None = None,
+        dropout: float = 0.0,
+        bias: bool = True,
+        layer_norm: bool = True,
+        layer_norm_eps: float = 1e-5,
+        gamma_init: float = 1.0,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        op: None = None,
+        *,
+        dilated_ratio: Sequence[int] | None = None,
+        segment_length: Sequence[int] | None = None,
+        softmax_scale: float | None = None,
+        within: Pattern | str = "full",
+        counting: str = "each branch",
+    ):
+        _without("dropout", dropout)
+        attention = DilatedAttention(
+            segment_lengths,
+            dilation_rates,
+            softmax_scale,
+            op=op,
+            segment_length=segment_length,
+            dilated_ratio=dilated_ratio,
+            within=within,
+            counting=counting,
+        )
+        super().__init__(
+            embed_dim,
+            num_heads,
+            attention,
+            bias=bias,
+            layer_norm=layer_norm,
+            layer_norm_eps=layer_norm_eps,
+            gamma_init=gamma_init,
+            device=device,
+            dtype=dtype,
+        )
+
+
+def rotary_table(tokens: int, dim: int, base: float = 10000.0, device: Any = None) -> Table:
+    """Cosines and sines for positions from 0 and heads of ``dim`` numbers, angles in f64.
+
+    >>> import longspan.torch
+    >>> cosines, sines = longspan.torch.rotary_table(100, 16)
+    >>> cosines.shape, cosines[0, 0].item(), sines[0, 0].item()
+    (torch.Size([100, 8]), 1.0, 0.0)
+    """
+    if dim % 2:
+        raise ValueError(f"dim is {dim}, expected an even number: pairs of numbers are turned")
+    steps = torch.arange(0, dim, 2, dtype=torch.float64, device=device) / dim
+    positions = torch.arange(tokens, dtype=torch.float64, device=device)
+    angles = positions[:, None] * base**-steps
+    return angles.cos().float(), angles.sin().float()
+
+
+def turn(x: Tensor, table: Table) -> Tensor:
+    """Numbers ``j`` and ``j + dim / 2`` of a head turned by its position's angle, in f32."""
+    cosines, sines = (numbers[:, None] for numbers in table)
+    first, second = x.float().chunk(2, -1)
+    turned = (first * cosines - second * sines, second * cosines + first * sines)
+    return torch.cat(turned, -1).to(x.dtype)
+
+
+def begin_linear(linear: nn.Linear, gain: float) -> None:
+    """Xavier's normal weights, no bias."""
+    nn.init.xavier_normal_(linear.weight, gain=gain)
+    if linear.bias is not None:
+        nn.init.zeros_(linear.bias)
+
+
+def one_of(name: str, value: Any, other: str, other_value: Any) -> Sequence[int]:
+    """An argument under either of its names."""
+    if (value is None) == (other_value is None):
+        state = "missing" if value is None else f"{value!r} and {other} is {other_value!r}"
+        raise ValueError(f"{name} is {state}, expected one of the two names, {name} or {other}")
+    return other_value if value is None else value
+
+
+def cut_causal(within: str) -> str:
+    """The text of a pattern, ``heads([…])`` too, and no key after its query."""
+    if within == "full":
+        return "causal"
+    if within.startswith("heads("):
+        inner = ", ".join(f"causal & ({one})" for one in _of_heads(within))
+        return f"heads([{inner}])"
+    return f"causal & ({within})"
+
+
+def _of_heads(text: str) -> list[str]:
+    """The patterns inside ``heads([…])``, cut at commas that stand in no parentheses."""
+    inner = str(Pattern(text)).removeprefix("heads([").removesuffix("])")
+    parts, depth = [""], 0
+    for letter in inner:
+        depth += (letter in "([") - (letter in ")]")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts]
+
+
+def _without(name: str, dropout: float) -> None:
+    if dropout != 0:
+        raise ValueError(
+            f"{name} is {dropout}, expected 0: attention weights aren't dropped here; use "
+            "torch.nn.Dropout on the output"
+        )

@@ -1,0 +1,170 @@
+//! `longspan.Dilated`: LongNet's branches, in the place of a pattern.
+
+use std::fmt::Write;
+
+use longspan::{Branch, Counting, Dilated as Engine, Pattern as Rule};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+
+use crate::errors;
+use crate::pattern::Pattern;
+use crate::primitives::{Whole, inner};
+
+/// LongNet's dilated attention (arXiv 2307.02486): what `attention`, `forward` and `backward` take
+/// in place of a pattern.
+///
+/// Branch `b` cuts the sequence into segments of `segment_lengths[b]` tokens. Of each, head `h` has
+/// the tokens whose number in it is `h % r` modulo the rate `r = dilation_rates[b]`, as queries, keys
+/// and values. Branches are weighted by their softmax denominators, and gradients go through the
+/// weights. Any length will do: last segments are short, rates needn't divide segments.
+///
+/// `within` is a pattern, or the text of one, that every branch is cut with: `"causal"`,
+/// `"causal & documents([100, 28])"`. It speaks of positions in the whole sequence.
+///
+/// `counting` says how often a key counts that several branches have: `"each branch"` is the paper,
+/// `"once"` is attention over the union of the branches' sets.
+///
+/// A query that no branch has (possible where no rate is 1) has output 0. Layouts of the last shapes
+/// are kept with the object.
+///
+/// >>> import longspan, numpy
+/// >>> dilated = longspan.Dilated([64, 128, 256], [1, 2, 4], within="causal")
+/// >>> x = numpy.random.default_rng(0).standard_normal((1, 4, 301, 16), dtype="float32")
+/// >>> out = longspan.attention(x, x, x, dilated)
+/// >>> bool(numpy.allclose(out[0, :, 0], x[0, :, 0]))  # the first query sees only itself
+/// True
+/// >>> dilated
+/// longspan.Dilated([64, 128, 256], [1, 2, 4], within="causal")
+#[pyclass(frozen, module = "longspan")]
+pub(crate) struct Dilated {
+    engine: Engine,
+    within: Rule,
+    counting: Counting,
+}
+
+impl Dilated {
+    /// The engine, without what a call tells it; layouts stay shared.
+    pub(crate) fn shared(&self) -> Engine {
+        self.engine.clone()
+    }
+
+    fn list(&self, number: fn(&Branch) -> u64) -> Vec<u64> {
+        self.engine.branches().iter().map(number).collect()
+    }
+}
+
+#[pymethods]
+impl Dilated {
+    #[new]
+    #[pyo3(
+        signature = (segment_lengths, dilation_rates, *, within=None, counting=EACH_BRANCH),
+        text_signature = "(segment_lengths, dilation_rates, *, within='full', \
+            counting='each branch')"
+    )]
+    fn new(
+        segment_lengths: Vec<Whole>,
+        dilation_rates: Vec<Whole>,
+        within: Option<&Bound<'_, PyAny>>,
+        counting: &str,
+    ) -> PyResult<Self> {
+        if segment_lengths.len() != dilation_rates.len() {
+            return Err(errors::value(format!(
+                "segment_lengths has {} numbers and dilation_rates has {}, expected as many: one of \
+                 each a branch",
+                segment_lengths.len(),
+                dilation_rates.len()
+            )));
+        }
+        let within = within.map_or(Ok(Rule::full()), |within| inner("within", within))?;
+        let counting = match counting {
+            EACH_BRANCH => Counting::EachBranch,
+            ONCE => Counting::Once,
+            other => {
+                return Err(errors::value(format!(
+                    "counting is {other:?}, expected {EACH_BRANCH:?} (the paper) or {ONCE:?} (the \
+                     union of the branches)"
+                )));
+            }
+        };
+        let pairs = segment_lengths.into_iter().zip(dilation_rates);
+        let branches: longspan::Result<Vec<Branch>> =
+            pairs.map(|(segment, rate)| Branch::new(segment.0, rate.0)).collect();
+        let engine = branches.and_then(Engine::new).map_err(errors::raise)?;
+        let engine = engine.within(within.clone()).counting(counting);
+        Ok(Dilated { engine, within, counting })
+    }
+
+    /// Tokens a segment, of each branch.
+    #[getter]
+    fn segment_lengths(&self) -> Vec<u64> {
+        self.list(Branch::segment)
+    }
+
+    /// From one token of a segment to the next, of each branch.
+    #[getter]
+    fn dilation_rates(&self) -> Vec<u64> {
+        self.list(Branch::rate)
+    }
+
+    /// What every branch is cut with.
+    #[getter]
+    fn within(&self) -> Pattern {
+        Pattern(self.within.clone().into())
+    }
+
+    /// `"each branch"` or `"once"`.
+    #[getter]
+    fn counting(&self) -> &'static str {
+        match self.counting {
+            Counting::EachBranch => EACH_BRANCH,
+            Counting::Once => ONCE,
+        }
+    }
+
+    fn __repr__(&self) -> String {
+        let (segments, rates) = (self.segment_lengths(), self.dilation_rates());
+        let mut text = format!("longspan.Dilated({segments:?}, {rates:?}");
+        if self.within != Rule::full() {
+            write!(text, ", within=\"{}\"", self.within).expect("a string takes everything");
+        }
+        if self.counting != Counting::EachBranch {
+            write!(text, ", counting={:?}", self.counting()).expect("a string takes everything");
+        }
+        text.push(')');
+        text
+    }
+
+    fn __eq__(&self, other: &Bound<'_, PyAny>) -> Py<PyAny> {
+        let py = other.py();
+        let Ok(other) = other.cast::<Dilated>() else { return py.NotImplemented() };
+        let other = other.get();
+        let equal = self.engine.branches() == other.engine.branches()
+            && (&self.within, self.counting) == (&other.within, other.counting);
+        pyo3::types::PyBool::new(py, equal).to_owned().into_any().unbind()
+    }
+
+    fn __hash__(&self) -> u64 {
+        use std::hash::{DefaultHasher, Hash, Hasher};
+        let mut hasher = DefaultHasher::new();
+        (self.engine.branches(), &self.within, self.counting()).hash(&mut hasher);
+        hasher.finish()
+    }
+
+    fn __getnewargs_ex__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        let named = PyDict::new(py);
+        named.set_item("within", self.within.to_string())?;
+        named.set_item("counting", self.counting())?;
+        ((self.segment_lengths(), self.dilation_rates()), named).into_pyobject(py)
+    }
+
+    fn __copy__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __deepcopy__(slf: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
+        slf
+    }
+}
+
+const EACH_BRANCH: &str = "each branch";
+const ONCE: &str = "once";
