@@ -50,3 +50,32 @@ impl CustomOp1 for Gelu {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Var;
+    use candle_core::cpu::erf::erf_f64;
+
+    use super::*;
+
+    /// Values and slopes over all that isn't 0 or 1 to f32, and past it.
+    #[test]
+    fn to_the_last_digits() -> Result<()> {
+        let numbers: Vec<f32> = (-1_500..=1_500).map(|n| n as f32 / 100.0).collect();
+        let x = Var::from_vec(numbers.clone(), numbers.len(), &Device::Cpu)?;
+        let y = gelu(&x)?;
+        let slopes = y.sum_all()?.backward()?.get(&x).expect("a gradient").to_vec1::<f32>()?;
+        for ((x, y), slope) in numbers.into_iter().zip(y.to_vec1::<f32>()?).zip(slopes) {
+            let x = f64::from(x);
+            let integral = 0.5 * (1.0 + erf_f64(x / 2_f64.sqrt()));
+            let density = (-0.5 * x * x).exp() / std::f64::consts::TAU.sqrt();
+            // Φ is off by 2⁻²⁴ or so of 1, however small it is.
+            let near = |found: f32, expected: f64| {
+                (f64::from(found) - expected).abs() <= 4.0 * 2_f64.powi(-24) * (1.0 + x.abs())
+            };
+            assert!(near(y, x * integral), "{x}: {y}");
+            assert!(near(slope, integral + x * density), "{x}: slope {slope}");
+        }
+        Ok(())
+    }
+}

@@ -129,3 +129,55 @@ impl CustomOp1 for Rotate {
         Ok(Some(dy.contiguous()?.apply_op1_no_bwd(&back)?))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{Device, Var};
+
+    use super::*;
+
+    /// By hand: with `d = 2` there is one pair, which turns by one radian a token.
+    #[test]
+    fn one_pair() -> Result<()> {
+        let rotary = Rotary::new(2, 10_000.0)?;
+        let x = Var::new(&[[[[1_f32, 2.0]], [[1.0, 2.0]], [[1.0, 2.0]]]], &Device::Cpu)?;
+        let y = rotary.forward(&x)?;
+        // What arrives is 1 and 10 for each token.
+        let weights = Tensor::new(&[1_f32, 10.0], &Device::Cpu)?;
+        let gradients = y.broadcast_mul(&weights)?.sum_all()?.backward()?;
+        let (y, dx) = (y.flatten_all()?.to_vec1::<f32>()?, gradients.get(&x).expect("a gradient"));
+        let dx = dx.flatten_all()?.to_vec1::<f32>()?;
+        for token in 0..3 {
+            let (sin, cos) = (token as f32).sin_cos();
+            let near = |found: f32, expected: f32| (found - expected).abs() < 2e-6;
+            assert!(near(y[2 * token], cos - 2.0 * sin), "{y:?}");
+            assert!(near(y[2 * token + 1], 2.0 * cos + sin), "{y:?}");
+            assert!(near(dx[2 * token], cos + 10.0 * sin), "{dx:?}");
+            assert!(near(dx[2 * token + 1], 10.0 * cos - sin), "{dx:?}");
+        }
+        Ok(())
+    }
+
+    /// More rows than a piece and several batch entries: every token is turned by its own position,
+    /// whatever the longest sequence was before.
+    #[test]
+    fn rows_find_their_positions() -> Result<()> {
+        let rotary = Rotary::new(4, 100.0)?;
+        let tokens = 150;
+        let ones = |tokens| Tensor::ones((2, tokens, 3, 4), candle_core::DType::F32, &Device::Cpu);
+        rotary.forward(&ones(tokens + 20)?)?;
+        let y = rotary.forward(&ones(tokens)?)?;
+        for entry in 0..2 {
+            for (token, heads) in y.get(entry)?.to_vec3::<f32>()?.into_iter().enumerate() {
+                for head in heads {
+                    for (pair, speed) in [1.0, 0.1].into_iter().enumerate() {
+                        let (sin, cos) = (token as f64 * speed).sin_cos();
+                        assert!((f64::from(head[pair]) - (cos - sin)).abs() < 1e-6);
+                        assert!((f64::from(head[pair + 2]) - (cos + sin)).abs() < 1e-6);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
