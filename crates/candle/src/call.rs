@@ -16,9 +16,7 @@ use std::sync::{Arc, OnceLock};
 
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor, bail};
 use half::{bf16, f16};
-use longspan::{
-    Arrived, Attention, Dilated, Dims, Element, Inputs, Order, Output, Strides, View,
-};
+use longspan::{Arrived, Attention, Dilated, Dims, Element, Inputs, Order, Output, Strides, View};
 
 use crate::tensor::{self, Number, cpu, foreign, view};
 

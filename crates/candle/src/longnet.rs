@@ -154,10 +154,9 @@ impl Module for LongNetEncoder {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         match *x.dims() {
             [_, _, hidden] if hidden == self.hidden_size => self.stack.forward(x.contiguous()?),
-            ref other => bail!(
-                "a tensor of shape {other:?}, expected (batch, tokens, {})",
-                self.hidden_size
-            ),
+            ref other => {
+                bail!("a tensor of shape {other:?}, expected (batch, tokens, {})", self.hidden_size)
+            }
         }
     }
 }

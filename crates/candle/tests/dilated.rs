@@ -68,19 +68,15 @@ fn the_papers_equations() -> Result<()> {
             [batch, heads_kv, tokens_k, dim_v],
         ];
         let var = |data, shape| Var::from_tensor(&tensor(data, shape, dtype)?);
-        let inputs = [
-            var(&problem.q, shapes[0])?,
-            var(&problem.k, shapes[1])?,
-            var(&problem.v, shapes[2])?,
-        ];
+        let inputs =
+            [var(&problem.q, shapes[0])?, var(&problem.k, shapes[1])?, var(&problem.v, shapes[2])?];
         let [q, k, v] = &inputs;
         let attention = DilatedAttention::from(dilated(&net));
         let (out, lse) = attention_with_lse(attention.dilated(), q, k, v)?;
         assert_eq!(numbers(&out)?, numbers(&attention.forward(q, k, v)?)?);
 
-        let wide = |data: &[f64], like: &Tensor| {
-            Tensor::from_slice(data, like.shape(), &Device::Cpu)
-        };
+        let wide =
+            |data: &[f64], like: &Tensor| Tensor::from_slice(data, like.shape(), &Device::Cpu);
         let Tolerances { out: near, gradient } = tolerances(dtype, &net);
         compare("out", &out, &wide(&expected.out, &out)?, near);
         compare("lse", &lse, &wide(&expected.lse, &lse)?, tolerances(DType::F32, &net).out);

@@ -88,7 +88,8 @@ fn it_learns() -> Result<()> {
         place.train(attention, &["--steps", "60", "--attention", attention])?;
         let curve = place.curve(attention);
         assert_eq!(curve.len(), 61);
-        let bits = |line: &str, column| line.split(',').nth(column).unwrap().parse::<f64>().unwrap();
+        let bits =
+            |line: &str, column| line.split(',').nth(column).unwrap().parse::<f64>().unwrap();
         let (first, last) = (bits(&curve[1], 2), bits(&curve[60], 2));
         // A guess costs eight bits; the text has five words and some thirteen letters.
         assert!((first - 8.0).abs() < 1.0 && last < 2.0, "{attention}: from {first} to {last}");
