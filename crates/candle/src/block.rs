@@ -1,10 +1,10 @@
 //! A layer of a transformer: attention and a feed-forward network, each behind a norm.
 
 use candle_core::{Result, Tensor};
-use candle_nn::{Linear, Module, VarBuilder};
+use candle_nn::{Module, VarBuilder};
 
 use crate::gelu::gelu;
-use crate::init;
+use crate::linear::Linear;
 use crate::multihead::{Attend, Multihead, MultiheadConfig};
 use crate::norm::LayerNorm;
 
@@ -73,9 +73,9 @@ impl<A: Attend> Block<A> {
             self_attn: Multihead::new(multihead, attention, vb.pp("self_attn"))?,
             final_layer_norm: norm("final_layer_norm")?,
             ffn: FeedForward {
-                fc1: init::linear(hidden, *inner, multihead.gain, ffn.pp("fc1"))?,
+                fc1: Linear::new(hidden, *inner, multihead.gain, ffn.pp("fc1"))?,
                 ffn_layernorm: LayerNorm::new(*inner, *eps, ffn.pp("ffn_layernorm"))?,
-                fc2: init::linear(*inner, hidden, multihead.gain, ffn.pp("fc2"))?,
+                fc2: Linear::new(*inner, hidden, multihead.gain, ffn.pp("fc2"))?,
             },
         })
     }

@@ -6,20 +6,12 @@ use std::sync::{MutexGuard, PoisonError};
 use candle_core::{DType, Device, Result, Shape, Tensor, Var};
 use candle_nn::init::{Init, NormalOrUniform};
 use candle_nn::var_builder::SimpleBackend;
-use candle_nn::{Linear, VarBuilder, VarMap};
+use candle_nn::{VarBuilder, VarMap};
 
 /// MAGNETO's gain for a stack of so many layers that attends to itself alone (arXiv 2210.06423):
 /// `√(ln 2N)`.
 pub(crate) fn magneto_gain(layers: usize) -> f64 {
     (2.0 * layers as f64).ln().sqrt()
-}
-
-/// A linear layer whose weight begins as xavier's normal distribution, its bias as 0.
-pub(crate) fn linear(inner: usize, outer: usize, gain: f64, vb: VarBuilder<'_>) -> Result<Linear> {
-    let stdev = gain * (2.0 / (inner + outer) as f64).sqrt();
-    let weight = vb.get_with_hints((outer, inner), "weight", Init::Randn { mean: 0.0, stdev })?;
-    let bias = vb.get_with_hints(outer, "bias", Init::Const(0.0))?;
-    Ok(Linear::new(weight, Some(bias)))
 }
 
 /// Variables that begin the same for the same seed, on every machine: what

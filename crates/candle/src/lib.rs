@@ -47,7 +47,7 @@
 //! | `call` | a call: two custom ops that share what the forward pass found |
 //! | `sparse`, `dilated` | a pattern, compiled for the lengths that turn up; LongNet's branches |
 //! | `multihead`, `block`, [`longnet`] | projections around an attention; a layer; whole models |
-//! | `norm`, `gelu`, `rotary`, `rows` | ops that candle has without gradients, or with coarse ones |
+//! | `norm`, `gelu`, `rotary`, `linear`, `rows` | ops that candle has without gradients, or with coarse or slow ones |
 //! | `init` | how weights begin |
 //! | `tensor` | candle's tensors as Longspan's views and back; which ones are refused |
 
@@ -58,6 +58,7 @@ mod call;
 mod dilated;
 mod gelu;
 mod init;
+mod linear;
 pub mod longnet;
 mod multihead;
 mod norm;

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use candle_core::{Result, Tensor, bail};
-use candle_nn::{Linear, Module, VarBuilder};
+use candle_nn::{Module, VarBuilder};
 use serde::{Deserialize, Serialize};
 
 use crate::dilated::DilatedAttention;
 use crate::init;
+use crate::linear::Linear;
 use crate::norm::LayerNorm;
 use crate::rotary::Rotary;
 use crate::sparse::SparseAttention;
@@ -178,7 +179,7 @@ impl<A: Attend> Multihead<A> {
         if heads == 0 || hidden_size == 0 || !hidden_size.is_multiple_of(heads) {
             bail!("hidden size {hidden_size} and {heads} heads, expected a multiple of the heads")
         }
-        let linear = |name, gain| init::linear(hidden_size, hidden_size, gain, vb.pp(name));
+        let linear = |name, gain| Linear::new(hidden_size, hidden_size, gain, vb.pp(name));
         Ok(Multihead {
             q_proj: linear("q_proj", 1.0)?,
             k_proj: linear("k_proj", 1.0)?,

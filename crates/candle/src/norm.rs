@@ -115,8 +115,8 @@ impl Normalise {
         let sums: Vec<_> = sums.collect();
         let (mut dweight, mut dbias) = (vec![0.0; size], vec![0.0; size]);
         for [weight, bias] in &sums {
-            dweight.iter_mut().zip(weight).for_each(|(total, part)| *total += part);
-            dbias.iter_mut().zip(bias).for_each(|(total, part)| *total += part);
+            rows::add(&mut dweight, weight);
+            rows::add(&mut dbias, bias);
         }
         [dx, dweight, dbias]
     }

@@ -6,6 +6,7 @@
 //! sums over rows have the same bits whatever the machine.
 
 use candle_core::{CpuStorage, DType, Layout, Result, Tensor, bail};
+use rayon::prelude::*;
 
 use crate::tensor::cpu;
 
@@ -69,4 +70,23 @@ pub(crate) fn sum<const N: usize>(rows: [&[f32]; N], of: impl Fn([f32; N]) -> f3
     }
     let rest: f32 = (whole..len).map(|index| of(rows.map(|row| row[index]))).sum();
     lanes.iter().sum::<f32>() + rest
+}
+
+/// The sum of all rows of `size` numbers.
+pub(crate) fn sum_rows(rows: &[f32], size: usize) -> Vec<f32> {
+    let sum = |piece: &[f32]| {
+        let mut total = vec![0.0; size];
+        piece.chunks_exact(size).for_each(|row| add(&mut total, row));
+        total
+    };
+    // In the order of the rows, whoever was done first.
+    let pieces: Vec<_> = rows.par_chunks(PIECE * size).map(sum).collect();
+    let mut total = vec![0.0; size];
+    pieces.iter().for_each(|piece| add(&mut total, piece));
+    total
+}
+
+/// Adds numbers to numbers.
+pub(crate) fn add(totals: &mut [f32], numbers: &[f32]) {
+    totals.iter_mut().zip(numbers).for_each(|(total, number)| *total += number);
 }
