@@ -9,6 +9,13 @@ use serde::Serialize;
 /// Tokens that windows see, themselves included.
 const WINDOW: u64 = 1_024;
 
+/// The first branch has segments of so many tokens at most: what it costs mustn't grow with the
+/// context.
+const NEAREST: u64 = 1_024;
+
+/// Rates double from branch to branch up to this.
+const MOST_RATE: u64 = 8;
+
 /// Who sees whom; causal all of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -47,11 +54,11 @@ pub(crate) struct Settings {
     /// Bytes that a window sees, with `window` and `dilated-window` [default: 1024]
     #[arg(long)]
     pub(crate) window: Option<u64>,
-    /// Segments of the branches, with `dilated` and `dilated-window` [default: context / 16, / 8,
-    /// / 4, / 2 and all of it]
+    /// Segments of the branches, with `dilated` and `dilated-window` [default: 1024, or a 16th of the
+    /// context, then twice as long each, up to the context]
     #[arg(long, value_delimiter = ',', requires = "rates")]
     pub(crate) segments: Option<Vec<u64>>,
-    /// Rates of the branches [default: 1, 2, 4, 8, 8, as far as there are heads]
+    /// Rates of the branches [default: 1, 2, 4, 8, 8, … as far as there are heads]
     #[arg(long, value_delimiter = ',', requires = "segments")]
     pub(crate) rates: Option<Vec<u64>>,
     /// Steps to take
@@ -133,12 +140,15 @@ impl Settings {
             );
             return Ok(segments.iter().copied().zip(rates.iter().copied()).collect());
         }
-        let branch = |(shift, rate): (u32, u64)| {
-            let segment = (self.context as u64 >> shift).max(1);
-            // With more rate than heads there would be tokens that no head has.
-            (segment, rate.min(self.heads as u64))
-        };
-        Ok([(4, 1), (3, 2), (2, 4), (1, 8), (0, 8)].map(branch).to_vec())
+        let context = self.context as u64;
+        let first = (context / 16).clamp(1, NEAREST);
+        let longer = std::iter::successors(Some(first), |segment| {
+            (*segment < context).then(|| (2 * segment).min(context))
+        });
+        // With more rate than heads there would be tokens that no head has.
+        let most = MOST_RATE.min(self.heads as u64);
+        let rate = |branch: usize| most.min(1 << branch.min(63));
+        Ok(longer.enumerate().map(|(branch, segment)| (segment, rate(branch))).collect())
     }
 
     /// Floating-point operations of a step: products alone, of weights (2 a weight and token forward,

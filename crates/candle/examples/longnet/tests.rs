@@ -143,6 +143,37 @@ fn killed_and_resumed() {
     }
 }
 
+/// The branches of a context of 16 k, and of four times as much: the near ones stay as they are.
+#[test]
+fn branches() -> Result<()> {
+    let place = Place::new("branches");
+    let rates_and_segments = |context: &str| -> Result<_> {
+        let mut arguments = place.arguments("run", &["--steps", "1"]);
+        let at = arguments.iter().position(|argument| argument == "--context").unwrap();
+        arguments[at + 1] = context.to_owned();
+        let heads = arguments.iter().position(|argument| argument == "--heads").unwrap();
+        arguments[heads + 1] = "8".to_owned();
+        let settings = Arguments::try_parse_from(arguments)?.settings;
+        Ok(serde_json::to_value(settings.config()?.attention)?["dilated"].take())
+    };
+    let expected = serde_json::json!({
+        "segment_lengths": [1024, 2048, 4096, 8192, 16384],
+        "dilation_rates": [1, 2, 4, 8, 8],
+    });
+    assert_eq!(rates_and_segments("16384")?, expected);
+    let expected = serde_json::json!({
+        "segment_lengths": [1024, 2048, 4096, 8192, 16384, 32768, 65536],
+        "dilation_rates": [1, 2, 4, 8, 8, 8, 8],
+    });
+    assert_eq!(rates_and_segments("65536")?, expected);
+    let expected = serde_json::json!({
+        "segment_lengths": [6, 12, 24, 48, 96, 100],
+        "dilation_rates": [1, 2, 4, 8, 8, 8],
+    });
+    assert_eq!(rates_and_segments("100")?, expected);
+    Ok(())
+}
+
 /// Another training in the same place is refused, and one that is done stays as it is.
 #[test]
 fn settings_stay() -> Result<()> {
