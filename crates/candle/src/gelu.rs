@@ -1,7 +1,7 @@
 //! GELU by the normal distribution's integral, `x Φ(x)`, with gradients to f32's precision.
 //!
-//! candle's own has a derivative with constants of six digits, `Φ(x) + x φ(x)` in ten passes over
-//! the tensor.
+//! candle's own has a derivative with constants of six digits, `Φ(x) + x φ(x)` in a dozen passes
+//! over the tensor.
 
 use std::f32::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 

@@ -1,8 +1,8 @@
 //! A linear layer whose bias has a cheap gradient.
 //!
 //! The product is candle's. Its broadcast sum has a gradient that goes through the tensor number by
-//! number, dividing to find out where each belongs, on one core: longer than the products of a layer
-//! of a small model. Here rows are added to rows.
+//! number, dividing to find out where each belongs, on one core, with one sum for all rows. Here
+//! rows are added to rows, by pieces.
 
 use candle_core::{CpuStorage, CustomOp2, DType, Device, Layout, Result, Shape, Tensor};
 use candle_nn::{Init, Module, VarBuilder};
