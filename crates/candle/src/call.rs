@@ -1,4 +1,4 @@
-//! A call: two custom ops that share what the forward pass found.
+//! A call: two custom ops that share what the forward pass found, whatever it is that runs.
 //!
 //! candle hands the backward pass of a custom op its inputs, its output and the output's gradient:
 //! there is no slot for the log-sum-exp, and an op has one output. So each call makes its own
@@ -16,9 +16,50 @@ use std::sync::{Arc, OnceLock};
 
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor, bail};
 use half::{bf16, f16};
-use longspan::{Arrived, Attention, Dims, Inputs, Order, Output, Strides, View};
+use longspan::{Arrived, Attention, Dilated, Dims, Element, Inputs, Order, Output, Strides, View};
 
 use crate::tensor::{self, Number, cpu, foreign, view};
+
+/// What a call runs: an [`Attention`] over layouts, or [`Dilated`] attention.
+pub trait Runs: sealed::Runs + Send + Sync + 'static {}
+
+impl Runs for Attention {}
+
+impl Runs for Dilated {}
+
+mod sealed {
+    use longspan::{Arrived, Element, Gradients, Inputs, Output, Result};
+
+    pub trait Runs {
+        fn output<E: Element>(&self, inputs: Inputs<'_, E>) -> Result<Output<E>>;
+
+        fn gradients<E: Element>(
+            &self,
+            inputs: Inputs<'_, E>,
+            arrived: Arrived<'_, E>,
+        ) -> Result<Gradients<E>>;
+    }
+}
+
+macro_rules! runs {
+    ($($engine:ty),*) => {$(
+        impl sealed::Runs for $engine {
+            fn output<E: Element>(&self, inputs: Inputs<'_, E>) -> longspan::Result<Output<E>> {
+                self.forward(inputs.q, inputs.k, inputs.v)
+            }
+
+            fn gradients<E: Element>(
+                &self,
+                inputs: Inputs<'_, E>,
+                arrived: Arrived<'_, E>,
+            ) -> longspan::Result<longspan::Gradients<E>> {
+                self.backward(inputs, arrived)
+            }
+        }
+    )*};
+}
+
+runs!(Attention, Dilated);
 
 /// Attention of `q` over `k` and `v`, each `(batch, heads, tokens, dim)`, with gradients.
 ///
@@ -43,7 +84,12 @@ use crate::tensor::{self, Number, cpu, foreign, view};
 /// assert_eq!((out.dims(), out.dtype()), (q.dims(), DType::BF16));
 /// # Ok::<_, candle_core::Error>(())
 /// ```
-pub fn attention(attention: &Arc<Attention>, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
+pub fn attention<R: Runs>(
+    attention: &Arc<R>,
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+) -> Result<Tensor> {
     let call = Call::new(attention);
     call.attend(q, k, v)
 }
@@ -69,8 +115,8 @@ pub fn attention(attention: &Arc<Attention>, q: &Tensor, k: &Tensor, v: &Tensor)
 /// assert!(loss.backward()?.get(&x).is_some());
 /// # Ok::<_, candle_core::Error>(())
 /// ```
-pub fn attention_with_lse(
-    attention: &Arc<Attention>,
+pub fn attention_with_lse<R: Runs>(
+    attention: &Arc<R>,
     q: &Tensor,
     k: &Tensor,
     v: &Tensor,
@@ -89,17 +135,22 @@ struct Found {
 }
 
 /// One call, shared by its ops.
-#[derive(Clone)]
-struct Call {
-    attention: Arc<Attention>,
+struct Call<R> {
+    attention: Arc<R>,
     found: Arc<OnceLock<Found>>,
 }
 
+impl<R> Clone for Call<R> {
+    fn clone(&self) -> Self {
+        Call { attention: self.attention.clone(), found: self.found.clone() }
+    }
+}
+
 /// q, k, v → output, its axes in the order that [`Found`] has.
-struct Attend(Call);
+struct Attend<R>(Call<R>);
 
 /// q, k, v → log-sum-exp.
-struct Normaliser(Call);
+struct Normaliser<R>(Call<R>);
 
 /// Storage and layout of each input, as candle hands them to an op.
 type Stored<'a> = [(&'a CpuStorage, &'a Layout); 3];
@@ -119,8 +170,8 @@ macro_rules! by_type {
     };
 }
 
-impl Call {
-    fn new(attention: &Arc<Attention>) -> Self {
+impl<R: Runs> Call<R> {
+    fn new(attention: &Arc<R>) -> Self {
         Call { attention: attention.clone(), found: Arc::default() }
     }
 
@@ -134,8 +185,8 @@ impl Call {
     }
 
     fn forward<E: Number>(&self, stored: Stored<'_>) -> Result<(CpuStorage, Shape)> {
-        let Inputs { q, k, v } = inputs::<E>(stored)?;
-        let Output { out, lse, lse_rest } = self.attention.forward(q, k, v).map_err(foreign)?;
+        let inputs = inputs::<E>(stored)?;
+        let Output { out, lse, lse_rest } = self.attention.output(inputs).map_err(foreign)?;
         // Where it has been found before, it was the same.
         let _ = self.found.set(Found { lse, lse_rest, order: out.order() });
         Ok(tensor::storage(out))
@@ -198,7 +249,7 @@ impl Call {
     ) -> Result<Gradients> {
         let inputs = inputs::<E>(stored)?;
         let longspan::Gradients { dq, dk, dv } =
-            self.attention.backward(inputs, arrived).map_err(foreign)?;
+            self.attention.gradients(inputs, arrived).map_err(foreign)?;
         let [dq, dk, dv] = [dq, dk, dv].map(tensor::from_longspan);
         Ok((Some(dq?), Some(dk?), Some(dv?)))
     }
@@ -227,7 +278,7 @@ fn with_stored<T>(
     work([(cpu(&q.0)?, q.1), (cpu(&k.0)?, k.1), (cpu(&v.0)?, v.1)])
 }
 
-impl CustomOp3 for Attend {
+impl<R: Runs> CustomOp3 for Attend<R> {
     fn name(&self) -> &'static str {
         "longspan attention"
     }
@@ -258,7 +309,7 @@ impl CustomOp3 for Attend {
     }
 }
 
-impl CustomOp3 for Normaliser {
+impl<R: Runs> CustomOp3 for Normaliser<R> {
     fn name(&self) -> &'static str {
         "longspan log-sum-exp"
     }

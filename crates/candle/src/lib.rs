@@ -21,9 +21,18 @@
 //! # Ok::<_, candle_core::Error>(())
 //! ```
 //!
-//! [`attention`] and [`attention_with_lse`] run a [`longspan::Attention`] that was made elsewhere:
-//! for positions with offsets (a cache that is pre-allocated or rolls), foreign blocks, layouts
-//! chosen from the content.
+//! [`DilatedAttention`] is LongNet's, several branches of segments and rates joined.
+//!
+//! [`attention`] and [`attention_with_lse`] run a [`longspan::Attention`] or a [`longspan::Dilated`]
+//! that was made elsewhere: for positions with offsets (a cache that is pre-allocated or rolls),
+//! foreign blocks, layouts chosen from the content.
+//!
+//! # Modules
+//!
+//! [`MultiheadAttention`] and [`MultiheadDilatedAttention`] put projections around them, [`Block`] is
+//! a layer of a transformer, and [`longnet`] has whole models. They are made from a
+//! `candle_nn::VarBuilder`, as candle-nn's are, and have gradients everywhere; candle-nn's own layer
+//! norm and rotary embedding have none, so [`LayerNorm`] is one with.
 //!
 //! # What is read, and where results lie
 //!
@@ -36,15 +45,36 @@
 //! | module | what it has |
 //! |---|---|
 //! | `call` | a call: two custom ops that share what the forward pass found |
-//! | `sparse` | a pattern, compiled for the lengths that turn up |
+//! | `sparse`, `dilated` | a pattern, compiled for the lengths that turn up; LongNet's branches |
+//! | `multihead`, `block`, [`longnet`] | projections around an attention; a layer; whole models |
+//! | `norm`, `gelu`, `rotary`, `linear`, `rows` | ops that candle has without gradients, or with coarse or slow ones |
+//! | `init` | how weights begin |
 //! | `tensor` | candle's tensors as Longspan's views and back; which ones are refused |
 
 #![forbid(unsafe_code)]
 
+mod block;
 mod call;
+mod dilated;
+mod gelu;
+mod init;
+mod linear;
+pub mod longnet;
+mod multihead;
+mod norm;
+mod rotary;
+mod rows;
 mod sparse;
 mod tensor;
 
-pub use call::{attention, attention_with_lse};
+pub use block::{Block, BlockConfig};
+pub use call::{Runs, attention, attention_with_lse};
+pub use dilated::DilatedAttention;
+pub use init::seeded;
 pub use longspan;
+pub use multihead::{
+    Attend, InnerNorm, Multihead, MultiheadAttention, MultiheadConfig, MultiheadDilatedAttention,
+    Positions,
+};
+pub use norm::LayerNorm;
 pub use sparse::SparseAttention;
