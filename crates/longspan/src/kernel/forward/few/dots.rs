@@ -13,7 +13,7 @@
 
 #![expect(clippy::needless_range_loop, reason = "arrays of vectors stay in registers this way")]
 
-use crate::element::{Element, load_pairs, paired};
+use crate::element::{Element, ElementType, load_pairs, paired};
 use crate::simd::{LANES, Operation, Simd, WIDEST};
 use crate::tile::{Rows, Strided};
 
@@ -190,13 +190,19 @@ impl<E: Element> Weigh<E> {
                     break;
                 }
                 let to = self.sums.at(query, dim).first;
+                if !PLAIN || E::TYPE != ElementType::Bf16 {
+                    for half in 0..2 {
+                        let to = to.add(half * S::WIDTH);
+                        simd.store(to, simd.add(simd.load(to), total[n][half]));
+                    }
+                    continue;
+                }
                 let mut numbers = [0.0; 2 * WIDEST];
                 for half in 0..2 {
                     simd.store(numbers.as_mut_ptr().add(half * S::WIDTH), total[n][half]);
                 }
                 for number in 0..2 * S::WIDTH {
-                    let from = if PLAIN { paired::<E, S>(number) } else { number };
-                    *to.add(number) += numbers[from];
+                    *to.add(number) += numbers[paired::<E, S>(number)];
                 }
             }
         }
