@@ -54,19 +54,19 @@ fn comes_true(pattern: &str, tokens: u64, heads: usize) {
 }
 
 #[test]
-#[ignore = "measures time: run it as root on a quiet machine, with --release"]
+#[ignore = "measures time: run it as root on a quiet machine, with --release and --test-threads 1"]
 fn plans_come_true_causal() {
     comes_true("causal", 16 << 10, 2);
 }
 
 #[test]
-#[ignore = "measures time: run it as root on a quiet machine, with --release"]
+#[ignore = "measures time: run it as root on a quiet machine, with --release and --test-threads 1"]
 fn plans_come_true_window() {
     comes_true("causal & (window(1000, 0) | sinks(64))", 64 << 10, 4);
 }
 
 #[test]
-#[ignore = "measures time: run it as root on a quiet machine, with --release"]
+#[ignore = "measures time: run it as root on a quiet machine, with --release and --test-threads 1"]
 fn plans_come_true_strided() {
     comes_true("window(500, 500) | strided(64)", 8 << 10, 4);
 }
