@@ -134,7 +134,8 @@ fn no_hop_is_bare() {
                         stage.label
                     );
                 }
-                // Where the first keys and the last gradients are as many bytes, so is what there is to do.
+                // Where the first keys and the last gradients are as many bytes, so is what there is to do;
+                // of causal they aren't.
                 let hops: Vec<_> = backward.iter().filter(travels).collect();
                 let pairs = |stage: &Stage| stage.work.pairs as f64;
                 let share = pairs(hops[0]) / pairs(hops[hops.len() - 1]);
