@@ -90,14 +90,9 @@ def config(given: argparse.Namespace) -> LongNetConfig:
         raise SystemExit("--segments with an attention that has none: expected a dilated one")
     segments, rates = branches(given)
     window = f"sliding_window({WINDOW if given.window is None else given.window})"
-    if kind == "dilated":
-        attention = {"dilated": {"segment_lengths": segments, "dilation_rates": rates}}
-    elif kind == "dilated-window":
-        heads = [
-            " | ".join([window, *(f"dilated({w}, {r}, {h % r})" for w, r in zip(segments, rates))])
-            for h in range(given.heads)
-        ]
-        attention = {"pattern": f"heads([{', '.join(heads)}])"}
+    if kind in ("dilated", "dilated-window"):
+        both = {"also": window, "counting": "once"} if kind == "dilated-window" else {}
+        attention = {"dilated": {"segment_lengths": segments, "dilation_rates": rates} | both}
     else:
         attention = {"pattern": window if kind == "window" else "full"}
     return LongNetConfig(

@@ -21,6 +21,9 @@ use crate::primitives::{Whole, inner};
 /// `within` is a pattern, or the text of one, that every branch is cut with: `"causal"`,
 /// `"causal & documents([100, 28])"`. It speaks of positions in the whole sequence.
 ///
+/// `also` is a pattern, or the text of one, that queries see besides their branches, such as a window:
+/// one more branch, over all tokens and the same for all heads, cut like the others.
+///
 /// `counting` says how often a key counts that several branches have: `"each branch"` is the paper,
 /// `"once"` is attention over the union of the branches' sets.
 ///
@@ -39,6 +42,7 @@ use crate::primitives::{Whole, inner};
 pub(crate) struct Dilated {
     engine: Engine,
     within: Rule,
+    also: Option<Rule>,
     counting: Counting,
 }
 
@@ -57,14 +61,15 @@ impl Dilated {
 impl Dilated {
     #[new]
     #[pyo3(
-        signature = (segment_lengths, dilation_rates, *, within=None, counting=EACH_BRANCH),
-        text_signature = "(segment_lengths, dilation_rates, *, within='full', \
+        signature = (segment_lengths, dilation_rates, *, within=None, also=None, counting=EACH_BRANCH),
+        text_signature = "(segment_lengths, dilation_rates, *, within='full', also=None, \
             counting='each branch')"
     )]
     fn new(
         segment_lengths: Vec<Whole>,
         dilation_rates: Vec<Whole>,
         within: Option<&Bound<'_, PyAny>>,
+        also: Option<&Bound<'_, PyAny>>,
         counting: &str,
     ) -> PyResult<Self> {
         if segment_lengths.len() != dilation_rates.len() {
@@ -76,6 +81,7 @@ impl Dilated {
             )));
         }
         let within = within.map_or(Ok(Rule::full()), |within| inner("within", within))?;
+        let also = also.map(|also| inner("also", also)).transpose()?;
         let counting = match counting {
             EACH_BRANCH => Counting::EachBranch,
             ONCE => Counting::Once,
@@ -90,8 +96,11 @@ impl Dilated {
         let branches: longspan::Result<Vec<Branch>> =
             pairs.map(|(segment, rate)| Branch::new(segment.0, rate.0)).collect();
         let engine = branches.and_then(Engine::new).map_err(errors::raise)?;
-        let engine = engine.within(within.clone()).counting(counting);
-        Ok(Dilated { engine, within, counting })
+        let mut engine = engine.within(within.clone()).counting(counting);
+        if let Some(also) = &also {
+            engine = engine.also(also.clone());
+        }
+        Ok(Dilated { engine, within, also, counting })
     }
 
     /// Tokens a segment, of each branch.
@@ -112,6 +121,12 @@ impl Dilated {
         Pattern(self.within.clone().into())
     }
 
+    /// What queries see besides their branches, if anything.
+    #[getter]
+    fn also(&self) -> Option<Pattern> {
+        self.also.clone().map(|also| Pattern(also.into()))
+    }
+
     /// `"each branch"` or `"once"`.
     #[getter]
     fn counting(&self) -> &'static str {
@@ -127,6 +142,9 @@ impl Dilated {
         if self.within != Rule::full() {
             write!(text, ", within=\"{}\"", self.within).expect("a string takes everything");
         }
+        if let Some(also) = &self.also {
+            write!(text, ", also=\"{also}\"").expect("a string takes everything");
+        }
         if self.counting != Counting::EachBranch {
             write!(text, ", counting={:?}", self.counting()).expect("a string takes everything");
         }
@@ -139,20 +157,22 @@ impl Dilated {
         let Ok(other) = other.cast::<Dilated>() else { return py.NotImplemented() };
         let other = other.get();
         let equal = self.engine.branches() == other.engine.branches()
-            && (&self.within, self.counting) == (&other.within, other.counting);
+            && (&self.within, &self.also, self.counting)
+                == (&other.within, &other.also, other.counting);
         pyo3::types::PyBool::new(py, equal).to_owned().into_any().unbind()
     }
 
     fn __hash__(&self) -> u64 {
         use std::hash::{DefaultHasher, Hash, Hasher};
         let mut hasher = DefaultHasher::new();
-        (self.engine.branches(), &self.within, self.counting()).hash(&mut hasher);
+        (self.engine.branches(), &self.within, &self.also, self.counting()).hash(&mut hasher);
         hasher.finish()
     }
 
     fn __getnewargs_ex__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         let named = PyDict::new(py);
         named.set_item("within", self.within.to_string())?;
+        named.set_item("also", self.also.as_ref().map(Rule::to_string))?;
         named.set_item("counting", self.counting())?;
         ((self.segment_lengths(), self.dilation_rates()), named).into_pyobject(py)
     }

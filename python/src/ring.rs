@@ -8,8 +8,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use longspan::{
-    Arrived, Dims, Element, ElementType, Heads, Inputs, Layout, LayoutSet, Order, Padding,
-    Positions, Score, Shape, Threads, View, ViewMut,
+    Arrived, Dims, ElementType, GradientsMut, Heads, Inputs, Layout, LayoutSet, Order, OutputMut,
+    Padding, Positions, Score, Shape, Threads,
 };
 use longspan_ring::{Buffer, Hop, Incoming, Options, Outgoing, Problem, Shards, Transport};
 use pyo3::prelude::*;
@@ -92,14 +92,8 @@ impl Ring {
         let (lse, rest) = (lse.rows_mut(rows)?, rest.rows_mut(rows)?);
         with_element!(self.element_of([&q, &k, &v, &out])?, E => {
             let (q, k, v) = (q.view::<E>(ORDER)?, k.view(ORDER)?, v.view(ORDER)?);
-            let out = out.view_mut::<E>(ORDER)?;
-            self.run(py, move |ring| {
-                let output = ring.forward(q, k, v)?;
-                copy(&output.out.view(), out);
-                lse.copy_from_slice(&output.lse);
-                rest.copy_from_slice(&output.lse_rest);
-                Ok(())
-            })
+            let output = OutputMut { out: out.view_mut::<E>(ORDER)?, lse, lse_rest: Some(rest) };
+            self.run(py, move |ring| ring.forward_into(Inputs { q, k, v }, output))
         })
     }
 
@@ -133,13 +127,9 @@ impl Ring {
                 Inputs { q: q.view::<E>(ORDER)?, k: k.view(ORDER)?, v: v.view(ORDER)? };
             let (out, dout) = (out.view(ORDER)?, dout.view(ORDER)?);
             let arrived = Arrived { out, lse, lse_rest, dout, dlse };
-            let into = [dq.view_mut::<E>(ORDER)?, dk.view_mut(ORDER)?, dv.view_mut(ORDER)?];
-            self.run(py, move |ring| {
-                let gradients = ring.backward(inputs, arrived)?;
-                let from = [&gradients.dq, &gradients.dk, &gradients.dv];
-                from.into_iter().zip(into).for_each(|(from, to)| copy(&from.view(), to));
-                Ok(())
-            })
+            let (dq, dk, dv) = (dq.view_mut(ORDER)?, dk.view_mut(ORDER)?, dv.view_mut(ORDER)?);
+            let gradients = GradientsMut { dq, dk, dv };
+            self.run(py, move |ring| ring.backward_into(inputs, arrived, gradients))
         })
     }
 
@@ -200,28 +190,6 @@ fn duration(seconds: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(seconds).map_err(|_| {
         errors::value(format!("patience is {seconds}, expected seconds: 0 or more, and finite"))
     })
-}
-
-/// Copies a result to the caller's memory.
-fn copy<E: Element>(from: &View<'_, E>, mut to: ViewMut<'_, E>) {
-    let (Dims { batch, tokens, heads, dim }, strides) = (to.dims(), to.strides());
-    assert_eq!(from.dims(), to.dims(), "checked by the ring");
-    let mut row = vec![E::default(); dim];
-    for entry in 0..batch {
-        for token in 0..tokens {
-            for head in 0..heads {
-                from.copy_row(entry, token, head, &mut row);
-                let at = entry as isize * strides.batch
-                    + token as isize * strides.tokens
-                    + head as isize * strides.heads;
-                for (index, &number) in row.iter().enumerate() {
-                    // SAFETY: the four numbers are within the dims, so the element is one of the
-                    // view, which is ours alone to write.
-                    unsafe { *to.as_mut_ptr().offset(at + index as isize * strides.dim) = number };
-                }
-            }
-        }
-    }
 }
 
 fn shards(name: &str, tokens: u64, ranks: usize) -> PyResult<Shards> {

@@ -118,10 +118,7 @@ impl Stack {
 ///     num_hidden_layers: 2,
 ///     num_attention_heads: 4,
 ///     intermediate_size: 64,
-///     attention: AttentionConfig::Dilated {
-///         segment_lengths: vec![64, 128, 256],
-///         dilation_rates: vec![1, 2, 4],
-///     },
+///     attention: AttentionConfig::dilated([64, 128, 256], [1, 2, 4]),
 ///     ..Config::default()
 /// };
 /// let vars = VarMap::new();

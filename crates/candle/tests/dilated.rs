@@ -15,7 +15,7 @@ use longspan_testing::{LongNet, Precision, Problem, Rule, Sizes, normals};
 /// that no branch has, key heads that are shared.
 fn cases() -> Vec<(LongNet, Sizes)> {
     let case = |branches: &[(i64, i64)], within, tokens, (heads_q, heads_kv)| {
-        let net = LongNet { branches: branches.to_vec(), within, once: false };
+        let net = LongNet { branches: branches.to_vec(), within, also: None, once: false };
         let sizes = Sizes {
             batch: 2,
             tokens_q: tokens,

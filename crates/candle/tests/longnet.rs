@@ -26,7 +26,7 @@ fn small(attention: AttentionConfig) -> Config {
 }
 
 fn dilated() -> AttentionConfig {
-    AttentionConfig::Dilated { segment_lengths: vec![8, 20, 50], dilation_rates: vec![1, 2, 3] }
+    AttentionConfig::dilated([8, 20, 50], [1, 2, 3])
 }
 
 fn pattern(text: &str) -> AttentionConfig {
@@ -437,12 +437,8 @@ fn refused() -> Result<()> {
         model.map(|_| ()).unwrap_err().to_string()
     };
     let base = || small(dilated());
-    let branches = |segment_lengths: &[u64], dilation_rates: &[u64]| {
-        small(AttentionConfig::Dilated {
-            segment_lengths: segment_lengths.to_vec(),
-            dilation_rates: dilation_rates.to_vec(),
-        })
-    };
+    let branches =
+        |segments: &[u64], rates: &[u64]| small(AttentionConfig::dilated(segments, rates));
     for (config, parts) in [
         (Config { num_attention_heads: 5, ..base() }, ["24", "5 heads"]),
         (Config { num_attention_heads: 0, ..base() }, ["24", "0 heads"]),

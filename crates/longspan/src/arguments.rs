@@ -2,6 +2,7 @@
 
 use std::ops::ControlFlow;
 
+use crate::check;
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::view::{Dims, Order, Tensor, View, ViewMut};
@@ -32,17 +33,16 @@ pub struct Output<E = f32> {
 }
 
 impl<E: Element> Output<E> {
-    /// A new output that `fill` has written to.
-    pub(crate) fn fill(
-        dims: Dims,
-        order: Order,
-        fill: impl FnOnce(OutputMut<'_, E>) -> Result<()>,
-    ) -> Result<Self> {
-        let mut out = Tensor::filled(E::default(), dims, order)?;
-        let mut lse = vec![0.0; dims.rows()];
-        let mut lse_rest = lse.clone();
-        fill(OutputMut { out: out.view_mut(), lse: &mut lse, lse_rest: Some(&mut lse_rest) })?;
-        Ok(Output { out, lse, lse_rest })
+    /// Zeros, to write an output to.
+    pub fn zeros(dims: Dims, order: Order) -> Result<Self> {
+        let out = Tensor::filled(E::default(), dims, order)?;
+        Ok(Output { out, lse: vec![0.0; dims.rows()], lse_rest: vec![0.0; dims.rows()] })
+    }
+
+    /// All of it, to write.
+    pub fn as_mut(&mut self) -> OutputMut<'_, E> {
+        let Output { out, lse, lse_rest } = self;
+        OutputMut { out: out.view_mut(), lse, lse_rest: Some(lse_rest) }
     }
 }
 
@@ -55,6 +55,14 @@ pub struct OutputMut<'a, E = f32> {
     pub lse: &'a mut [f32],
     /// See [`Output::lse_rest`]; of use to the backward pass alone.
     pub lse_rest: Option<&'a mut [f32]>,
+}
+
+impl<E: Element> OutputMut<'_, E> {
+    /// Refuses what has not the shapes of an output of `inputs`, and memory that is theirs or is
+    /// named twice. Calls of this library do it themselves; this is for who writes to it otherwise.
+    pub fn check(&self, inputs: &Inputs<'_, E>) -> Result<()> {
+        check::output(inputs, self)
+    }
 }
 
 /// What the forward pass found, and the gradient that arrives at it.
@@ -92,6 +100,31 @@ pub struct Gradients<E = f32> {
     pub dv: Tensor<E>,
 }
 
+impl<E: Element> Gradients<E> {
+    /// Zeros, to write the gradients of `inputs` to.
+    ///
+    /// ```
+    /// use longspan::{Dims, Gradients, Inputs, Order, Tensor};
+    ///
+    /// let dims = Dims { batch: 1, tokens: 5, heads: 2, dim: 3 };
+    /// let x = Tensor::filled(1.0_f32, dims, Order::BatchHeadTokenDim)?;
+    /// let mut gradients = Gradients::zeros(&Inputs { q: x.view(), k: x.view(), v: x.view() })?;
+    /// gradients.as_mut().dk.fill(2.0);
+    /// assert_eq!((gradients.dq.view().dims(), gradients.dk.as_slice()[0]), (dims, 2.0));
+    /// # Ok::<_, longspan::Error>(())
+    /// ```
+    pub fn zeros(inputs: &Inputs<'_, E>) -> Result<Self> {
+        let like = |view: &View<'_, E>| Tensor::filled(E::default(), view.dims(), view.order());
+        Ok(Gradients { dq: like(&inputs.q)?, dk: like(&inputs.k)?, dv: like(&inputs.v)? })
+    }
+
+    /// All of them, to write.
+    pub fn as_mut(&mut self) -> GradientsMut<'_, E> {
+        let Gradients { dq, dk, dv } = self;
+        GradientsMut { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() }
+    }
+}
+
 /// Where [`Attention::backward_into`](crate::Attention::backward_into) writes and [`Attention::accumulate`](crate::Attention::accumulate) adds; any strides.
 #[derive(Debug)]
 pub struct GradientsMut<'a, E = f32> {
@@ -101,6 +134,16 @@ pub struct GradientsMut<'a, E = f32> {
     pub dk: ViewMut<'a, E>,
     /// With respect to the values.
     pub dv: ViewMut<'a, E>,
+}
+
+impl<E: Element> GradientsMut<'_, E> {
+    /// Refuses what has not the shapes of `inputs` and of what arrived, and memory that is theirs or
+    /// is named twice: see [`OutputMut::check`].
+    pub fn check(&self, inputs: &Inputs<'_, E>, arrived: &Arrived<'_, E>) -> Result<()> {
+        let dims = Dims { dim: inputs.v.dims().dim, ..inputs.q.dims() };
+        let read = check::arrived(arrived, dims)?;
+        check::gradients(inputs, &read, self)
+    }
 }
 
 /// What the backward pass has to know of each row once its softmax is final, `[batch, head,

@@ -152,7 +152,9 @@ impl Attention {
     ) -> Result<Output<E>> {
         let inputs = Inputs { q, k, v };
         let dims = check::inputs(&self.options, &self.layouts, &inputs)?.output();
-        Output::fill(dims, q.order(), |output| self.forward_into(inputs, output, Hook::none()))
+        let mut output = Output::zeros(dims, q.order())?;
+        self.forward_into(inputs, output.as_mut(), Hook::none())?;
+        Ok(output)
     }
 
     /// Output and log-sum-exp, written where `output` says.
@@ -242,7 +244,9 @@ impl Attention {
         inputs: Inputs<'_, E>,
         arrived: Arrived<'_, E>,
     ) -> Result<Gradients<E>> {
-        gradients::allocate(&inputs, |into| self.differentiate(inputs, arrived, into, Hook::none()))
+        let mut gradients = Gradients::zeros(&inputs)?;
+        self.differentiate(inputs, arrived, gradients.as_mut(), Hook::none())?;
+        Ok(gradients)
     }
 
     /// Gradients, written where `gradients` says; see [`backward`](Self::backward).

@@ -112,6 +112,7 @@ pub enum Counting {
 pub struct Dilated {
     branches: Vec<Branch>,
     within: Pattern,
+    also: Option<Pattern>,
     counting: Counting,
     query_offset: Option<i64>,
     options: Options,
@@ -139,6 +140,7 @@ impl Dilated {
         Ok(Dilated {
             branches,
             within: Pattern::full(),
+            also: None,
             counting: Counting::default(),
             query_offset: None,
             options: Options::default(),
@@ -151,6 +153,28 @@ impl Dilated {
     #[must_use]
     pub fn within(mut self, pattern: Pattern) -> Self {
         self.within = pattern;
+        self.made = Arc::default();
+        self
+    }
+
+    /// What queries see besides their branches, such as a window: one more branch, over all tokens
+    /// and the same for all heads, cut like the others. With [`Counting::Once`] that is
+    /// `also | dilated(w₁, r₁, o₁) | …`, at the cost of its parts.
+    ///
+    /// ```
+    /// use longspan::{Branch, Counting, Dilated, Pattern};
+    ///
+    /// let branches = [(1_024, 2), (4_096, 8)].map(|(w, r)| Branch::new(w, r).unwrap());
+    /// let dilated = Dilated::new(branches)?
+    ///     .within(Pattern::causal())
+    ///     .also(Pattern::sliding_window(512)?)
+    ///     .counting(Counting::Once);
+    /// # let _ = dilated;
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn also(mut self, pattern: Pattern) -> Self {
+        self.also = Some(pattern);
         self.made = Arc::default();
         self
     }
@@ -194,7 +218,9 @@ impl Dilated {
     ) -> Result<Output<E>> {
         let inputs = Inputs { q, k, v };
         let dims = check::tensors(&self.options, &inputs)?.output();
-        Output::fill(dims, q.order(), |output| self.forward_into(inputs, output, Hook::none()))
+        let mut output = Output::zeros(dims, q.order())?;
+        self.forward_into(inputs, output.as_mut(), Hook::none())?;
+        Ok(output)
     }
 
     /// Output and log-sum-exp, written where `output` says.
@@ -241,7 +267,9 @@ impl Dilated {
         inputs: Inputs<'_, E>,
         arrived: Arrived<'_, E>,
     ) -> Result<Gradients<E>> {
-        gradients::allocate(&inputs, |into| self.differentiate(inputs, arrived, into, Hook::none()))
+        let mut gradients = Gradients::zeros(&inputs)?;
+        self.differentiate(inputs, arrived, gradients.as_mut(), Hook::none())?;
+        Ok(gradients)
     }
 
     /// Gradients, written where `gradients` says.
@@ -349,6 +377,7 @@ impl Dilated {
         let maker = Maker {
             branches: &self.branches,
             within: &self.within,
+            also: self.also.as_ref(),
             counting: self.counting,
             query_offset,
             sizes: *sizes,

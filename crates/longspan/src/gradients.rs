@@ -3,24 +3,13 @@
 //! A backward pass adds to f32 numbers. Gradients of other types are summed up in f32 first, and
 //! rounded once.
 
-use crate::arguments::{Arrived, Gradients, GradientsMut, Inputs, RowStatistics};
+use crate::arguments::{Arrived, GradientsMut, RowStatistics};
 use crate::check;
 use crate::element::{Element, ElementType};
 use crate::error::Result;
 use crate::options::Options;
 use crate::run;
-use crate::view::{Dims, Order, Tensor, View, ViewMut, allocatable};
-
-/// New gradients, zero at first, that `fill` has written to.
-pub(crate) fn allocate<E: Element>(
-    inputs: &Inputs<'_, E>,
-    fill: impl FnOnce(GradientsMut<'_, E>) -> Result<()>,
-) -> Result<Gradients<E>> {
-    let like = |view: &View<'_, E>| Tensor::filled(E::default(), view.dims(), view.order());
-    let (mut dq, mut dk, mut dv) = (like(&inputs.q)?, like(&inputs.k)?, like(&inputs.v)?);
-    fill(GradientsMut { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() })?;
-    Ok(Gradients { dq, dk, dv })
-}
+use crate::view::{Dims, Order, ViewMut, allocatable};
 
 /// Makes gradients zero that are added to; others are written anyway.
 pub(crate) fn clear<E: Element>(

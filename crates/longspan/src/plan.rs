@@ -85,6 +85,15 @@ pub(crate) struct Cut {
     pub(crate) lanes: u32,
 }
 
+/// What becomes of rows that see no key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Idle {
+    /// They are written: output 0.
+    Written,
+    /// They are left as they are, since nothing is added to them.
+    LeftOut,
+}
+
 /// The work of a call.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
@@ -168,7 +177,7 @@ impl Plan {
     }
 
     /// Lists the units of the forward pass, parts of heavy rows first.
-    pub(crate) fn forward(&mut self, layouts: &Layouts, sizes: &Sizes) {
+    pub(crate) fn forward(&mut self, layouts: &Layouts, sizes: &Sizes, idle: Idle) {
         self.list_streams(layouts, sizes, MOST_LANES);
         let mut units = std::mem::take(&mut self.units);
         let mut cuts = std::mem::take(&mut self.cuts);
@@ -228,17 +237,19 @@ impl Plan {
         for number in 0..self.streams.len() as u32 {
             let stream = self.stream(layouts, sizes, number);
             let (layout, most) = (stream.layout, together(stream.lanes(), rows));
-            let is_cut = |row| {
-                cuts.binary_search_by_key(&(number, row), |cut: &Cut| (cut.stream, cut.row)).is_ok()
+            let is_out = |row| {
+                let cut = |cut: &Cut| (cut.stream, cut.row);
+                (idle == Idle::LeftOut && layout.row(row).is_empty())
+                    || cuts.binary_search_by_key(&(number, row), cut).is_ok()
             };
             let mut end = layout.rows().end;
             while end > layout.rows().start {
                 let mut start = end - 1;
-                if is_cut(start) {
+                if is_out(start) {
                     end = start;
                     continue;
                 }
-                while start > layout.rows().start && end - start < most && !is_cut(start - 1) {
+                while start > layout.rows().start && end - start < most && !is_out(start - 1) {
                     start -= 1;
                 }
                 let columns = (0, layout.columns());

@@ -17,7 +17,7 @@ use crate::isa::Isa;
 use crate::kernel::Raw;
 use crate::kernel::forward::{Forward, Target};
 use crate::options::Options;
-use crate::plan::{Plan, Stream};
+use crate::plan::{Idle, Plan, Stream};
 use crate::score::{Alibi, Plain, Score, Softcap, Transform};
 use crate::simd::{self, Operation, Simd, WithSimd};
 use crate::state::{RawState, StateMut, merge_row};
@@ -253,7 +253,8 @@ impl<E: Element> Pass<E> for ForwardPass<'_, '_, E> {
         let ForwardPass { call, rows, space } = self;
         let sizes = &call.sizes;
         let plan = &mut space.plan;
-        plan.forward(call.layouts, sizes);
+        let idle = if matches!(rows, Rows::Extend(_)) { Idle::LeftOut } else { Idle::Written };
+        plan.forward(call.layouts, sizes, idle);
         let kernel = Forward {
             tiles,
             transform,

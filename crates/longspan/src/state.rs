@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::kernel::Raw;
 use crate::run;
 use crate::tile::Strided;
-use crate::view::{Dims, Order, Selection, Tensor, View, ViewMut, allocatable};
+use crate::view::{Dims, Order, Selection, View, ViewMut, allocatable};
 
 /// Partial softmaxes of many rows.
 ///
@@ -51,6 +51,13 @@ impl State {
             totals: vec![0.0; rows],
             sums: vec![0.0; elements],
         })
+    }
+
+    /// Forgets what rows have seen, and keeps their memory.
+    pub fn clear(&mut self) {
+        self.maxima.fill(f32::NEG_INFINITY);
+        self.totals.fill(0.0);
+        self.sums.fill(0.0);
     }
 
     /// What [`maxima`](Self::maxima), [`totals`](Self::totals) and [`sums`](Self::sums) say of a
@@ -129,12 +136,9 @@ impl State {
 
     /// Output and log-sum-exp of what was seen.
     pub fn finish(&self, order: Order) -> Result<Output> {
-        let mut out = Tensor::filled(0.0, self.dims, order)?;
-        let mut lse = vec![0.0; self.maxima.len()];
-        let mut lse_rest = lse.clone();
-        let lists = (&mut lse[..], Some(&mut lse_rest[..]));
-        self.finish_into(OutputMut { out: out.view_mut(), lse: lists.0, lse_rest: lists.1 })?;
-        Ok(Output { out, lse, lse_rest })
+        let mut output = Output::zeros(self.dims, order)?;
+        self.finish_into(output.as_mut())?;
+        Ok(output)
     }
 
     /// Output and log-sum-exp of what was seen, written where `output` says.
@@ -153,11 +157,11 @@ impl State {
             let offset = entry as isize * strides.batch
                 + head as isize * strides.heads
                 + token as isize * strides.tokens;
-            for dim in 0..self.dims.dim {
+            let sums = &self.sums[row * self.dims.dim..][..self.dims.dim];
+            for (dim, sum) in sums.iter().enumerate() {
                 // SAFETY: the view has the dims of the state.
                 unsafe {
-                    *out.offset(offset + dim as isize * strides.dim) =
-                        E::from_f32(self.sums[row * self.dims.dim + dim] * factor);
+                    *out.offset(offset + dim as isize * strides.dim) = E::from_f32(sum * factor);
                 }
             }
         }

@@ -466,6 +466,54 @@ impl<'a, T: Copy> ViewMut<'a, T> {
         self.first
     }
 
+    /// All elements, where they lie one after the other as `[batch, head, token, dim]`.
+    ///
+    /// ```
+    /// use longspan::{Dims, Order, ViewMut};
+    ///
+    /// let (mut data, dims) = (vec![1.0_f32; 12], Dims { batch: 1, tokens: 3, heads: 2, dim: 2 });
+    /// let mut view = ViewMut::new(&mut data, dims, Order::BatchHeadTokenDim)?;
+    /// view.as_mut_slice().unwrap()[3] = 7.0;
+    /// assert_eq!(view.as_view().get(0, 1, 0, 1), Some(7.0));
+    /// assert!(ViewMut::new(&mut data, dims, Order::BatchTokenHeadDim)?.as_mut_slice().is_none());
+    /// # Ok::<_, longspan::Error>(())
+    /// ```
+    pub fn as_mut_slice(&mut self) -> Option<&mut [T]> {
+        let Extent { dims, strides } = self.extent;
+        let (len, plain) = (dims.elements()?, Order::BatchHeadTokenDim.strides(dims));
+        let axes = |strides: Strides| {
+            let steps = [strides.batch, strides.heads, strides.tokens, strides.dim];
+            // An axis of one index has no step.
+            let counts = [dims.batch, dims.heads, dims.tokens, dims.dim];
+            steps.into_iter().zip(counts).map(|(step, count)| if count > 1 { step } else { 0 })
+        };
+        if len == 0 {
+            return Some(&mut []);
+        }
+        // SAFETY: so many elements from the first on are those of the view, each once.
+        axes(strides)
+            .eq(axes(plain))
+            .then(|| unsafe { std::slice::from_raw_parts_mut(self.first, len) })
+    }
+
+    /// Writes the numbers of one token and head.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such token, or `from` hasn't got the length of a head.
+    pub fn write_row(&mut self, batch: usize, token: usize, head: usize, from: &[T]) {
+        let Extent { dims, strides } = self.extent;
+        assert_eq!(from.len(), dims.dim, "numbers of a head");
+        if from.is_empty() {
+            return;
+        }
+        let row = offset(&self.extent, [batch, token, head, 0]).expect("a row of the view");
+        for (dim, &number) in from.iter().enumerate() {
+            // SAFETY: the element lies within the extent, which is ours to write.
+            unsafe { *self.first.offset(row + dim as isize * strides.dim) = number };
+        }
+    }
+
     /// Writes `value` to every element.
     pub fn fill(&mut self, value: T) {
         let Extent { dims, strides } = self.extent;

@@ -36,7 +36,7 @@ fn case(branches: &[(i64, i64)], within: Rule, tokens: usize, heads: usize) -> C
         dim_v: 32,
     };
     Case {
-        net: LongNet { branches: branches.to_vec(), within, once: false },
+        net: LongNet { branches: branches.to_vec(), within, also: None, once: false },
         sizes,
         placement: Placement::Contiguous(Order::BatchTokenHeadDim),
     }
@@ -45,6 +45,11 @@ fn case(branches: &[(i64, i64)], within: Rule, tokens: usize, heads: usize) -> C
 impl Case {
     fn once(mut self) -> Self {
         self.net.once = true;
+        self
+    }
+
+    fn also(mut self, rule: Rule) -> Self {
+        self.net.also = Some(rule);
         self
     }
 
@@ -70,7 +75,11 @@ impl Case {
         let counting = if self.net.once { Counting::Once } else { Counting::EachBranch };
         let within: Pattern = self.net.within.to_string().parse().unwrap();
         let branches = branches.map(Result::unwrap);
-        Dilated::new(branches).unwrap().within(within).counting(counting)
+        let dilated = Dilated::new(branches).unwrap().within(within).counting(counting);
+        match &self.net.also {
+            Some(also) => dilated.also(also.to_string().parse().unwrap()),
+            None => dilated,
+        }
     }
 
     /// What is wrong on any instruction set, a line each.
@@ -143,6 +152,19 @@ fn equal_to_the_paper() {
 #[test]
 fn the_union_counts_once() {
     verdict(cases().into_iter().flat_map(|case| case.once().check::<f32>()).collect());
+}
+
+/// Besides their branches queries see a window, sinks, what comes behind the last key, or nothing.
+#[test]
+fn branches_and_a_pattern() {
+    let window = || Rule::Window { left: 30, right: 7 };
+    let nothing = || Rule::Not(Box::new(Rule::Full));
+    for also in [window, || Rule::Sinks { n: 5 }, || Rule::Causal, nothing] {
+        let cases = cases().into_iter().map(|case| case.also(also()));
+        let both = cases.flat_map(|case| [case.clone(), case.once()]);
+        verdict(both.step_by(7).flat_map(|case| case.check::<f32>()).collect());
+    }
+    verdict(cases()[0].clone().also(window()).once().check::<bf16>());
 }
 
 #[test]

@@ -258,6 +258,32 @@ fn merging_with_nothing_is_the_identity_to_the_bit() {
     }
 }
 
+/// What is extended stays as it was, to the bit, where a query sees none of the keys.
+#[test]
+fn rows_that_see_nothing_stay() {
+    let dims = Dims { batch: 1, tokens: 300, heads: 2, dim: 8 };
+    let x = Tensor::new(normals(3, 300 * 2 * 8), dims, ORDER).unwrap();
+    let inputs = Inputs { q: x.view(), k: x.view(), v: x.view() };
+    let layout = std::sync::Arc::new(compile("sinks(5) & window(100, 0)", 300, 300));
+    for isa in Isa::available() {
+        let attention = Attention::new(layout.clone()).isa(isa);
+        let odd = [f32::NAN, -2.5, 1e-42, 7.0];
+        let rows = |len: usize| odd.iter().copied().cycle().take(len).collect::<Vec<_>>();
+        let before = State::from_parts(dims, vec![-3.5; 600], rows(600), rows(600 * 8)).unwrap();
+        let mut after = before.clone();
+        attention.extend(inputs, &mut after, Hook::none()).unwrap();
+        for row in (0..600).filter(|row| row % 300 > 104) {
+            let of = |state: &State| {
+                let sums = state.sums()[row * 8..][..8].iter();
+                let numbers = [state.maxima()[row], state.totals()[row]];
+                numbers.iter().chain(sums).map(|x| x.to_bits()).collect::<Vec<_>>()
+            };
+            assert_eq!(of(&after), of(&before), "{isa}, row {row}");
+        }
+        assert_ne!(after.maxima()[0].to_bits(), before.maxima()[0].to_bits(), "{isa}");
+    }
+}
+
 #[test]
 fn merging_commutes() {
     for seed in 1..20 {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use bytemuck::{Pod, cast_slice, cast_slice_mut};
 use longspan::{Element, Hook, View};
 
-pub(crate) use self::backward::Backward;
+pub(crate) use self::backward::{Backward, Sums};
 pub(crate) use self::forward::Forward;
 
 use crate::buffer::Buffer;

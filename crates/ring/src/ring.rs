@@ -1,14 +1,13 @@
 //! Attention around a ring: what a caller writes.
 
-use std::any::Any;
 use std::ops::Range;
 use std::time::Duration;
 
-use bytemuck::Pod;
+use bytemuck::{Pod, cast_slice_mut};
 use longspan::{
-    Arrived, Attention, Dims, Element, Gradients, Heads, Inputs, Isa, Layout, LayoutSet, Layouts,
-    Order, Output, OutputMut, Padding, Positions, Precision, RowStatistics, Shape, Tensor, Threads,
-    View, row_deltas,
+    Arrived, Attention, Dims, Element, ElementType, Gradients, GradientsMut, Heads, Inputs, Isa,
+    Layout, LayoutSet, Layouts, Output, OutputMut, Padding, Positions, Precision, RowStatistics,
+    Shape, State, Threads, View, ViewMut, row_deltas,
 };
 
 use longspan_pattern::Sight;
@@ -18,7 +17,7 @@ use crate::deal::{self, Deal};
 use crate::error::{Error, Result};
 use crate::link::Link;
 use crate::message::{Doing, END};
-use crate::pass::{self, Backward, Forward, Pass, Stopped, Tally};
+use crate::pass::{self, Backward, Forward, Pass, Stopped, Sums, Tally};
 use crate::problem::{Fold, Problem};
 use crate::schedule::{Known, Schedule, Step, TILE};
 use crate::tokens::{self, Tokens};
@@ -81,6 +80,8 @@ pub struct Ring<T> {
     calls: u32,
     failed: bool,
     tally: Tally,
+    /// Memory of the last forward pass, for the next.
+    state: Option<State>,
 }
 
 /// All that passes read.
@@ -115,7 +116,7 @@ impl<T: Transport> Ring<T> {
             }
         };
         let (patience, tally) = (options.patience, Tally::default());
-        Ok(Ring { transport, patience, works, calls: 0, failed: false, tally })
+        Ok(Ring { transport, patience, works, calls: 0, failed: false, tally, state: None })
     }
 
     /// What it computes.
@@ -160,9 +161,22 @@ impl<T: Transport> Ring<T> {
         k: View<'_, E>,
         v: View<'_, E>,
     ) -> Result<Output<E>> {
-        let inputs = Inputs { q, k, v };
-        let (works, checked) = (&self.works, self.works.check(self.transport.rank(), &inputs));
-        let made = checked.and_then(|()| Forward::new(works, inputs));
+        let dims = self.works.problem.output_dims(q.dims().tokens);
+        let mut output = Output::zeros(dims, q.order())?;
+        self.forward_into(Inputs { q, k, v }, output.as_mut())?;
+        Ok(output)
+    }
+
+    /// Output and log-sum-exp of this rank's queries, written where `output` says.
+    pub fn forward_into<E: Element + Pod>(
+        &mut self,
+        inputs: Inputs<'_, E>,
+        output: OutputMut<'_, E>,
+    ) -> Result<()> {
+        let (works, before) = (&self.works, self.state.take());
+        let checked =
+            works.check(self.transport.rank(), &inputs).and_then(|()| Ok(output.check(&inputs)?));
+        let made = checked.and_then(|()| Forward::new(works, inputs, before));
         let call = Call {
             transport: &mut self.transport,
             patience: self.patience,
@@ -171,13 +185,9 @@ impl<T: Transport> Ring<T> {
             tally: &mut self.tally,
         };
         let pass = call.run(Doing::Forward, &works.schedule.forward, made)?;
-        let dims = works.problem.output_dims(q.dims().tokens);
-        let mut out = Tensor::filled(E::default(), dims, q.order())?;
-        let mut lse = vec![0.0; dims.batch * dims.heads * dims.tokens];
-        let mut lse_rest = lse.clone();
-        let rows = (&mut lse[..], Some(&mut lse_rest[..]));
-        pass.state.finish_into(OutputMut { out: out.view_mut(), lse: rows.0, lse_rest: rows.1 })?;
-        Ok(Output { out, lse, lse_rest })
+        pass.state.finish_into(output)?;
+        self.state = Some(pass.state);
+        Ok(())
     }
 
     /// Gradients with respect to this rank's queries, keys and values.
@@ -186,15 +196,35 @@ impl<T: Transport> Ring<T> {
         inputs: Inputs<'_, E>,
         arrived: Arrived<'_, E>,
     ) -> Result<Gradients<E>> {
+        let mut gradients = Gradients::zeros(&inputs)?;
+        self.backward_into(inputs, arrived, gradients.as_mut())?;
+        Ok(gradients)
+    }
+
+    /// Gradients, written where `gradients` says. They are summed up there if they are f32 and lie one
+    /// after the other as `[batch, head, token, dim]`; others take as much memory in f32 meanwhile.
+    pub fn backward_into<E: Element + Pod>(
+        &mut self,
+        inputs: Inputs<'_, E>,
+        arrived: Arrived<'_, E>,
+        gradients: GradientsMut<'_, E>,
+    ) -> Result<()> {
         let works = &self.works;
         let dims = works.problem.output_dims(inputs.q.dims().tokens);
         let mut delta = vec![0.0; dims.batch * dims.heads * dims.tokens];
         let checked = works
             .check(self.transport.rank(), &inputs)
             .and_then(|()| same("out", arrived.out.dims(), dims))
+            .and_then(|()| Ok(gradients.check(&inputs, &arrived)?))
             .and_then(|()| Ok(row_deltas(arrived, &mut delta)?));
         let rows = RowStatistics { lse: arrived.lse, lse_rest: arrived.lse_rest, delta: &delta };
-        let made = checked.map(|()| Backward::new(works, inputs, arrived.dout, rows));
+        let GradientsMut { mut dq, mut dk, mut dv } = gradients;
+        let mut beside = [const { Vec::new() }; 3];
+        let made = checked.map(|()| {
+            let [q, k, v] = &mut beside;
+            let sums = Sums { dq: sums(&mut dq, q), dk: sums(&mut dk, k), dv: sums(&mut dv, v) };
+            Backward::new(works, inputs, arrived.dout, rows, sums)
+        });
         let call = Call {
             transport: &mut self.transport,
             patience: self.patience,
@@ -202,12 +232,11 @@ impl<T: Transport> Ring<T> {
             calls: &mut self.calls,
             tally: &mut self.tally,
         };
-        let sums = call.run(Doing::Backward, &works.schedule.backward, made)?.sums;
-        Ok(Gradients {
-            dq: rounded(sums.dq, &inputs.q)?,
-            dk: rounded(sums.dk, &inputs.k)?,
-            dv: rounded(sums.dv, &inputs.v)?,
-        })
+        call.run(Doing::Backward, &works.schedule.backward, made)?;
+        for (sums, gradient) in beside.iter().zip([dq, dk, dv]) {
+            round(sums, gradient);
+        }
+        Ok(())
     }
 }
 
@@ -294,29 +323,34 @@ fn same(tensor: &'static str, got: Dims, expected: Dims) -> Result<()> {
     Ok(())
 }
 
-/// Sums, `[batch, head, token, dim]`, as a tensor like another; nothing is copied where that is the
-/// same.
-fn rounded<E: Element>(mut sums: Vec<f32>, like: &View<'_, E>) -> Result<Tensor<E>> {
-    let (dims, order) = (like.dims(), like.order());
-    if (order == Order::BatchHeadTokenDim || dims.heads == 1)
-        && let Some(same) = (&mut sums as &mut dyn Any).downcast_mut::<Vec<E>>()
-    {
-        return Ok(Tensor::new(std::mem::take(same), dims, order)?);
-    }
-    let mut tensor = Tensor::filled(E::default(), dims, order)?;
-    let strides = tensor.view().strides();
-    let numbers = tensor.as_mut_slice();
-    for (row, from) in sums.chunks_exact(dims.dim.max(1)).enumerate() {
-        let (head, token) = (row / dims.tokens, row % dims.tokens);
-        let (entry, head) = (head / dims.heads, head % dims.heads);
-        let first = entry * strides.batch as usize
-            + head * strides.heads as usize
-            + token * strides.tokens as usize;
-        for (to, from) in numbers[first..first + dims.dim].iter_mut().zip(from) {
-            *to = E::from_f32(*from);
+/// Zeros to add a gradient up in, `[batch, head, token, dim]`: its own memory where that is so, or
+/// else memory beside it.
+fn sums<'b, E: Element + Pod>(
+    gradient: &'b mut ViewMut<'_, E>,
+    beside: &'b mut Vec<f32>,
+) -> &'b mut [f32] {
+    let elements = gradient.dims().elements().unwrap_or(0);
+    match gradient.as_mut_slice() {
+        Some(own) if E::TYPE == ElementType::F32 => {
+            own.fill(E::default());
+            cast_slice_mut(own)
+        }
+        _ => {
+            beside.resize(elements, 0.0);
+            beside
         }
     }
-    Ok(tensor)
+}
+
+/// Writes sums that were added up beside a gradient.
+fn round<E: Element>(sums: &[f32], mut gradient: ViewMut<'_, E>) {
+    let dims = gradient.dims();
+    let mut row = vec![E::default(); dims.dim];
+    for (index, from) in sums.chunks_exact(dims.dim.max(1)).enumerate() {
+        let (head, token) = (index / dims.tokens, index % dims.tokens);
+        row.iter_mut().zip(from).for_each(|(to, from)| *to = E::from_f32(*from));
+        gradient.write_row(head / dims.heads, token, head % dims.heads, &row);
+    }
 }
 
 /// Agrees with the other ranks, and makes the schedule and its layouts.

@@ -4,7 +4,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use longspan::Pattern;
+use longspan::{Arrived, Gradients, Inputs, Pattern};
 use longspan_ring::{Error, Local, Options, Outgoing, Problem, Ring, Shards, Transport};
 use longspan_testing::{AttentionCase, Problem as Numbers, Rule};
 
@@ -208,6 +208,36 @@ fn a_wrong_shape_on_one_rank_ends_the_pass_for_all() {
                 }
                 let again = ring.forward(inputs.q, inputs.k, inputs.v).unwrap_err();
                 assert_eq!(again, Error::Failing);
+            });
+        }
+    });
+}
+
+#[test]
+fn results_that_do_not_fit_on_one_rank_end_the_pass_for_all() {
+    let case = case();
+    let numbers = case.unmasked();
+    let shards = Shards::contiguous(TOKENS, RANKS, 1).unwrap();
+    std::thread::scope(|scope| {
+        for (rank, transport) in Local::ranks(RANKS).into_iter().enumerate() {
+            let problem = problem(&case, shards.clone());
+            let share = Share::of(&numbers, &positions(&shards, rank));
+            scope.spawn(move || {
+                let mut ring = Ring::new(transport, problem, options()).unwrap();
+                let inputs = share.inputs();
+                let output = ring.forward(inputs.q, inputs.k, inputs.v).unwrap();
+                let mut gradients = Gradients::zeros(&inputs).unwrap();
+                if rank == 1 {
+                    gradients.dk = Gradients::zeros(&Inputs { k: inputs.k.tokens(0..7), ..inputs })
+                        .unwrap()
+                        .dk;
+                }
+                let arrived = Arrived::of(&output, share.dout.view());
+                let error = ring.backward_into(inputs, arrived, gradients.as_mut()).unwrap_err();
+                match rank {
+                    1 => assert!(error.to_string().contains("dk"), "{error}"),
+                    _ => assert!(matches!(error, Error::GivenUp { rank: Some(1), .. }), "{error}"),
+                }
             });
         }
     });

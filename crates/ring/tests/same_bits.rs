@@ -2,7 +2,7 @@
 
 use std::num::NonZeroUsize;
 
-use longspan::Threads;
+use longspan::{Arrived, Dims, Gradients, Order, Output, Tensor, Threads};
 use longspan_ring::{Fold, Local, Options, Ring, Shards};
 use longspan_testing::{AttentionCase, Rule};
 
@@ -120,4 +120,63 @@ fn threads_and_luck_change_nothing() {
             );
         }
     }
+}
+
+/// Memory that holds something else before, in another order of axes, called twice: the same bits as
+/// in memory of the ring's own.
+#[test]
+fn results_are_written_where_told() {
+    let case = AttentionCase { batch: 2, ..cases().remove(2) };
+    let numbers = case.unmasked();
+    let shards = Shards::zigzag(1_100, 3, 1).unwrap();
+    std::thread::scope(|scope| {
+        for (rank, transport) in Local::ranks(3).into_iter().enumerate() {
+            let share = Share::of(&numbers, &positions(&shards, rank));
+            let problem = problem(&case, shards.clone());
+            scope.spawn(move || {
+                let mut ring = Ring::new(transport, problem, options()).unwrap();
+                let (inputs, dout) = (share.inputs(), share.dout.view());
+                let output = ring.forward(inputs.q, inputs.k, inputs.v).unwrap();
+                let gradients = ring.backward(inputs, Arrived::of(&output, dout)).unwrap();
+                let other =
+                    |dims| Tensor::filled(f32::NAN, dims, Order::BatchTokenHeadDim).unwrap();
+                let mut told = Output {
+                    out: other(dout.dims()),
+                    lse: vec![f32::NAN; output.lse.len()],
+                    lse_rest: vec![f32::NAN; output.lse.len()],
+                };
+                let mut written = Gradients {
+                    dq: other(inputs.q.dims()),
+                    dk: other(inputs.k.dims()),
+                    dv: other(inputs.v.dims()),
+                };
+                for _ in 0..2 {
+                    ring.forward_into(inputs, told.as_mut()).unwrap();
+                    let arrived = Arrived::of(&told, dout);
+                    ring.backward_into(inputs, arrived, written.as_mut()).unwrap();
+                    assert_eq!((&told.lse, &told.lse_rest), (&output.lse, &output.lse_rest));
+                    for (a, b) in [
+                        (&told.out, &output.out),
+                        (&written.dq, &gradients.dq),
+                        (&written.dk, &gradients.dk),
+                        (&written.dv, &gradients.dv),
+                    ] {
+                        assert_eq!(rows(a), rows(b));
+                    }
+                }
+            });
+        }
+    });
+}
+
+/// Numbers by batch entry, head and token, however they lie.
+fn rows(tensor: &Tensor<f32>) -> Vec<u32> {
+    let (view, mut row) = (tensor.view(), vec![0.0; tensor.view().dims().dim]);
+    let Dims { batch, tokens, heads, .. } = view.dims();
+    let mut all = Vec::new();
+    for index in 0..batch * heads * tokens {
+        view.copy_row(index / tokens / heads, index % tokens, index / tokens % heads, &mut row);
+        all.extend(row.iter().map(|x| x.to_bits()));
+    }
+    all
 }

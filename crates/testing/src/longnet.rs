@@ -28,6 +28,8 @@ pub struct LongNet {
     pub branches: Vec<(i64, i64)>,
     /// What else a query may see.
     pub within: Rule,
+    /// What queries see besides, as one more branch.
+    pub also: Option<Rule>,
     /// Whether a key that several branches have counts once.
     pub once: bool,
 }
@@ -57,6 +59,8 @@ impl LongNet {
                 let times = (0..self.branches.len())
                     .filter(|&branch| self.sees(branch, head, query, key))
                     .count();
+                let besides = self.also.iter().any(|also| also.allows(query, key));
+                let times = times + usize::from(besides && self.within.allows(query, key));
                 let times = if self.once { times.min(1) } else { times };
                 keys.extend(std::iter::repeat_n(number as u32, times));
             }
@@ -70,9 +74,11 @@ impl LongNet {
     ///
     /// # Panics
     ///
-    /// If keys are to count once, or scores are transformed: the paper has neither.
+    /// If keys are to count once, queries see others besides, or scores are transformed: the paper has
+    /// none of it.
     pub fn equations(&self, problem: &Problem) -> Values<f64> {
-        assert!(!self.once && problem.transform == Transform::Plain, "not in the paper");
+        let paper = !self.once && self.also.is_none() && problem.transform == Transform::Plain;
+        assert!(paper, "not in the paper");
         let Sizes { batch, heads_q, heads_kv, tokens_q, tokens_k, dim_k, dim_v } = problem.sizes;
         let zeros = |len: usize| vec![0.0; len];
         let sizes = &problem.sizes;
@@ -239,7 +245,7 @@ mod tests {
             (vec![(100, 1)], Rule::Full, 11, (1, 1)),
             (vec![(6, 6), (3, 5)], Rule::Full, 13, (3, 3)),
         ] {
-            let net = LongNet { branches, within, once: false };
+            let net = LongNet { branches, within, also: None, once: false };
             let problem = problem(&net, tokens, heads);
             let equations = net.equations(&problem);
             let lists = truth(&problem, Sample::ALL).values;
@@ -255,7 +261,7 @@ mod tests {
     #[test]
     fn gradients_are_differences() {
         let branches = vec![(4, 1), (8, 2), (9, 3)];
-        let net = LongNet { branches, within: Rule::Causal, once: false };
+        let net = LongNet { branches, within: Rule::Causal, also: None, once: false };
         let problem = problem(&net, 11, (2, 1));
         let loss = |problem: &Problem| {
             let Values { out, lse, .. } = net.equations(problem);
@@ -308,11 +314,12 @@ mod tests {
             v: vec![10.0, 40.0],
             ..Problem::normal(sizes, 0)
         };
-        let paper = LongNet { branches: branches.clone(), within: Rule::Full, once: false };
+        let paper =
+            LongNet { branches: branches.clone(), within: Rule::Full, also: None, once: false };
         // Query 0: weights 1 + 1 for key 0, 2 for key 1. Query 1: 1 and 2 + 2.
         let twice = paper.equations(&problem).out;
         assert!(close(&twice, &[100.0 / 4.0, 170.0 / 5.0]));
-        let union = LongNet { branches, within: Rule::Full, once: true };
+        let union = LongNet { branches, within: Rule::Full, also: None, once: true };
         problem.seen = union.seen(&problem);
         let once = truth(&problem, Sample::ALL).values.out;
         assert!(close(&once, &[90.0 / 3.0, 90.0 / 3.0]));

@@ -184,13 +184,15 @@ class Branches(NamedTuple):
     segment_lengths: tuple[int, ...]
     dilation_rates: tuple[int, ...]
     within: str
+    also: str | None
     counting: str
 
 
 @torch.compiler.assume_constant_result
 def _branches(dilated: Dilated) -> Branches:
     lengths, rates = dilated.segment_lengths, dilated.dilation_rates
-    return Branches(tuple(lengths), tuple(rates), str(dilated.within), dilated.counting)
+    also = None if dilated.also is None else str(dilated.also)
+    return Branches(tuple(lengths), tuple(rates), str(dilated.within), also, dilated.counting)
 
 
 def over_branches(

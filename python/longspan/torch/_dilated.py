@@ -39,10 +39,10 @@ class DilatedAttention(nn.Module):
     >>> out.sum().backward()
 
     ``softmax_scale`` is ``1 / sqrt(dim)`` unless given. ``within`` is a pattern, or its text, that
-    every branch is cut with besides ``is_causal``. ``counting="once"`` is attention over the union
-    of the branches' sets, in place of ``"each branch"``, the paper's, where a key that two branches
-    have counts twice. Weights aren't dropped, and there is one way to compute: ``attention_dropout``
-    is 0 and ``op`` None.
+    every branch is cut with besides ``is_causal``, ``also`` one that queries see besides their
+    branches, such as a window. ``counting="once"`` is attention over the union of all of them, in
+    place of ``"each branch"``, the paper's, where a key that two branches have counts twice. Weights
+    aren't dropped, and there is one way to compute: ``attention_dropout`` is 0 and ``op`` None.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class DilatedAttention(nn.Module):
         segment_length: Sequence[int] | None = None,
         dilated_ratio: Sequence[int] | None = None,
         within: Pattern | str = "full",
+        also: Pattern | str | None = None,
         counting: str = "each branch",
     ):
         super().__init__()
@@ -64,7 +65,8 @@ class DilatedAttention(nn.Module):
             raise ValueError(f"op is {op!r}, expected None: there is one way to compute here")
         segments = one_of("segment_lengths", segment_lengths, "segment_length", segment_length)
         rates = one_of("dilation_rates", dilation_rates, "dilated_ratio", dilated_ratio)
-        self.branches = Branches(tuple(segments), tuple(rates), str(within), counting)
+        also = None if also is None else str(also)
+        self.branches = Branches(tuple(segments), tuple(rates), str(within), also, counting)
         self.causal = self.branches._replace(within=cut_causal(self.branches.within))
         self.softmax_scale = softmax_scale
         for branches in (self.branches, self.causal):
@@ -86,12 +88,14 @@ class DilatedAttention(nn.Module):
         return found[0].transpose(1, 2)
 
     def extra_repr(self) -> str:
-        segments, rates, within, counting = self.branches
+        segments, rates, within, also, counting = self.branches
         shown = f"{list(segments)}, {list(rates)}"
         if self.softmax_scale is not None:
             shown += f", softmax_scale={self.softmax_scale}"
         if within != "full":
             shown += f", within={within!r}"
+        if also is not None:
+            shown += f", also={also!r}"
         return shown if counting == "each branch" else f"{shown}, counting={counting!r}"
 
 
@@ -197,8 +201,8 @@ class MultiheadDilatedAttention(Multihead):
 
     ``layer_norm=False`` leaves the norm out. ``gamma_init`` is the gain that projections of values
     and outputs begin with: MAGNETO's is ``sqrt(log(2 * layers))`` in a model of so many layers.
-    ``softmax_scale``, ``within`` and ``counting`` are those of ``DilatedAttention``; ``dropout`` is
-    0 and ``op`` None.
+    ``softmax_scale``, ``within``, ``also`` and ``counting`` are those of ``DilatedAttention``;
+    ``dropout`` is 0 and ``op`` None.
     """
 
     def __init__(
@@ -220,6 +224,7 @@ class MultiheadDilatedAttention(Multihead):
         segment_length: Sequence[int] | None = None,
         softmax_scale: float | None = None,
         within: Pattern | str = "full",
+        also: Pattern | str | None = None,
         counting: str = "each branch",
     ):
         _without("dropout", dropout)
@@ -231,6 +236,7 @@ class MultiheadDilatedAttention(Multihead):
             segment_length=segment_length,
             dilated_ratio=dilated_ratio,
             within=within,
+            also=also,
             counting=counting,
         )
         super().__init__(

@@ -31,6 +31,10 @@ SEGMENT_LENGTHS = (2048, 4096, 8192, 16384, 32768)
 DILATION_RATES = (1, 2, 4, 6, 12)
 
 
+#: What can be said of branches.
+_NAMES = {"segment_lengths", "dilation_rates", "also", "counting"}
+
+
 def _dilated(segment_lengths=SEGMENT_LENGTHS, dilation_rates=DILATION_RATES) -> dict[str, Any]:
     lists = {"segment_lengths": segment_lengths, "dilation_rates": dilation_rates}
     return {"dilated": {name: list(value) for name, value in lists.items()}}
@@ -45,8 +49,8 @@ class LongNetConfig:
     24
 
     ``positions`` is ``{"rotary": {"base": 10000.0}}`` or ``"none"``. ``attention`` is
-    ``{"dilated": {"segment_lengths": […], "dilation_rates": […]}}``, or ``{"pattern": "…"}`` with
-    the text of a pattern.
+    ``{"dilated": {"segment_lengths": […], "dilation_rates": […]}}``, with ``"also"`` and
+    ``"counting"`` if need be, or ``{"pattern": "…"}`` with the text of a pattern.
     """
 
     vocab_size: int = 256
@@ -105,8 +109,8 @@ class LongNetConfig:
             return PatternAttention(self.attention["pattern"])
         if isinstance(self.attention, dict) and list(self.attention) == ["dilated"]:
             inner = self.attention["dilated"]
-            if isinstance(inner, dict) and set(inner) <= {"segment_lengths", "dilation_rates"}:
-                return DilatedAttention(**_dilated(**inner)["dilated"])
+            if isinstance(inner, dict) and set(inner) <= _NAMES:
+                return DilatedAttention(**_dilated()["dilated"] | inner)
         raise ValueError(
             f'attention is {self.attention!r}, expected {{"dilated": {{"segment_lengths": […], '
             '"dilation_rates": […]}} or {"pattern": "…"}'

@@ -100,10 +100,10 @@ attention = _define(
 
 dilated_attention = _define(
     "dilated_attention",
-    "int[] segment_lengths, int[] dilation_rates, str within, str counting, float? scale, "
-    "float? softcap, Tensor? query_offset",
-    lambda segments, rates, within, counting, scale, softcap, query_offset: (
-        _run.dilated(tuple(segments), tuple(rates), within, counting),
+    "int[] segment_lengths, int[] dilation_rates, str within, str? also, str counting, "
+    "float? scale, float? softcap, Tensor? query_offset",
+    lambda segments, rates, within, also, counting, scale, softcap, query_offset: (
+        _run.dilated(tuple(segments), tuple(rates), within, also, counting),
         Scores(scale, softcap),
         Places(query_offset=query_offset),
     ),

@@ -171,11 +171,19 @@ def _read(text: str) -> longspan.Pattern:
 
 @functools.lru_cache(maxsize=64)
 def dilated(
-    segment_lengths: tuple[int, ...], dilation_rates: tuple[int, ...], within: str, counting: str
+    segment_lengths: tuple[int, ...],
+    dilation_rates: tuple[int, ...],
+    within: str,
+    also: str | None,
+    counting: str,
 ) -> longspan.Dilated:
     """One object for equal branches: layers of a model share its layouts."""
     return longspan.Dilated(
-        segment_lengths, dilation_rates, within=read(within), counting=counting
+        segment_lengths,
+        dilation_rates,
+        within=read(within),
+        also=None if also is None else read(also),
+        counting=counting,
     )
 
 

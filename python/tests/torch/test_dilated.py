@@ -123,6 +123,33 @@ def test_counting_once_is_the_union(rng, branches, within):
         torch.testing.assert_close(got[name], value, rtol=1e-4, atol=1e-5, msg=name)
 
 
+@pytest.mark.parametrize("counting", ["each branch", "once"])
+def test_branches_and_a_window(rng, counting):
+    branches, within = BRANCHES[0], "causal"
+    q, k, v, dout = tensors(rng, SIZES[0])
+    got = run(spec(branches, within=within, also="window(9, 3)", counting=counting), q, k, v, dout)
+    if counting == "once":
+        union = longspan.heads(
+            [
+                f"{within} & (window(9, 3) | {' | '.join(f'dilated({w}, {r}, {h % r})' for w, r in branches)})"
+                for h in range(4)
+            ]
+        )
+        expected = run(union, q, k, v, dout)
+    else:
+        # Two partial results, joined by hand.
+        q, k, v, dout = (longnet.turned(x) for x in (q, k, v, dout))
+        each = spec(branches, within=within), f"{within} & window(9, 3)"
+        found = [attention(q, k, v, part, return_lse=True) for part in each]
+        outs, lses = torch.stack([out for out, _ in found]), torch.stack([lse for _, lse in found])
+        out = (lses.softmax(0)[..., None] * outs).sum(0)
+        gradients = torch.autograd.grad(out, (q, k, v), dout)
+        expected = {"out": out, "lse": lses.logsumexp(0)}
+        expected |= zip(("dq", "dk", "dv"), gradients)
+    for name, value in expected.items():
+        torch.testing.assert_close(got[name], value, rtol=1e-4, atol=1e-5, msg=name)
+
+
 def test_twice_and_once_by_hand():
     """Scores 0 and ln 2; branch (1, 1) has the query's own key, branch (2, 1) both."""
     q = torch.ones(1, 2, 1, 1)
@@ -302,12 +329,17 @@ def test_objects_compare_print_and_travel():
         spec(BRANCHES[1], within="causal & documents([3, 4])", counting="once"),
         spec(BRANCHES[0], within="causal", counting="once"),
         spec(BRANCHES[0], within="causal & documents([3, 4])"),
+        spec(BRANCHES[0], within="causal & documents([3, 4])", also="sinks(2)", counting="once"),
         3,
     ):
         assert other != dilated
-    module = DilatedAttention([16], [2], 0.5, within="causal", counting="once")
+    more = spec(BRANCHES[0], also="window(4, 0)")
+    assert more.also == longspan.Pattern("window(4, 0)") and dilated.also is None
+    assert eval(repr(more)) == pickle.loads(pickle.dumps(more)) == more
+    module = DilatedAttention([16], [2], 0.5, within="causal", also="sinks(2)", counting="once")
     assert str(module) == (
-        "DilatedAttention([16], [2], softmax_scale=0.5, within='causal', counting='once')"
+        "DilatedAttention([16], [2], softmax_scale=0.5, within='causal', also='sinks(2)', "
+        "counting='once')"
     )
 
 

@@ -3,7 +3,7 @@
 use anyhow::{Result, bail, ensure};
 use clap::{Args, ValueEnum};
 use longspan_candle::longnet::{AttentionConfig, Config};
-use longspan_candle::longspan::{Heads, Layout, Pattern, Shape};
+use longspan_candle::longspan::{Counting, Layout, Pattern, Shape};
 use serde::Serialize;
 
 /// Tokens that windows see, themselves included.
@@ -109,23 +109,15 @@ impl Settings {
             bail!("--segments with an attention that has none: expected dilated or dilated-window")
         }
         let window = || Pattern::sliding_window(self.window.unwrap_or(WINDOW));
+        let dilated = |also, counting| -> Result<AttentionConfig> {
+            let (segment_lengths, dilation_rates) = self.branches()?.into_iter().unzip();
+            Ok(AttentionConfig::Dilated { segment_lengths, dilation_rates, also, counting })
+        };
         Ok(match self.attention {
             Dense => AttentionConfig::Pattern(Pattern::full().into()),
             Window => AttentionConfig::Pattern(window()?.into()),
-            Dilated => {
-                let (segment_lengths, dilation_rates) = self.branches()?.into_iter().unzip();
-                AttentionConfig::Dilated { segment_lengths, dilation_rates }
-            }
-            DilatedWindow => {
-                let branches = self.branches()?;
-                let head = |head: u64| -> Result<Pattern> {
-                    branches.iter().try_fold(window()?, |all, &(segment, rate)| {
-                        Ok(all | Pattern::dilated(segment, rate, head % rate)?)
-                    })
-                };
-                let patterns = (0..self.heads as u64).map(head).collect::<Result<Vec<_>>>()?;
-                AttentionConfig::Pattern(Heads::each(patterns)?)
-            }
+            Dilated => dilated(None, Counting::EachBranch)?,
+            DilatedWindow => dilated(Some(window()?), Counting::Once)?,
         })
     }
 
@@ -169,12 +161,18 @@ impl Settings {
                 AttentionConfig::Pattern(heads) => {
                     pairs(heads.get(head, config.num_attention_heads)?.clone())?
                 }
-                AttentionConfig::Dilated { segment_lengths, dilation_rates } => {
-                    let mut seen = 0;
-                    for (&segment, &rate) in segment_lengths.iter().zip(dilation_rates) {
-                        seen += pairs(Pattern::dilated(segment, rate, head as u64 % rate)?)?;
+                AttentionConfig::Dilated { segment_lengths, dilation_rates, also, counting } => {
+                    let branches = segment_lengths.iter().zip(dilation_rates);
+                    let mut each = branches
+                        .map(|(&segment, &rate)| {
+                            Pattern::dilated(segment, rate, head as u64 % rate)
+                        })
+                        .chain(also.clone().map(Ok))
+                        .collect::<Result<Vec<_>, _>>()?;
+                    if *counting == Counting::Once {
+                        each = each.into_iter().reduce(|all, one| all | one).into_iter().collect();
                     }
-                    seen
+                    each.into_iter().map(pairs).sum::<Result<u128>>()?
                 }
             };
         }

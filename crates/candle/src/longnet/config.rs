@@ -1,7 +1,7 @@
 //! What a LongNet is made of.
 
 use candle_core::{Result, bail};
-use longspan::{Branch, Dilated, Heads, Pattern};
+use longspan::{Branch, Counting, Dilated, Heads, Pattern};
 use serde::{Deserialize, Serialize};
 
 use super::{Either, Reach};
@@ -54,9 +54,44 @@ pub enum AttentionConfig {
         segment_lengths: Vec<u64>,
         /// From one seen token to the next.
         dilation_rates: Vec<u64>,
+        /// What tokens see besides: see [`Dilated::also`].
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        also: Option<Pattern>,
+        /// How often a key counts that several branches have.
+        #[serde(default, skip_serializing_if = "is_paper", with = "Counted")]
+        counting: Counting,
     },
     /// A pattern in their place, or one a head.
     Pattern(Heads),
+}
+
+/// [`Counting`] as Python spells it.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Counting")]
+enum Counted {
+    #[serde(rename = "each branch")]
+    EachBranch,
+    #[serde(rename = "once")]
+    Once,
+}
+
+fn is_paper(counting: &Counting) -> bool {
+    *counting == Counting::EachBranch
+}
+
+impl AttentionConfig {
+    /// The paper's branches, and nothing else.
+    pub fn dilated(
+        segment_lengths: impl Into<Vec<u64>>,
+        dilation_rates: impl Into<Vec<u64>>,
+    ) -> Self {
+        AttentionConfig::Dilated {
+            segment_lengths: segment_lengths.into(),
+            dilation_rates: dilation_rates.into(),
+            also: None,
+            counting: Counting::EachBranch,
+        }
+    }
 }
 
 impl Default for Config {
@@ -76,10 +111,7 @@ impl Default for Config {
 
 impl Default for AttentionConfig {
     fn default() -> Self {
-        AttentionConfig::Dilated {
-            segment_lengths: vec![2_048, 4_096, 8_192, 16_384, 32_768],
-            dilation_rates: vec![1, 2, 4, 6, 12],
-        }
+        AttentionConfig::dilated([2_048, 4_096, 8_192, 16_384, 32_768], [1, 2, 4, 6, 12])
     }
 }
 
@@ -114,7 +146,7 @@ impl AttentionConfig {
             Reach::Causal => pattern.clone() & Pattern::causal(),
         };
         match self {
-            AttentionConfig::Dilated { segment_lengths, dilation_rates } => {
+            AttentionConfig::Dilated { segment_lengths, dilation_rates, also, counting } => {
                 if segment_lengths.len() != dilation_rates.len() {
                     bail!(
                         "{} segment_lengths and {} dilation_rates, expected as many",
@@ -128,8 +160,14 @@ impl AttentionConfig {
                     .map(|(&segment, &rate)| Branch::new(segment, rate))
                     .collect::<longspan::Result<Vec<_>>>()
                     .map_err(foreign)?;
-                let dilated = Dilated::new(branches).map_err(foreign)?;
-                Ok(Either::Dilated(dilated.within(cut(&Pattern::full())).into()))
+                let mut dilated = Dilated::new(branches)
+                    .map_err(foreign)?
+                    .within(cut(&Pattern::full()))
+                    .counting(*counting);
+                if let Some(also) = also {
+                    dilated = dilated.also(also.clone());
+                }
+                Ok(Either::Dilated(dilated.into()))
             }
             AttentionConfig::Pattern(heads) => {
                 let heads = match heads.count() {

@@ -223,19 +223,20 @@ pub(super) fn work<E: Element + Pod>(
     let mut recorder = Recorder::new(transport, log.clone());
     let mut ring = Ring::new(&mut recorder, job.problem(job.shards.clone()), job.options())?;
     let mut fastest: Option<(Duration, Duration)> = None;
-    let mut last = None;
+    let inputs = mine.inputs();
+    let mut output = Output::zeros(mine.dout.view().dims(), ORDER)?;
+    let mut gradients = Gradients::zeros(&inputs)?;
     for _ in 0..job.repeat.get() {
         log.forget();
-        let inputs = mine.inputs();
         let start = Instant::now();
-        let output = ring.forward(inputs.q, inputs.k, inputs.v)?;
+        ring.forward_into(inputs, output.as_mut())?;
         let forward = start.elapsed();
-        let gradients = ring.backward(inputs, Arrived::of(&output, mine.dout.view()))?;
+        let arrived = Arrived::of(&output, mine.dout.view());
+        ring.backward_into(inputs, arrived, gradients.as_mut())?;
         let backward = start.elapsed() - forward;
         if fastest.is_none_or(|(f, b)| forward + backward < f + b) {
             fastest = Some((forward, backward));
         }
-        last = Some((output, gradients));
     }
     let (tally, (needed_forward, needed_backward)) = (ring.tally(), ring.bytes_needed());
     let pairs = ring.active_pairs();
@@ -259,13 +260,13 @@ pub(super) fn work<E: Element + Pod>(
     };
     let words = share.to_words();
     let shares = collect(transport, &words, |_| WORDS, job.patience)?;
-    let results = match (job.results, last) {
-        (Results::Collect, Some((output, gradients))) => {
+    let results = match job.results {
+        Results::Collect => {
             let mine = flat(&output, &gradients);
             let each = |rank| flat_len(job, job.shards.rank(rank).len() as usize);
             collect(transport, &mine, each, job.patience)?
         }
-        _ => None,
+        Results::Keep => None,
     };
     Ok(shares.map(|shares| {
         let share = |words: Vec<u64>| Share::of_words(words.try_into().expect("as many words"));

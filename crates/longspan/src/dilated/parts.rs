@@ -59,6 +59,7 @@ impl Part {
 pub(super) struct Maker<'a> {
     pub(super) branches: &'a [Branch],
     pub(super) within: &'a Pattern,
+    pub(super) also: Option<&'a Pattern>,
     pub(super) counting: Counting,
     /// The position of the first query.
     pub(super) query_offset: i64,
@@ -85,6 +86,7 @@ impl Maker<'_> {
     /// All calls, branch by branch.
     pub(super) fn parts(&self) -> Result<Vec<Part>> {
         let mut parts = Vec::new();
+        parts.extend(self.also.map(|also| self.everywhere(also)).transpose()?.flatten());
         for (index, branch) in self.branches.iter().enumerate() {
             let heads = self.sizes.heads as u64;
             for offset in 0..branch.rate().min(heads) {
@@ -92,6 +94,26 @@ impl Maker<'_> {
             }
         }
         Ok(parts)
+    }
+
+    /// The call over all tokens of all heads, if they see anything.
+    fn everywhere(&self, also: &Pattern) -> Result<Option<Part>> {
+        let Sizes { queries, keys, heads, key_heads, .. } = self.sizes;
+        let layout = Layout::compile(&(self.within.clone() & also.clone()), &self.shape())?;
+        let weight = layout.counts().active_blocks() as usize * heads;
+        let all = |count| Steps { first: 0, step: 1, count };
+        let select = |tokens, heads| Selection {
+            entry: 0,
+            stretches: all(1),
+            tokens: all(tokens),
+            heads: all(heads),
+        };
+        Ok((weight > 0).then(|| Part {
+            layouts: layout.into(),
+            queries: select(queries, heads),
+            keys: select(keys, key_heads),
+            weight,
+        }))
     }
 
     /// The calls of a branch for heads of one offset.
@@ -207,6 +229,9 @@ impl Maker<'_> {
     fn pattern(&self, index: usize, head: u64) -> Result<Pattern> {
         let mut pattern = self.within.clone();
         if self.counting == Counting::Once {
+            if let Some(also) = self.also {
+                pattern = pattern & !also.clone();
+            }
             for earlier in &self.branches[..index] {
                 let Branch { segment, rate } = *earlier;
                 pattern = pattern & !Pattern::dilated(segment, rate, head % rate)?;
@@ -215,10 +240,15 @@ impl Maker<'_> {
         Ok(pattern)
     }
 
+    /// All queries and keys.
+    fn shape(&self) -> Shape {
+        let Sizes { queries, keys, .. } = self.sizes;
+        Shape::new(queries as u64, keys as u64).query_offset(self.query_offset)
+    }
+
     /// A layout for every stretch and head.
     fn layouts(&self, stretches: &[Stretch], patterns: &[Pattern]) -> Result<LayoutSet> {
-        let Sizes { queries, keys, .. } = self.sizes;
-        let shape = Shape::new(queries as u64, keys as u64).query_offset(self.query_offset);
+        let shape = self.shape();
         let mut layouts: Vec<Arc<Layout>> = Vec::with_capacity(stretches.len() * patterns.len());
         for stretch in stretches {
             let shape = shape

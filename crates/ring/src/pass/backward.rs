@@ -21,7 +21,7 @@ pub(crate) struct Backward<'a, E> {
     dout: View<'a, E>,
     rows: RowStatistics<'a>,
     /// Of this rank's own tokens, `[batch, head, token, dim]`.
-    pub(crate) sums: Sums,
+    sums: Sums<'a>,
     keys: Keys<'a, E>,
     /// Gradients of each arrival, its children's included.
     gradients: Vec<Vec<f32>>,
@@ -32,11 +32,11 @@ pub(crate) struct Backward<'a, E> {
     back: Vec<(Part, Held)>,
 }
 
-/// Sums of gradients.
-pub(crate) struct Sums {
-    pub(crate) dq: Vec<f32>,
-    pub(crate) dk: Vec<f32>,
-    pub(crate) dv: Vec<f32>,
+/// Sums of gradients; zero at first.
+pub(crate) struct Sums<'a> {
+    pub(crate) dq: &'a mut [f32],
+    pub(crate) dk: &'a mut [f32],
+    pub(crate) dv: &'a mut [f32],
 }
 
 const ORDER: Order = Order::BatchHeadTokenDim;
@@ -47,10 +47,9 @@ impl<'a, E: Element + Pod> Backward<'a, E> {
         inputs: Inputs<'a, E>,
         dout: View<'a, E>,
         rows: RowStatistics<'a>,
+        sums: Sums<'a>,
     ) -> Self {
         let schedule = &works.schedule;
-        let zeros = |view: &View<'_, E>| vec![0.0; view.dims().elements().unwrap_or(0)];
-        let sums = Sums { dq: zeros(&inputs.q), dk: zeros(&inputs.k), dv: zeros(&inputs.v) };
         Backward {
             works,
             inputs,
@@ -100,7 +99,7 @@ impl<'a, E: Element + Pod> Backward<'a, E> {
         let pieces = &works.arrivals[arrival];
         let Some(stay) = &plan.stay else {
             let some = Queries { q: self.inputs.q, dout: self.dout, rows: self.rows };
-            accumulate(pieces, (k, v), some, (&mut self.sums.dq, dk, dv), hook)?;
+            accumulate(pieces, (k, v), some, (self.sums.dq, dk, dv), hook)?;
             self.gradients[arrival] = gradients;
             return Ok(());
         };
@@ -110,7 +109,7 @@ impl<'a, E: Element + Pod> Backward<'a, E> {
         let some = Queries::<E>::read(problem, chosen.len(), &bytes)?;
         let mut dq = vec![0.0; some.q.dims().elements().unwrap_or(0)];
         accumulate(pieces, (k, v), some, (&mut dq, dk, dv), hook)?;
-        scatter(&mut self.sums.dq, all, problem.dim, &chosen, &dq);
+        scatter(self.sums.dq, all, problem.dim, &chosen, &dq);
         self.gradients[arrival] = gradients;
         Ok(())
     }
@@ -124,8 +123,8 @@ impl<'a, E: Element + Pod> Backward<'a, E> {
         let Inputs { k, v, .. } = self.inputs;
         let into = GradientsMut {
             dq: ViewMut::new(&mut dq, some.q.dims(), ORDER)?,
-            dk: ViewMut::new(&mut self.sums.dk, k.dims(), ORDER)?,
-            dv: ViewMut::new(&mut self.sums.dv, v.dims(), ORDER)?,
+            dk: ViewMut::new(self.sums.dk, k.dims(), ORDER)?,
+            dv: ViewMut::new(self.sums.dv, v.dims(), ORDER)?,
         };
         let attention = &self.works.hostings[hosting];
         attention.accumulate(Inputs { q: some.q, k, v }, some.dout, some.rows, into, hook)?;
@@ -160,8 +159,8 @@ impl<'a, E: Element + Pod> Backward<'a, E> {
                 let tokens: Vec<_> =
                     tokens::numbers(&schedule.departures[departure].tokens).collect();
                 let keys = problem.key_dims(tokens.len()).elements().unwrap_or(0);
-                scatter(&mut self.sums.dk, all, problem.dim, &tokens, &from[..keys]);
-                scatter(&mut self.sums.dv, all, problem.value_dim, &tokens, &from[keys..]);
+                scatter(self.sums.dk, all, problem.dim, &tokens, &from[..keys]);
+                scatter(self.sums.dv, all, problem.value_dim, &tokens, &from[keys..]);
             }
             About::Child(arrival, _) => {
                 let into = &mut self.gradients[arrival];
@@ -169,7 +168,7 @@ impl<'a, E: Element + Pod> Backward<'a, E> {
             }
             About::Visit(visit) => {
                 let tokens: Vec<_> = tokens::numbers(&schedule.visits[visit].queries).collect();
-                scatter(&mut self.sums.dq, all, problem.dim, &tokens, from);
+                scatter(self.sums.dq, all, problem.dim, &tokens, from);
             }
             other => unreachable!("{other:?} doesn't come back"),
         }

@@ -26,9 +26,21 @@ pub(crate) struct Forward<'a, E> {
 }
 
 impl<'a, E: Element + Pod> Forward<'a, E> {
-    pub(crate) fn new(works: &'a Works, inputs: Inputs<'a, E>) -> Result<Self> {
+    /// In the memory of a state from before, if there is one.
+    pub(crate) fn new(
+        works: &'a Works,
+        inputs: Inputs<'a, E>,
+        before: Option<State>,
+    ) -> Result<Self> {
         let schedule = &works.schedule;
-        let state = State::empty(works.problem.output_dims(inputs.q.dims().tokens))?;
+        let dims = works.problem.output_dims(inputs.q.dims().tokens);
+        let state = match before {
+            Some(mut before) if before.dims() == dims => {
+                before.clear();
+                before
+            }
+            _ => State::empty(dims)?,
+        };
         Ok(Forward {
             works,
             inputs,
