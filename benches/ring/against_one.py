@@ -22,7 +22,9 @@ SHAPES = [
 
 
 def run(command):
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise SystemExit(f"{done.returncode} from {' '.join(command)}")
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 

@@ -14,6 +14,7 @@
 
 use std::io::{Write, stdout};
 use std::num::NonZeroUsize;
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -38,10 +39,11 @@ const HEADS: usize = 8;
 const DENSE: u64 = 1_024;
 /// Tokens of the call without Full blocks.
 const MASKED: u64 = 8_192;
-/// What calls of one kind may take.
-const BUDGET: Duration = Duration::from_millis(600);
-/// Calls of one kind, at least.
-const FEWEST: usize = 5;
+/// Stretches of time that calls of one kind are measured in, how long each is, and how many calls it
+/// has at least.
+const STRETCHES: usize = 4;
+const STRETCH: Duration = Duration::from_millis(250);
+const FEWEST: usize = 4;
 
 /// `longspan plan --calibrate`
 pub(super) fn run(args: &Plan) -> Result<()> {
@@ -111,9 +113,10 @@ pub(super) fn run(args: &Plan) -> Result<()> {
 /// Rates of kernels on one type of numbers, of each of so many ranks at once.
 fn kernel<E: Element>(dim: usize, threads: NonZeroUsize, ranks: NonZeroUsize) -> Result<Kernel> {
     let (full, masked) = (Pattern::full(), Pattern::window(63, 0)?);
+    let together = Barrier::new(ranks.get());
     let measure = || -> Result<[[f64; 2]; 2]> {
-        let dense = passes::<E>(&full, DENSE, dim, threads)?;
-        Ok([dense, passes::<E>(&masked, MASKED, dim, threads)?])
+        let dense = passes::<E>(&full, DENSE, dim, threads, &together)?;
+        Ok([dense, passes::<E>(&masked, MASKED, dim, threads, &together)?])
     };
     let found = std::thread::scope(|scope| {
         let ranks: Vec<_> = (0..ranks.get()).map(|_| scope.spawn(measure)).collect();
@@ -132,6 +135,7 @@ fn passes<E: Element>(
     tokens: u64,
     dim: usize,
     threads: NonZeroUsize,
+    together: &Barrier,
 ) -> Result<[f64; 2]> {
     let layout = Layout::compile(pattern, &Shape::new(tokens, tokens))?;
     let pairs = layout.counts().active_blocks() as f64 * 64.0 * 64.0 * HEADS as f64;
@@ -143,7 +147,7 @@ fn passes<E: Element>(
     let (q, k, v, dout) = (make(0)?, make(1)?, make(2)?, make(3)?);
     let inputs = Inputs { q: q.view(), k: k.view(), v: v.view() };
     let mut state = State::empty(dims)?;
-    let forward = typical(|| attention.extend(inputs, &mut state, Hook::none()))?;
+    let forward = typical(together, || attention.extend(inputs, &mut state, Hook::none()))?;
 
     let rows = HEADS * tokens as usize;
     let (mut lse, mut rest, mut delta) = (vec![0.0; rows], vec![0.0; rows], vec![0.0; rows]);
@@ -161,7 +165,7 @@ fn passes<E: Element>(
     let zeros = || Tensor::filled(0.0_f32, dims, order);
     let (mut dq, mut dk, mut dv) = (zeros()?, zeros()?, zeros()?);
     let rows = RowStatistics { lse: &lse, lse_rest: Some(&rest), delta: &delta };
-    let backward = typical(|| {
+    let backward = typical(together, || {
         let into = GradientsMut { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() };
         attention.accumulate(inputs, dout.view(), rows, into, Hook::none())
     })?;
@@ -169,22 +173,30 @@ fn passes<E: Element>(
     Ok([4.0 * flops / forward, 10.0 * flops / backward])
 }
 
-/// Seconds of a call, the median of several after one that isn't counted.
-fn typical(mut call: impl FnMut() -> longspan::Result<()>) -> longspan::Result<f64> {
+/// Seconds of a call: its mean over the best of a few stretches of time, in which all ranks compute.
+/// Where ranks share cores, the time of a single call is either that of a whole core or much longer.
+fn typical(
+    together: &Barrier,
+    mut call: impl FnMut() -> longspan::Result<()>,
+) -> longspan::Result<f64> {
+    // Ranks make the same calls, which end alike.
     call()?;
-    let start = Instant::now();
-    let mut seconds = Vec::new();
-    while seconds.len() < FEWEST || start.elapsed() < BUDGET {
-        let start = Instant::now();
-        call()?;
-        seconds.push(start.elapsed().as_secs_f64());
+    let mut best = f64::INFINITY;
+    for _ in 0..STRETCHES {
+        together.wait();
+        let (start, mut calls) = (Instant::now(), 0);
+        while calls < FEWEST || start.elapsed() < STRETCH {
+            call()?;
+            calls += 1;
+        }
+        best = best.min(start.elapsed().as_secs_f64() / calls as f64);
     }
-    Ok(median(seconds))
+    // A clock that ticks slowly may say that nothing took no time.
+    Ok(best.max(1e-9))
 }
 
 fn median(mut numbers: Vec<f64>) -> f64 {
     numbers.sort_unstable_by(f64::total_cmp);
-    // A clock that ticks slowly may say that nothing took no time.
     numbers[numbers.len() / 2].max(1e-9)
 }
 
