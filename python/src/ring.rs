@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use longspan::{
-    Arrived, Dims, ElementType, GradientsMut, Heads, Inputs, Layout, LayoutSet, Order, OutputMut,
+    Arrived, ElementType, GradientsMut, Heads, Inputs, Layout, LayoutSet, Order, OutputMut,
     Padding, Positions, Score, Shape, Threads,
 };
 use longspan_ring::{Buffer, Hop, Incoming, Options, Outgoing, Problem, Shards, Transport};

@@ -74,6 +74,7 @@ fn train(arguments: &Arguments) -> Result<()> {
         unreachable!("settings have names")
     };
     known.insert("text".into(), text.name().into());
+    known.insert("flops_a_step".into(), flops.into());
     let (mut run, done) = Run::open(directory, &known, &mut optimizer)?;
 
     let weights: usize = vars.all_vars().iter().map(|var| var.elem_count()).sum();
