@@ -74,8 +74,8 @@ pub(crate) struct Stopped {
     pub(crate) error: Box<Error>,
     /// At which step.
     pub(crate) step: u32,
-    /// Messages that other ranks still wait for, and their lengths.
-    pub(crate) owed: Vec<(usize, usize)>,
+    /// Ranks that still wait for messages.
+    pub(crate) owed: Vec<usize>,
 }
 
 /// Goes through the steps of a pass.
@@ -121,7 +121,7 @@ pub(crate) fn run(
             (_, Err(error)) => Some(error),
         };
         if let Some(error) = error {
-            let owed = owed(&steps[index + 1..], pass);
+            let owed = owed(&steps[index + 1..]);
             return Err(Stopped { error: error.into(), step: step.label, owed });
         }
         tally.sent += step.sends.iter().map(|message| contents(message, pass)).sum::<u64>();
@@ -171,10 +171,9 @@ fn name(message: &Message, pass: &dyn Pass) -> (usize, String) {
     (message.peer, parts.collect::<Vec<_>>().join(" and "))
 }
 
-/// What others wait for in such steps.
-pub(crate) fn owed(steps: &[Step], pass: &dyn Pass) -> Vec<(usize, usize)> {
-    let messages = steps.iter().flat_map(|step| &step.sends);
-    messages.map(|message| (message.peer, length(message, pass))).collect()
+/// Who waits for messages in such steps.
+pub(crate) fn owed(steps: &[Step]) -> Vec<usize> {
+    steps.iter().flat_map(|step| &step.sends).map(|message| message.peer).collect()
 }
 
 fn pack(message: &Message, pass: &mut dyn Pass) -> Outgoing {

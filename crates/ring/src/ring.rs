@@ -258,11 +258,8 @@ impl Call<'_> {
         *self.calls += 1;
         let mut link = Link::new(self.transport, doing, *self.calls, self.patience);
         // A rank whose own arguments are wrong owes all messages.
-        let refused = |error: Error| {
-            let messages = steps.iter().flat_map(|step| &step.sends);
-            let owed = messages.map(|message| (message.peer, message.padded())).collect();
-            Stopped { error: error.into(), step: 0, owed }
-        };
+        let refused =
+            |error: Error| Stopped { error: error.into(), step: 0, owed: pass::owed(steps) };
         let ended = pass.map_err(refused).and_then(|mut pass| {
             pass::run(&mut link, steps, &mut pass, self.tally)?;
             // Nobody has a result before everybody has.
@@ -273,7 +270,7 @@ impl Call<'_> {
         });
         ended.map_err(|Stopped { error, step, owed }| {
             *self.failed = true;
-            link.give_up(*error, step, owed.into_iter().map(|(peer, _)| peer))
+            link.give_up(*error, step, owed)
         })
     }
 }

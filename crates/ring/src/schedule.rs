@@ -125,11 +125,6 @@ pub(crate) struct Step {
 pub(crate) const ALIGN: usize = 8;
 
 impl Message {
-    /// Bytes behind its header, where all parts are as long as they can be.
-    pub(crate) fn padded(&self) -> usize {
-        self.parts.iter().map(|part| part.bytes.next_multiple_of(ALIGN)).sum()
-    }
-
     /// Bytes of what it is about.
     pub(crate) fn bytes(&self) -> u64 {
         let parts = self.parts.iter().filter(|part| part.way != Way::Notice);
