@@ -9,6 +9,7 @@ use candle_core::{D, DType, Device, Result, Tensor, Var};
 use candle_nn::{Module, VarMap};
 use common::numbers;
 use longspan_candle::longnet::{self, AttentionConfig, Config, LongNetEncoder, LongNetLM};
+use longspan_candle::longspan::Counting;
 use longspan_candle::{Positions, seeded};
 
 const DOCUMENT: &str = include_str!("../../../docs/longnet-weights.md");
@@ -412,7 +413,14 @@ fn configurations() {
     assert_eq!(serde_json::from_str::<Config>(json).unwrap(), Config::default());
     assert_eq!(serde_json::from_str::<Config>("{}").unwrap(), Config::default());
     let heads = pattern("heads([causal, full, window(3, 3) & !sinks(1)])");
+    let both =
+        r#"{"segment_lengths":[8],"dilation_rates":[2],"also":"window(3, 0)","counting":"once"}"#;
+    let both = format!(r#"{{"attention":{{"dilated":{both}}}}}"#);
+    let window: Config = serde_json::from_str(&both).unwrap();
+    let AttentionConfig::Dilated { also, counting, .. } = &window.attention else { panic!() };
+    assert_eq!((also, *counting), (&Some("window(3, 0)".parse().unwrap()), Counting::Once));
     for config in [
+        window,
         Config::default(),
         Config { positions: Positions::None, layer_norm_eps: 1e-6, ..small(heads) },
     ] {

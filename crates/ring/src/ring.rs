@@ -167,7 +167,8 @@ impl<T: Transport> Ring<T> {
         Ok(output)
     }
 
-    /// Output and log-sum-exp of this rank's queries, written where `output` says.
+    /// Output and log-sum-exp of this rank's queries, written where `output` says. A ring keeps as many
+    /// f32 as the output has numbers from call to call.
     pub fn forward_into<E: Element + Pod>(
         &mut self,
         inputs: Inputs<'_, E>,
@@ -202,7 +203,8 @@ impl<T: Transport> Ring<T> {
     }
 
     /// Gradients, written where `gradients` says. They are summed up there if they are f32 and lie one
-    /// after the other as `[batch, head, token, dim]`; others take as much memory in f32 meanwhile.
+    /// after the other as `[batch, head, token, dim]`; others take as much memory in f32 meanwhile. After an error they
+    /// mean nothing.
     pub fn backward_into<E: Element + Pod>(
         &mut self,
         inputs: Inputs<'_, E>,

@@ -151,6 +151,13 @@ def test_what_a_configuration_refuses(names, message):
         LongNetLM(LongNetConfig(), hidden_size=3)
 
 
+def test_branches_and_a_window_in_a_configuration():
+    inner = {"segment_lengths": [8, 16], "dilation_rates": [1, 2], "also": "window(3, 0)", "counting": "once"}
+    made = LongNetConfig(attention={"dilated": inner}).make_attention()
+    assert made.branches == ((8, 16), (1, 2), "full", "window(3, 0)", "once")
+    assert made.causal == ((8, 16), (1, 2), "causal", "window(3, 0)", "once")
+
+
 def test_the_other_spelling():
     lists = {"segment_length": TINY["segment_lengths"], "dilated_ratio": TINY["dilation_rates"]}
     assert LongNetEncoder(**SIZES, **lists).config == LongNetEncoder(**TINY).config
