@@ -4,12 +4,12 @@
 //! the glue makes sure of before (`longspan/torch/_ranks.py`).
 
 use std::num::NonZeroUsize;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use longspan::{
     Arrived, ElementType, GradientsMut, Heads, Inputs, Layout, LayoutSet, Order, OutputMut,
-    Padding, Positions, Score, Shape, Threads,
+    Padding, Pool, Positions, Score, Shape, Threads,
 };
 use longspan_ring::{Buffer, Hop, Incoming, Options, Outgoing, Problem, Shards, Transport};
 use pyo3::prelude::*;
@@ -68,7 +68,13 @@ impl Ring {
             problem = problem.score(Score::Softcap(cap));
         }
         let threads = NonZeroUsize::new(threads).map_or(Threads::Auto, Threads::Count);
-        let options = Options { patience: duration(patience)?, threads, ..Options::default() };
+        let options = Options {
+            patience: duration(patience)?,
+            threads,
+            // One rank per process, which has a pool already.
+            executor: Some(Arc::new(Pool::global())),
+            ..Options::default()
+        };
         let ring = py.detach(|| longspan_ring::Ring::new(carrier, problem, options));
         let ring = Mutex::new(ended(&raised, ring)?);
         Ok(Ring { ring, raised, element })

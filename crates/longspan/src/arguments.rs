@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use crate::check;
 use crate::element::Element;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::view::{Dims, Order, Tensor, View, ViewMut};
 
 /// The three tensors that attention reads.
@@ -163,7 +163,7 @@ pub struct RowStatistics<'a> {
 pub struct Progress {
     /// Units of work that were done.
     pub done: usize,
-    /// Units there are.
+    /// Units there are; 0 while the call is still preparing them.
     pub total: usize,
 }
 
@@ -187,7 +187,7 @@ pub struct Hook<'a>(pub(crate) Option<&'a mut dyn FnMut(Progress) -> ControlFlow
 
 impl<'a> Hook<'a> {
     /// Calls `between` every few tiles. [`ControlFlow::Break`] ends the call with
-    /// [`Error::Stopped`].
+    /// [`Error::Stopped`](crate::Error::Stopped).
     pub fn new(between: &'a mut dyn FnMut(Progress) -> ControlFlow<()>) -> Self {
         Hook(Some(between))
     }
@@ -206,11 +206,5 @@ impl<'a> Hook<'a> {
 impl std::fmt::Debug for Hook<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Hook({})", if self.0.is_some() { "_" } else { "none" })
-    }
-}
-
-impl Error {
-    pub(crate) fn stopped(progress: Progress) -> Self {
-        Error::Stopped { done: progress.done, total: progress.total }
     }
 }

@@ -17,6 +17,7 @@ use crate::arguments::{
 use crate::check;
 use crate::element::Element;
 use crate::error::Result;
+use crate::exec::{Monitor, Workers};
 use crate::gradients;
 use crate::options::{Options, setters};
 use crate::run;
@@ -166,7 +167,8 @@ impl Attention {
     ) -> Result<()> {
         check::inputs(&self.options, &self.layouts, &inputs)?;
         check::output(&inputs, &output)?;
-        run::forward(&self.options, &self.layouts, &inputs, run::Rows::Finish(output), hook)
+        let rows = run::Rows::Finish(output);
+        run::forward(&self.options, &self.layouts, &inputs, rows, &Monitor::new(hook))
     }
 
     /// Adds the keys of `inputs` to a partial softmax: the forward pass of a ring hop or of one
@@ -208,7 +210,8 @@ impl Attention {
     ) -> Result<()> {
         let dims = check::inputs(&self.options, &self.layouts, &inputs)?;
         check::state(&dims, state)?;
-        run::forward(&self.options, &self.layouts, &inputs, run::Rows::Extend(state.as_mut()), hook)
+        let rows = run::Rows::Extend(state.as_mut());
+        run::forward(&self.options, &self.layouts, &inputs, rows, &Monitor::new(hook))
     }
 
     /// Gradients with respect to queries, keys and values.
@@ -245,7 +248,8 @@ impl Attention {
         arrived: Arrived<'_, E>,
     ) -> Result<Gradients<E>> {
         let mut gradients = Gradients::zeros(&inputs)?;
-        self.differentiate(inputs, arrived, gradients.as_mut(), Hook::none())?;
+        let monitor = Monitor::new(Hook::none());
+        self.differentiate(inputs, arrived, gradients.as_mut(), &monitor)?;
         Ok(gradients)
     }
 
@@ -260,8 +264,9 @@ impl Attention {
         let sizes = check::inputs(&self.options, &self.layouts, &inputs)?;
         let read = check::arrived(&arrived, sizes.output())?;
         check::gradients(&inputs, &read, &gradients)?;
-        gradients::clear(&self.options, &mut gradients)?;
-        self.differentiate(inputs, arrived, gradients, hook)
+        let monitor = Monitor::new(hook);
+        gradients::clear(&self.options, &mut gradients, &monitor)?;
+        self.differentiate(inputs, arrived, gradients, &monitor)
     }
 
     /// Adds gradients to what `gradients` holds. `rows` are the final statistics of each row, over
@@ -273,6 +278,17 @@ impl Attention {
         rows: RowStatistics<'_>,
         gradients: GradientsMut<'_>,
         hook: Hook<'_>,
+    ) -> Result<()> {
+        self.add_gradients(inputs, dout, rows, gradients, &Monitor::new(hook))
+    }
+
+    fn add_gradients<E: Element>(
+        &self,
+        inputs: Inputs<'_, E>,
+        dout: View<'_, E>,
+        rows: RowStatistics<'_>,
+        gradients: GradientsMut<'_>,
+        monitor: &Monitor<'_>,
     ) -> Result<()> {
         let dims = check::inputs(&self.options, &self.layouts, &inputs)?;
         check::like("dout", &dout, dims.output())?;
@@ -286,7 +302,7 @@ impl Attention {
             ("delta", Memory::of(rows.delta)),
         ];
         check::gradients(&inputs, &read, &gradients)?;
-        run::backward(&self.options, &self.layouts, &inputs, dout, rows, gradients, hook)
+        run::backward(&self.options, &self.layouts, &inputs, dout, rows, gradients, monitor)
     }
 
     /// Adds to f32 gradients that are zero; others are written.
@@ -295,12 +311,13 @@ impl Attention {
         inputs: Inputs<'_, E>,
         arrived: Arrived<'_, E>,
         gradients: GradientsMut<'_, E>,
-        hook: Hook<'_>,
+        monitor: &Monitor<'_>,
     ) -> Result<()> {
         let dims = check::inputs(&self.options, &self.layouts, &inputs)?.output();
-        gradients::differentiate(&self.options, dims, &arrived, gradients, |rows, gradients| {
-            self.accumulate(inputs, arrived.dout, rows, gradients, hook)
-        })
+        let add = |rows: RowStatistics<'_>, gradients: GradientsMut<'_>| {
+            self.add_gradients(inputs, arrived.dout, rows, gradients, monitor)
+        };
+        gradients::differentiate(&self.options, dims, &arrived, gradients, monitor, add)
     }
 }
 
@@ -324,6 +341,5 @@ pub fn row_deltas<E: Element>(arrived: Arrived<'_, E>, deltas: &mut [f32]) -> Re
     let dims = arrived.out.dims();
     check::arrived(&arrived, dims)?;
     check::rows("deltas", deltas.len(), dims)?;
-    run::deltas(&arrived, deltas, 1);
-    Ok(())
+    run::deltas(&arrived, deltas, Workers::caller(), &Monitor::new(Hook::none()))
 }

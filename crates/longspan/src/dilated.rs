@@ -15,6 +15,7 @@ use crate::attention::Attention;
 use crate::check::{self, Sizes};
 use crate::element::Element;
 use crate::error::{Error, Result};
+use crate::exec::Monitor;
 use crate::gradients;
 use crate::options::{Options, setters};
 use crate::run;
@@ -233,9 +234,9 @@ impl Dilated {
         let sizes = check::tensors(&self.options, &inputs)?;
         check::output(&inputs, &output)?;
         let parts = self.parts(&sizes)?;
+        let monitor = Monitor::new(hook);
         let OutputMut { mut out, lse, lse_rest } = output;
         let (dims, workspaces) = (sizes.output(), &self.options.workspaces);
-        let threads = self.options.threads.count()?;
         // A row's maximum and total stand where its log-sum-exp and the rest of it will.
         let mut own = if lse_rest.is_none() { workspaces.rows(dims.rows()) } else { Vec::new() };
         let totals = lse_rest.unwrap_or(&mut own);
@@ -243,18 +244,18 @@ impl Dilated {
         let result = match out.reborrow().into_f32() {
             Ok(out) if out.strides().dim == 1 => {
                 let mut state = StateMut::over(lse, totals, out)?;
-                self.extend(&parts, &inputs, &mut state, hook)
+                self.extend(&parts, &inputs, &mut state, &monitor)
             }
             _ => {
                 sums = workspaces.rows(allocatable::<f32>(dims)?);
                 let sums = ViewMut::new(&mut sums, dims, Order::BatchHeadTokenDim)?;
                 let mut state = StateMut::over(lse, totals, sums)?;
-                self.extend(&parts, &inputs, &mut state, hook)
+                self.extend(&parts, &inputs, &mut state, &monitor)
             }
         };
         if result.is_ok() {
             let sums = (!sums.is_empty()).then_some(&mut sums[..]);
-            run::finish(&self.options, sums, &mut out, lse, totals, threads)?;
+            run::finish(&self.options, sums, &mut out, lse, totals, &monitor)?;
         }
         [own, sums].into_iter().for_each(|rows| workspaces.give_back(rows));
         result
@@ -268,7 +269,8 @@ impl Dilated {
         arrived: Arrived<'_, E>,
     ) -> Result<Gradients<E>> {
         let mut gradients = Gradients::zeros(&inputs)?;
-        self.differentiate(inputs, arrived, gradients.as_mut(), Hook::none())?;
+        let monitor = Monitor::new(Hook::none());
+        self.differentiate(inputs, arrived, gradients.as_mut(), &monitor)?;
         Ok(gradients)
     }
 
@@ -283,8 +285,9 @@ impl Dilated {
         let sizes = check::tensors(&self.options, &inputs)?;
         let read = check::arrived(&arrived, sizes.output())?;
         check::gradients(&inputs, &read, &gradients)?;
-        gradients::clear(&self.options, &mut gradients)?;
-        self.differentiate(inputs, arrived, gradients, hook)
+        let monitor = Monitor::new(hook);
+        gradients::clear(&self.options, &mut gradients, &monitor)?;
+        self.differentiate(inputs, arrived, gradients, &monitor)
     }
 
     /// Adds to f32 gradients that are zero; others are written.
@@ -293,14 +296,15 @@ impl Dilated {
         inputs: Inputs<'_, E>,
         arrived: Arrived<'_, E>,
         gradients: GradientsMut<'_, E>,
-        hook: Hook<'_>,
+        monitor: &Monitor<'_>,
     ) -> Result<()> {
         let sizes = check::tensors(&self.options, &inputs)?;
         let parts = self.parts(&sizes)?;
         let dims = sizes.output();
-        gradients::differentiate(&self.options, dims, &arrived, gradients, |rows, gradients| {
-            self.accumulate(&parts, &inputs, arrived.dout, rows, gradients, hook)
-        })
+        let add = |rows: RowStatistics<'_>, gradients: GradientsMut<'_>| {
+            self.accumulate(&parts, &inputs, arrived.dout, rows, gradients, monitor)
+        };
+        gradients::differentiate(&self.options, dims, &arrived, gradients, monitor, add)
     }
 
     /// Sets the state to nothing, and adds all branches to it.
@@ -309,14 +313,14 @@ impl Dilated {
         parts: &[Part],
         inputs: &Inputs<'_, E>,
         state: &mut StateMut<'_>,
-        hook: Hook<'_>,
+        monitor: &Monitor<'_>,
     ) -> Result<()> {
-        state.clear(self.options.threads.count()?);
-        each(parts, inputs.q.dims().batch, hook, |entry, part, hook| {
+        state.clear(self.options.workers()?, monitor)?;
+        each(parts, inputs.q.dims().batch, monitor, |entry, part, monitor| {
             let (queries, keys) = (part.queries(entry), part.keys(entry));
             let rows = run::Rows::Extend(state.select(&queries));
             let (options, inputs) = (part.options(&self.options), select(inputs, &queries, &keys));
-            run::forward(&options, &part.layouts, &inputs, rows, hook)
+            run::forward(&options, &part.layouts, &inputs, rows, monitor)
         })
     }
 
@@ -328,10 +332,10 @@ impl Dilated {
         dout: View<'_, E>,
         rows: RowStatistics<'_>,
         mut gradients: GradientsMut<'_>,
-        hook: Hook<'_>,
+        monitor: &Monitor<'_>,
     ) -> Result<()> {
         let dims = dout.dims();
-        each(parts, dims.batch, hook, |entry, part, hook| {
+        each(parts, dims.batch, monitor, |entry, part, monitor| {
             let (queries, keys) = (part.queries(entry), part.keys(entry));
             let gather = |list: &[f32]| {
                 let Selection { stretches, tokens, heads, .. } = queries;
@@ -355,7 +359,7 @@ impl Dilated {
             };
             let (options, inputs) = (part.options(&self.options), select(inputs, &queries, &keys));
             let dout = dout.select(&queries);
-            let result = run::backward(&options, &part.layouts, &inputs, dout, rows, into, hook);
+            let result = run::backward(&options, &part.layouts, &inputs, dout, rows, into, monitor);
             for own in [lse, delta].into_iter().chain(rest) {
                 self.options.workspaces.give_back(own);
             }
@@ -405,30 +409,29 @@ fn select<'a, E: Element>(
     Inputs { q: q.select(queries), k: k.select(keys), v: v.select(keys) }
 }
 
-/// Runs `call` for every batch entry and part; the hook sees progress over all of them.
+/// Runs `call` for every batch entry and part; `monitor` has the progress over all of them.
 fn each(
     parts: &[Part],
     batch: usize,
-    mut hook: Hook<'_>,
-    mut call: impl FnMut(usize, &Part, Hook<'_>) -> Result<()>,
+    monitor: &Monitor<'_>,
+    mut call: impl FnMut(usize, &Part, &Monitor<'_>) -> Result<()>,
 ) -> Result<()> {
     let total = batch * parts.iter().map(|part| part.weight).sum::<usize>();
     let mut before = 0;
     for entry in 0..batch {
         for part in parts {
-            let mut hook = hook.reborrow();
-            let mut scaled = |progress: Progress| match &mut hook.0 {
-                Some(between) => {
-                    let share = progress.done as f64 / progress.total.max(1) as f64;
-                    let done = before + (share * part.weight as f64) as usize;
-                    between(Progress { done, total })
-                }
-                None => ControlFlow::Continue(()),
+            let mut scaled = |progress: Progress| {
+                let share = progress.done as f64 / progress.total.max(1) as f64;
+                let done = before + (share * part.weight as f64) as usize;
+                monitor.advance_to(Progress { done, total });
+                if monitor.poll() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
             };
-            call(entry, part, Hook::new(&mut scaled)).map_err(|error| match error {
-                Error::Stopped { .. } => Error::Stopped { done: before, total },
-                other => other,
-            })?;
+            call(entry, part, &Monitor::new(Hook::new(&mut scaled))).map_err(
+                |error| match error {
+                    Error::Stopped { .. } => Error::Stopped { done: before, total },
+                    other => other,
+                },
+            )?;
             before += part.weight;
         }
     }

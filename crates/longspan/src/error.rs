@@ -151,6 +151,17 @@ pub enum Error {
         /// The largest legal number.
         most: usize,
     },
+    /// A CPU that this process may not use was to be pinned to.
+    #[error("CPU {cpu} can't be pinned to, {}", cpus(.allowed))]
+    Cpu {
+        /// Its number.
+        cpu: usize,
+        /// Those that can.
+        allowed: Vec<usize>,
+    },
+    /// An empty list of CPUs to pin to.
+    #[error("no CPUs to pin to: name at least one, or leave workers unpinned")]
+    NoCpus,
     /// An environment variable says something that it can't mean.
     #[error("environment variable {name} is {value:?}, expected {expected}")]
     Environment {
@@ -172,6 +183,16 @@ pub enum Error {
     /// A pattern or layout is at fault.
     #[error(transparent)]
     Pattern(#[from] longspan_pattern::Error),
+}
+
+fn cpus(allowed: &[usize]) -> String {
+    match allowed {
+        [] => "this system has no affinity masks: leave workers unpinned".to_owned(),
+        _ => {
+            let cpus: Vec<String> = allowed.iter().map(usize::to_string).collect();
+            format!("expected one of {}", cpus.join(", "))
+        }
+    }
 }
 
 fn list(isas: &[Isa]) -> String {

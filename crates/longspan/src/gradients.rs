@@ -7,6 +7,7 @@ use crate::arguments::{Arrived, GradientsMut, RowStatistics};
 use crate::check;
 use crate::element::{Element, ElementType};
 use crate::error::Result;
+use crate::exec::Monitor;
 use crate::options::Options;
 use crate::run;
 use crate::view::{Dims, Order, ViewMut, allocatable};
@@ -15,11 +16,12 @@ use crate::view::{Dims, Order, ViewMut, allocatable};
 pub(crate) fn clear<E: Element>(
     options: &Options,
     gradients: &mut GradientsMut<'_, E>,
+    monitor: &Monitor<'_>,
 ) -> Result<()> {
     if E::TYPE == ElementType::F32 {
-        let threads = options.threads.count()?;
+        let workers = options.workers()?;
         for gradient in [&mut gradients.dq, &mut gradients.dk, &mut gradients.dv] {
-            run::clear(gradient, threads);
+            run::clear(gradient, workers, monitor)?;
         }
     }
     Ok(())
@@ -32,11 +34,12 @@ pub(crate) fn differentiate<E: Element>(
     dims: Dims,
     arrived: &Arrived<'_, E>,
     gradients: GradientsMut<'_, E>,
+    monitor: &Monitor<'_>,
     accumulate: impl FnOnce(RowStatistics<'_>, GradientsMut<'_>) -> Result<()>,
 ) -> Result<()> {
     check::arrived(arrived, dims)?;
     let mut delta = options.workspaces.rows(dims.rows());
-    run::deltas(arrived, &mut delta, options.threads.count()?);
+    run::deltas(arrived, &mut delta, options.workers()?, monitor)?;
     let Arrived { lse, lse_rest, .. } = *arrived;
     let rows = RowStatistics { lse, lse_rest, delta: &delta };
     let GradientsMut { dq, dk, dv } = gradients;
@@ -44,7 +47,7 @@ pub(crate) fn differentiate<E: Element>(
         (Ok(dq), Ok(dk), Ok(dv)) => accumulate(rows, GradientsMut { dq, dk, dv }),
         (Err(dq), Err(dk), Err(dv)) => {
             let into = GradientsMut { dq, dk, dv };
-            round(options, into, |gradients| accumulate(rows, gradients))
+            round(options, into, monitor, |gradients| accumulate(rows, gradients))
         }
         _ => unreachable!("all three have the same element type"),
     };
@@ -56,9 +59,9 @@ pub(crate) fn differentiate<E: Element>(
 fn round<E: Element>(
     options: &Options,
     gradients: GradientsMut<'_, E>,
+    monitor: &Monitor<'_>,
     accumulate: impl FnOnce(GradientsMut<'_>) -> Result<()>,
 ) -> Result<()> {
-    let threads = options.threads.count()?;
     let GradientsMut { dq, dk, dv } = gradients;
     let order = Order::BatchHeadTokenDim;
     let sums =
@@ -71,11 +74,11 @@ fn round<E: Element>(
         dk: ViewMut::new(k, k_dims, order)?,
         dv: ViewMut::new(v, v_dims, order)?,
     };
-    clear(options, &mut into)?;
+    clear(options, &mut into, monitor)?;
     let result = accumulate(into);
     if result.is_ok() {
         for (sums, mut gradient) in sums.iter().zip([dq, dk, dv]) {
-            run::round(options, sums, &mut gradient, threads)?;
+            run::round(options, sums, &mut gradient, monitor)?;
         }
     }
     sums.into_iter().rev().for_each(|sums| options.workspaces.give_back(sums));

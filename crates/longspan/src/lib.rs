@@ -29,7 +29,8 @@
 //! | `view`, `element` | tensors with four named axes, strided; what they hold |
 //! | `state` | the partial softmax and its merge |
 //! | `score` | what is done to scores before the softmax |
-//! | `plan`, `run`, `threads`, `workspace` | who computes what; from a call to kernels on threads; scratch |
+//! | `plan`, `run` | tasks of a call; from a checked call to kernels on threads |
+//! | `exec` | worker threads, tasks, progress and cancellation, workspaces |
 //! | `kernel` | one kernel a pass |
 //! | `tile` | the matrix part, behind an interface |
 //! | [`limits`] | what the machine can do, measured |
@@ -41,6 +42,7 @@ mod check;
 mod dilated;
 mod element;
 mod error;
+mod exec;
 mod gradients;
 mod isa;
 mod kernel;
@@ -52,10 +54,8 @@ mod run;
 mod score;
 mod simd;
 mod state;
-mod threads;
 mod tile;
 mod view;
-mod workspace;
 
 pub use arguments::{
     Arrived, Gradients, GradientsMut, Hook, Inputs, Output, OutputMut, Progress, RowStatistics,
@@ -64,6 +64,10 @@ pub use attention::{Attention, Layouts, row_deltas};
 pub use dilated::{Branch, Counting, Dilated};
 pub use element::{Element, ElementType};
 pub use error::{Error, Result};
+#[cfg(feature = "fault-injection")]
+#[doc(hidden)]
+pub use exec::fault;
+pub use exec::{Executor, Pool, Step, Threads};
 pub use isa::Isa;
 pub use longspan_pattern::{
     BlockMasks, BlockSize, Blocks, Counts, Heads, Layout, LayoutCache, LayoutSet, Level, Masks,
@@ -72,7 +76,6 @@ pub use longspan_pattern::{
 pub use precision::{Numbers, Precision};
 pub use score::Score;
 pub use state::{State, merge_outputs};
-pub use threads::Threads;
 pub use view::{Dims, Order, Strides, Tensor, View, ViewMut};
 
 /// The README's example, run as a test.

@@ -5,15 +5,16 @@
 
 use std::hint::black_box;
 use std::num::NonZeroUsize;
+use std::ops::ControlFlow;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use crate::element::Element;
 use crate::error::Result;
+use crate::exec::{Executor, Pool};
 use crate::isa::Isa;
 use crate::simd::{Operation, Simd, WithSimd, dispatch};
-use crate::threads;
 
 /// Billions of f32 operations a second that multiply-add instructions on registers alone reach on
 /// `threads` threads at once: the ceiling of f32 attention. Takes about two milliseconds; take the best of several.
@@ -61,13 +62,13 @@ fn rounds_a_second(threads: NonZeroUsize, round: &(dyn Fn() + Sync)) -> f64 {
     const ROUNDS: usize = 20;
     let left = AtomicUsize::new(ROUNDS * threads.get());
     let start = Instant::now();
-    threads::run(threads.get(), &|| {
-        while left
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1))
-            .is_ok()
-        {
-            round();
+    Pool::global().run(threads.get(), &|| {
+        let take = |left: usize| left.checked_sub(1);
+        if left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_err() {
+            return ControlFlow::Break(());
         }
+        round();
+        ControlFlow::Continue(())
     });
     (ROUNDS * threads.get()) as f64 / start.elapsed().as_secs_f64()
 }
@@ -89,12 +90,11 @@ pub fn read_bandwidth<E: Element>(data: &[E], threads: NonZeroUsize) -> f64 {
     let (_, words, _) = unsafe { data.align_to::<f32>() };
     let chunks = Mutex::new(words.chunks(CHUNK));
     let start = Instant::now();
-    threads::run(threads.get(), &|| {
-        loop {
-            let chunk = chunks.lock().map(|mut chunks| chunks.next());
-            let Ok(Some(chunk)) = chunk else { break };
-            black_box(dispatch(Isa::best(), Read(chunk)));
-        }
+    Pool::global().run(threads.get(), &|| {
+        let chunk = chunks.lock().map(|mut chunks| chunks.next());
+        let Ok(Some(chunk)) = chunk else { return ControlFlow::Break(()) };
+        black_box(dispatch(Isa::best(), Read(chunk)));
+        ControlFlow::Continue(())
     });
     size_of_val(data) as f64 / start.elapsed().as_secs_f64() / 1e9
 }

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use crate::error::Result;
+use crate::exec::{Executor, Pool, Threads, Workers, Workspaces};
 use crate::isa::Isa;
 use crate::precision::Precision;
 use crate::score::Score;
-use crate::threads::Threads;
-use crate::workspace::Workspaces;
 
 /// Everything of an attention but its layouts.
 #[derive(Debug, Clone)]
@@ -14,6 +14,8 @@ pub(crate) struct Options {
     pub(crate) scale: Option<f32>,
     pub(crate) score: Score,
     pub(crate) threads: Threads,
+    /// The default pool if `None`.
+    pub(crate) executor: Option<Arc<dyn Executor>>,
     pub(crate) isa: Option<Isa>,
     pub(crate) precision: Precision,
     pub(crate) workspaces: Arc<Workspaces>,
@@ -25,10 +27,32 @@ impl Default for Options {
             scale: None,
             score: Score::Plain,
             threads: Threads::Auto,
+            executor: None,
             isa: None,
             precision: Precision::Fastest,
             workspaces: Arc::default(),
         }
+    }
+}
+
+impl Options {
+    fn executor(&self) -> &dyn Executor {
+        self.executor.as_deref().unwrap_or(Pool::global())
+    }
+
+    /// The threads that calls run on.
+    pub(crate) fn workers(&self) -> Result<Workers<'_>> {
+        let threads = match (&self.executor, self.threads) {
+            (Some(executor), Threads::Auto) => executor.threads().max(1),
+            (_, threads) => threads.count()?,
+        };
+        Ok(Workers { executor: self.executor(), threads })
+    }
+
+    /// Frees workspaces, and ends idle threads.
+    pub(crate) fn trim(&self) {
+        self.workspaces.trim();
+        self.executor().trim();
     }
 }
 
@@ -54,6 +78,20 @@ macro_rules! setters {
         pub fn threads(mut self, threads: $crate::Threads) -> Self {
             self.options.threads = threads;
             self
+        }
+
+        /// The threads that calls run on, in place of those of the default
+        /// [`Pool`]($crate::Pool::global). Results don't depend on them.
+        #[must_use]
+        pub fn executor(mut self, executor: std::sync::Arc<dyn $crate::Executor>) -> Self {
+            self.options.executor = Some(executor);
+            self
+        }
+
+        /// Returns to the system what calls keep for the next one: their workspaces, and the idle
+        /// threads of the executor. The next call allocates and starts them again.
+        pub fn trim(&self) {
+            self.options.trim();
         }
 
         /// The instruction set to use, in place of the fastest one. Calls fail where the CPU hasn't

@@ -4,15 +4,12 @@ mod backward;
 
 pub(crate) use self::backward::BackwardPass;
 
-use std::marker::PhantomData;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
-
-use crate::arguments::{Arrived, GradientsMut, Hook, Inputs, OutputMut, Progress, RowStatistics};
+use crate::arguments::{Arrived, GradientsMut, Inputs, OutputMut, RowStatistics};
 use crate::attention::Layouts;
 use crate::check::{self, Sizes};
 use crate::element::{Element, ElementType, store};
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::exec::{Arena, Monitor, Tasks, Workers, Workspace};
 use crate::isa::Isa;
 use crate::kernel::Raw;
 use crate::kernel::forward::{Forward, Target};
@@ -21,10 +18,9 @@ use crate::plan::{Idle, Plan, Stream};
 use crate::score::{Alibi, Plain, Score, Softcap, Transform};
 use crate::simd::{self, Operation, Simd, WithSimd};
 use crate::state::{RawState, StateMut, merge_row};
-use crate::threads;
 use crate::tile::{Direct, Strided, Tiles};
 use crate::view::{Dims, Order, Strides, View, ViewMut};
-use crate::workspace::{Arena, Scratch, Workspace};
+use std::marker::PhantomData;
 
 /// Where rows of the forward pass go.
 pub(crate) enum Rows<'a, E> {
@@ -37,98 +33,6 @@ pub(crate) enum Rows<'a, E> {
 /// Blocks × dims below which waking another thread costs more than it saves.
 const SMALL: u64 = 64;
 
-/// Claims, and what threads tell each other about them.
-pub(crate) struct Counter {
-    next: AtomicUsize,
-    done: AtomicUsize,
-    stopped: AtomicBool,
-    total: usize,
-}
-
-impl Counter {
-    pub(crate) fn new(total: usize) -> Self {
-        let zero = || AtomicUsize::new(0);
-        Counter { next: zero(), done: zero(), stopped: AtomicBool::new(false), total }
-    }
-
-    /// The next unit, if there is one and nobody said stop.
-    pub(crate) fn claim(&self) -> Option<usize> {
-        if self.is_stopped() {
-            return None;
-        }
-        let unit = self.next.fetch_add(1, Ordering::Relaxed);
-        (unit < self.total).then_some(unit)
-    }
-
-    pub(crate) fn finished_one(&self) {
-        self.done.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(crate) fn is_stopped(&self) -> bool {
-        self.stopped.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn progress(&self) -> Progress {
-        Progress { done: self.done.load(Ordering::Relaxed), total: self.total }
-    }
-}
-
-/// The hook, kept with the thread that made the call.
-pub(crate) struct Caller<'h> {
-    thread: std::thread::ThreadId,
-    hook: Mutex<Hook<'h>>,
-}
-
-// SAFETY: the hook is only ever called on the thread that brought it (`between` checks).
-unsafe impl Sync for Caller<'_> {}
-
-impl<'h> Caller<'h> {
-    fn new(hook: Hook<'h>) -> Self {
-        Caller { thread: std::thread::current().id(), hook: Mutex::new(hook) }
-    }
-
-    /// Calls the hook, if this is its thread.
-    pub(crate) fn between(&self, counter: &Counter) {
-        if std::thread::current().id() != self.thread {
-            return;
-        }
-        let mut hook = self.hook.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(hook) = &mut hook.0
-            && hook(counter.progress()).is_break()
-        {
-            counter.stopped.store(true, Ordering::Relaxed);
-        }
-    }
-}
-
-/// Runs `work(unit, scratch)` for every unit on up to `threads` threads, and the hook between them.
-pub(crate) fn each(
-    threads: usize,
-    counter: &Counter,
-    scratch: &[Mutex<Scratch>],
-    caller: &Caller<'_>,
-    work: &(dyn Fn(usize, &mut Scratch) + Sync),
-) -> Result<()> {
-    let joined = AtomicUsize::new(0);
-    threads::run(threads, &|| {
-        let number = joined.fetch_add(1, Ordering::Relaxed);
-        let mut scratch = scratch[number].lock().unwrap_or_else(PoisonError::into_inner);
-        while let Some(unit) = counter.claim() {
-            work(unit, &mut scratch);
-            if counter.is_stopped() {
-                break;
-            }
-            counter.finished_one();
-            caller.between(counter);
-        }
-    });
-    if counter.is_stopped() && counter.progress().done < counter.total {
-        return Err(Error::stopped(counter.progress()));
-    }
-    caller.between(counter);
-    Ok(())
-}
-
 /// What both passes need of a call.
 pub(crate) struct Call<'a, 'h, E> {
     pub(crate) options: &'a Options,
@@ -136,11 +40,11 @@ pub(crate) struct Call<'a, 'h, E> {
     pub(crate) sizes: Sizes,
     pub(crate) scale: f32,
     pub(crate) slopes: &'a [f32],
-    pub(crate) threads: usize,
+    pub(crate) workers: Workers<'a>,
     pub(crate) q: Raw<E>,
     pub(crate) k: Raw<E>,
     pub(crate) v: Raw<E>,
-    pub(crate) caller: Caller<'h>,
+    pub(crate) monitor: &'a Monitor<'h>,
 }
 
 impl<'a, 'h, E: Element> Call<'a, 'h, E> {
@@ -148,7 +52,7 @@ impl<'a, 'h, E: Element> Call<'a, 'h, E> {
         options: &'a Options,
         layouts: &'a Layouts,
         inputs: &Inputs<'_, E>,
-        hook: Hook<'h>,
+        monitor: &'a Monitor<'h>,
     ) -> Result<Self> {
         let sizes = check::inputs(options, layouts, inputs)?;
         let slopes: &[f32] = match &options.score {
@@ -161,11 +65,11 @@ impl<'a, 'h, E: Element> Call<'a, 'h, E> {
             sizes,
             scale: options.scale.unwrap_or(1.0 / (sizes.dim as f32).sqrt()),
             slopes,
-            threads: options.threads.count()?,
+            workers: options.workers()?,
             q: Raw::read(&inputs.q),
             k: Raw::read(&inputs.k),
             v: Raw::read(&inputs.v),
-            caller: Caller::new(hook),
+            monitor,
         })
     }
 
@@ -173,19 +77,10 @@ impl<'a, 'h, E: Element> Call<'a, 'h, E> {
         plan.stream(self.layouts, &self.sizes, number)
     }
 
-    /// How many threads work of so many blocks is worth, with scratch for each.
-    pub(crate) fn crew(
-        &self,
-        weight: u64,
-        units: usize,
-        scratch: &mut Vec<Mutex<Scratch>>,
-    ) -> usize {
-        let work = weight * (self.sizes.dim + self.sizes.value_dim) as u64 / 128;
-        let threads = if work < SMALL { 1 } else { self.threads.min(units).max(1) };
-        if scratch.len() < threads {
-            scratch.resize_with(threads, Default::default);
-        }
-        threads
+    /// The threads that tasks of so many blocks are worth.
+    pub(crate) fn workers_for(&self, blocks: u64, tasks: usize) -> Workers<'a> {
+        let work = blocks * (self.sizes.dim + self.sizes.value_dim) as u64 / 128;
+        self.workers.at_most(if work < SMALL { 1 } else { tasks })
     }
 }
 
@@ -233,9 +128,9 @@ pub(crate) fn forward<E: Element>(
     layouts: &Layouts,
     inputs: &Inputs<'_, E>,
     rows: Rows<'_, E>,
-    hook: Hook<'_>,
+    monitor: &Monitor<'_>,
 ) -> Result<()> {
-    let call = Call::new(options, layouts, inputs, hook)?;
+    let call = Call::new(options, layouts, inputs, monitor)?;
     let mut space = options.workspaces.take();
     let result = E::forward(ForwardPass { call: &call, rows, space: &mut space });
     options.workspaces.put(space);
@@ -275,18 +170,18 @@ impl<E: Element> Pass<E> for ForwardPass<'_, '_, E> {
             },
             Rows::Extend(mut state) => Target::Extend(state.raw()),
         };
-        let threads = call.crew(plan.weight, plan.units.len(), &mut space.scratch);
-        for scratch in &space.scratch[..threads] {
-            let mut scratch = scratch.lock().unwrap_or_else(PoisonError::into_inner);
-            scratch.numbers.room(kernel.room(plan.tiles));
-            scratch.lists.grow(plan.row_tiles, plan.pieces);
-        }
-        let parts = part_states(&mut space.parts, plan.part_rows, sizes.value_dim);
+        let workers = call.workers_for(plan.weight, plan.units.len());
+        let (room, row_tiles, pieces) = (kernel.room(plan.tiles), plan.row_tiles, plan.pieces);
+        space.grow_scratch(workers.threads, |scratch| {
+            scratch.numbers.room(room);
+            scratch.lists.grow(row_tiles, pieces);
+        });
+        let parts = part_states(&mut space.parts, space.plan.part_rows, sizes.value_dim);
 
-        let plan = &space.plan;
-        let counter = Counter::new(plan.units.len());
-        each(threads, &counter, &space.scratch, &call.caller, &|unit, scratch| {
+        let (space, plan) = (&*space, &space.plan);
+        Tasks::counted(plan.units.len(), call.monitor).run(workers, &|unit| {
             let unit = &plan.units[unit];
+            let scratch = &mut *space.scratch();
             let stream = call.stream(plan, unit.stream);
             let target = match unit.part {
                 Some(first) => Target::Part(parts, first as usize),
@@ -295,7 +190,7 @@ impl<E: Element> Pass<E> for ForwardPass<'_, '_, E> {
             let _session = tiles.session();
             let mut masks = stream.layout.masks_in(std::mem::take(&mut scratch.mask));
             // SAFETY: the call was checked against the layouts; units have rows of their own.
-            unsafe { kernel.rows(&stream, unit, target, &mut masks, scratch) };
+            unsafe { kernel.rows(&stream, unit, target, &mut masks, scratch, call.monitor) };
             scratch.mask = masks.into_words();
         })?;
         for cut in &plan.cuts {
@@ -366,9 +261,9 @@ pub(crate) fn backward<E: Element>(
     dout: View<'_, E>,
     rows: RowStatistics<'_>,
     gradients: GradientsMut<'_, f32>,
-    hook: Hook<'_>,
+    monitor: &Monitor<'_>,
 ) -> Result<()> {
-    let call = Call::new(options, layouts, inputs, hook)?;
+    let call = Call::new(options, layouts, inputs, monitor)?;
     let mut space = options.workspaces.take();
     let pass =
         BackwardPass { call: &call, dout: Raw::read(&dout), rows, gradients, space: &mut space };
@@ -380,29 +275,36 @@ pub(crate) fn backward<E: Element>(
 /// Rows that a thread claims at a time.
 const ROWS: usize = 1_024;
 
-/// Runs `work(entry, head, token)` for every row of a tensor, on threads if they are worth it.
-fn each_row(dims: Dims, threads: usize, work: &(dyn Fn(usize, usize, usize) + Sync)) {
+/// The threads that so many rows are worth.
+fn workers_for_rows(workers: Workers<'_>, rows: usize, dim: usize) -> Workers<'_> {
+    workers.at_most(if rows * dim < 64 * ROWS { 1 } else { rows.div_ceil(ROWS) })
+}
+
+/// Runs `work(entry, head, token)` for every row of a tensor.
+fn each_row(
+    dims: Dims,
+    workers: Workers<'_>,
+    monitor: &Monitor<'_>,
+    work: &(dyn Fn(usize, usize, usize) + Sync),
+) -> Result<()> {
     let rows = dims.rows();
-    let small = rows * dims.dim < 64 * ROWS;
-    let next = AtomicUsize::new(0);
-    threads::run(if small { 1 } else { threads }, &|| {
-        loop {
-            let first = next.fetch_add(ROWS, Ordering::Relaxed);
-            if first >= rows {
-                break;
-            }
-            for row in first..(first + ROWS).min(rows) {
-                let (head, token) = (row / dims.tokens, row % dims.tokens);
-                work(head / dims.heads, head % dims.heads, token);
-            }
+    let workers = workers_for_rows(workers, rows, dims.dim);
+    Tasks::uncounted(rows.div_ceil(ROWS), monitor).run(workers, &|chunk| {
+        for row in chunk * ROWS..((chunk + 1) * ROWS).min(rows) {
+            let (head, token) = (row / dims.tokens, row % dims.tokens);
+            work(head / dims.heads, head % dims.heads, token);
         }
-    });
+    })
 }
 
 /// Writes 0 to every element.
-pub(crate) fn clear<E: Element>(view: &mut ViewMut<'_, E>, threads: usize) {
+pub(crate) fn clear<E: Element>(
+    view: &mut ViewMut<'_, E>,
+    workers: Workers<'_>,
+    monitor: &Monitor<'_>,
+) -> Result<()> {
     let (dims, raw) = (view.dims(), Raw::write(view));
-    each_row(dims, threads, &|entry, head, token| {
+    each_row(dims, workers, monitor, &|entry, head, token| {
         // SAFETY: the view has these rows, and each is cleared once.
         unsafe {
             let row = raw.head(entry, head, token);
@@ -414,7 +316,7 @@ pub(crate) fn clear<E: Element>(view: &mut ViewMut<'_, E>, threads: usize) {
                 *row.at(0, dim).first.cast_mut() = E::default();
             }
         }
-    });
+    })
 }
 
 /// Writes sums, `[batch, head, token, dim]`, rounded to the elements of `view`.
@@ -422,26 +324,31 @@ pub(crate) fn round<E: Element>(
     options: &Options,
     sums: &[f32],
     view: &mut ViewMut<'_, E>,
-    threads: usize,
+    monitor: &Monitor<'_>,
 ) -> Result<()> {
-    struct Round<'a, E>(&'a [f32], Dims, Raw<E>, usize);
-    impl<E: Element> WithSimd for Round<'_, E> {
-        type Output = ();
+    struct Round<'a, 'h, E> {
+        sums: &'a [f32],
+        dims: Dims,
+        raw: Raw<E>,
+        workers: Workers<'a>,
+        monitor: &'a Monitor<'h>,
+    }
+    impl<E: Element> WithSimd for Round<'_, '_, E> {
+        type Output = Result<()>;
 
-        fn with<S: Simd>(self, simd: S) {
-            let Round(sums, dims, raw, threads) = self;
-            each_row(dims, threads, &|entry, head, token| {
+        fn with<S: Simd>(self, simd: S) -> Result<()> {
+            let Round { sums, dims, raw, workers, monitor } = self;
+            each_row(dims, workers, monitor, &|entry, head, token| {
                 let row = (entry * dims.heads + head) * dims.tokens + token;
                 let from = &sums[row * dims.dim..][..dims.dim];
                 // SAFETY: the view has these rows, and each is written once.
                 unsafe { simd.call(Narrow { from, to: raw.head(entry, head, token) }) }
-            });
+            })
         }
     }
     let (dims, raw) = (view.dims(), Raw::write(view));
-    let isa = Isa::choose(options.isa)?;
-    simd::dispatch(isa, Round(sums, dims, raw, threads));
-    Ok(())
+    let (isa, workers) = (Isa::choose(options.isa)?, options.workers()?);
+    simd::dispatch(isa, Round { sums, dims, raw, workers, monitor })
 }
 
 /// Makes outputs and log-sum-exps of partial softmaxes: `lse` holds each row's maximum and `rests`
@@ -452,7 +359,7 @@ pub(crate) fn finish<E: Element>(
     out: &mut ViewMut<'_, E>,
     lse: &mut [f32],
     rests: &mut [f32],
-    threads: usize,
+    monitor: &Monitor<'_>,
 ) -> Result<()> {
     let (dims, order) = (out.dims(), Order::BatchHeadTokenDim);
     let mut sums = sums;
@@ -462,7 +369,7 @@ pub(crate) fn finish<E: Element>(
     };
     let list = |list| ViewMut::new(list, Dims { dim: 1, ..dims }, order);
     let lists = [Raw::write(&mut list(lse)?), Raw::write(&mut list(rests)?)];
-    each_row(dims, threads, &|entry, head, token| {
+    each_row(dims, options.workers()?, monitor, &|entry, head, token| {
         // SAFETY: all of them have these rows, and each is written once.
         unsafe {
             let [lse, rest] = lists.map(|list| list.head(entry, head, token).first.cast_mut());
@@ -472,8 +379,8 @@ pub(crate) fn finish<E: Element>(
             let sums = std::slice::from_raw_parts_mut(sums, dims.dim);
             sums.iter_mut().for_each(|sum| *sum *= finished.factor);
         }
-    });
-    sums.map_or(Ok(()), |sums| round(options, sums, out, threads))
+    })?;
+    sums.map_or(Ok(()), |sums| round(options, sums, out, monitor))
 }
 
 /// Writes a row of f32, rounded.
@@ -503,28 +410,25 @@ impl<E: Element> Operation for Narrow<'_, E> {
 }
 
 /// `Σ dout · out − dlse`, in f64: it is taken from every score of the row.
-pub(crate) fn deltas<E: Element>(arrived: &Arrived<'_, E>, deltas: &mut [f32], threads: usize) {
+pub(crate) fn deltas<E: Element>(
+    arrived: &Arrived<'_, E>,
+    deltas: &mut [f32],
+    workers: Workers<'_>,
+    monitor: &Monitor<'_>,
+) -> Result<()> {
     let dims = arrived.out.dims();
     let (out, dout) = (Raw::read(&arrived.out), Raw::read(&arrived.dout));
-    let small = deltas.len() * dims.dim < 64 * ROWS;
-    let chunks = Mutex::new(deltas.chunks_mut(ROWS).enumerate());
-    threads::run(if small { 1 } else { threads }, &|| {
-        loop {
-            let chunk = chunks.lock().unwrap_or_else(PoisonError::into_inner).next();
-            let Some((chunk, deltas)) = chunk else { break };
-            for (index, delta) in deltas.iter_mut().enumerate() {
-                let row = chunk * ROWS + index;
-                let (head, token) = (row / dims.tokens, row % dims.tokens);
-                let (entry, head) = (head / dims.heads, head % dims.heads);
-                // SAFETY: both tensors have these dims.
-                let sum = unsafe {
-                    dot(out.head(entry, head, token), dout.head(entry, head, token), dims.dim)
-                };
-                let dlse = arrived.dlse.map_or(0.0, |dlse| f64::from(dlse[row]));
-                *delta = (sum - dlse) as f32;
-            }
+    let mut deltas = ViewMut::new(deltas, Dims { dim: 1, ..dims }, Order::BatchHeadTokenDim)?;
+    let deltas = Raw::write(&mut deltas);
+    each_row(dims, workers, monitor, &|entry, head, token| {
+        let row = (entry * dims.heads + head) * dims.tokens + token;
+        let dlse = arrived.dlse.map_or(0.0, |dlse| f64::from(dlse[row]));
+        // SAFETY: all of them have these rows, and each is written once.
+        unsafe {
+            let sum = dot(out.head(entry, head, token), dout.head(entry, head, token), dims.dim);
+            *deltas.head(entry, head, token).first.cast_mut() = (sum - dlse) as f32;
         }
-    });
+    })
 }
 
 /// Σ a · b over the first `len` columns of two rows.

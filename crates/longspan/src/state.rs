@@ -16,6 +16,7 @@ use crate::arguments::{Output, OutputMut};
 use crate::check;
 use crate::element::Element;
 use crate::error::{Error, Result};
+use crate::exec::{Monitor, Workers};
 use crate::kernel::Raw;
 use crate::run;
 use crate::tile::Strided;
@@ -209,10 +210,10 @@ impl<'a> StateMut<'a> {
     }
 
     /// Rows that have seen nothing.
-    pub(crate) fn clear(&mut self, threads: usize) {
+    pub(crate) fn clear(&mut self, workers: Workers<'_>, monitor: &Monitor<'_>) -> Result<()> {
         self.maxima.fill(f32::NEG_INFINITY);
-        run::clear(&mut self.totals, threads);
-        run::clear(&mut self.sums, threads);
+        run::clear(&mut self.totals, workers, monitor)?;
+        run::clear(&mut self.sums, workers, monitor)
     }
 
     /// Some of the rows.

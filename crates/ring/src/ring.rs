@@ -1,13 +1,14 @@
 //! Attention around a ring: what a caller writes.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytemuck::{Pod, cast_slice_mut};
 use longspan::{
-    Arrived, Attention, Dims, Element, ElementType, Gradients, GradientsMut, Heads, Inputs, Isa,
-    Layout, LayoutSet, Layouts, Output, OutputMut, Padding, Positions, Precision, RowStatistics,
-    Shape, State, Threads, View, ViewMut, row_deltas,
+    Arrived, Attention, Dims, Element, ElementType, Executor, Gradients, GradientsMut, Heads,
+    Inputs, Isa, Layout, LayoutSet, Layouts, Output, OutputMut, Padding, Pool, Positions,
+    Precision, RowStatistics, Shape, State, Threads, View, ViewMut, row_deltas,
 };
 
 use longspan_pattern::Sight;
@@ -33,6 +34,9 @@ pub struct Options {
     pub patience: Duration,
     /// Threads of this rank's kernels.
     pub threads: Threads,
+    /// What they belong to: a pool of this rank's own where left out, so that ranks that are threads
+    /// of one process don't share workers.
+    pub executor: Option<Arc<dyn Executor>>,
     /// See [`Attention::isa`].
     pub isa: Option<Isa>,
     /// See [`Attention::precision`].
@@ -41,8 +45,13 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        let (threads, precision) = (Threads::Auto, Precision::Fastest);
-        Options { patience: Duration::from_secs(60), threads, isa: None, precision }
+        Options {
+            patience: Duration::from_secs(60),
+            threads: Threads::Auto,
+            executor: None,
+            isa: None,
+            precision: Precision::Fastest,
+        }
     }
 }
 
@@ -107,7 +116,10 @@ const DONE: &[u8] = &[1; 8];
 
 impl<T: Transport> Ring<T> {
     /// Ranks agree that they mean the same, and each works out what it sends and receives.
-    pub fn new(mut transport: T, problem: Problem, options: Options) -> Result<Self> {
+    pub fn new(mut transport: T, problem: Problem, mut options: Options) -> Result<Self> {
+        if options.executor.is_none() {
+            options.executor = Some(Arc::new(Pool::new(options.threads.count()?)?));
+        }
         let mut link = Link::new(&mut transport, Doing::Agreeing, 0, options.patience);
         let works = match prepare(&mut link, problem, &options) {
             Ok(works) => works,
@@ -477,6 +489,9 @@ fn attention(
         .score(problem.score.clone())
         .threads(options.threads)
         .precision(options.precision);
+    if let Some(executor) = &options.executor {
+        attention = attention.executor(executor.clone());
+    }
     if let Some(scale) = problem.scale {
         attention = attention.scale(scale);
     }

@@ -35,6 +35,8 @@ use self::slab::tile_of;
 use super::finite::{AllFinite, clean, left_out};
 use super::{Raw, padded};
 use crate::arguments::RowStatistics;
+use crate::exec::Monitor;
+use crate::exec::fault::{Site, fault};
 use crate::plan::Stream;
 use crate::plan::backward::Grid;
 use crate::score::Transform;
@@ -112,11 +114,12 @@ pub(crate) enum QueryTarget {
 }
 
 impl<X: Tiles, T: Transform> Backward<'_, X, T> {
-    /// All queries of a band and head that see keys of the slab.
+    /// All queries of a band and head that see keys of the slab, unless the call stops.
     ///
     /// # Safety
     ///
     /// The tensors must have them; nobody else may write the band's dQ.
+    #[allow(clippy::too_many_arguments)]
     pub(crate) unsafe fn band(
         &self,
         slab: &mut Slab,
@@ -125,6 +128,7 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
         band: u32,
         target: QueryTarget,
         masks: &mut Masks<'_>,
+        monitor: &Monitor<'_>,
     ) {
         const { assert!(X::GROUP <= MOST_GROUP) };
         let layout = stream.layout;
@@ -149,6 +153,10 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
                     },
                 };
                 if group.len == X::GROUP || group.end().is_some_and(|end| end != query) {
+                    if monitor.poll_in_task() {
+                        return;
+                    }
+                    fault(Site::Kernel);
                     // SAFETY: the caller's.
                     unsafe { self.queries(slab, stream, head, group.tiles(), masks) };
                     group = Group::EMPTY;

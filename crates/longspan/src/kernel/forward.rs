@@ -33,12 +33,13 @@ use self::scratch::Room;
 
 use super::Raw;
 use super::pack::transpose_bits;
+use crate::exec::fault::{Site, fault};
+use crate::exec::{Monitor, Scratch};
 use crate::plan::{Stream, Unit};
 use crate::score::Transform;
 use crate::simd::LANES;
 use crate::state::RawState;
 use crate::tile::Tiles;
-use crate::workspace::Scratch;
 
 /// The most keys between two looks at the maximum: their scores and values stay in the first-level
 /// cache, and it divides by the rows of a register tile.
@@ -130,6 +131,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         target: Target<X::Element>,
         masks: &mut Masks<'_>,
         scratch: &mut Scratch,
+        monitor: &Monitor<'_>,
     ) {
         let per_row = stream.lanes().div_ceil(LANES);
         let tiles = per_row * (unit.rows.1 - unit.rows.0) as usize;
@@ -137,23 +139,23 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         let mut stack = Stack { stream, rows: unit.rows, per_row, target, careful: false, lone };
         if unit.rows.1 - unit.rows.0 == 1 && stack.lanes(unit.rows.0) <= few::FEW {
             // SAFETY: the caller's.
-            return unsafe { self.few(&mut stack, unit, masks, scratch) };
+            return unsafe { self.few(&mut stack, unit, masks, scratch, monitor) };
         }
         let mut room = self.cut(&mut scratch.numbers, tiles);
         let lists = &mut scratch.lists;
         // SAFETY: lanes stand for tokens of these rows; keys are those that the layout names.
         unsafe {
-            if self.attempt(&stack, unit, &room, masks, lists) {
+            if self.attempt(&stack, unit, &room, masks, lists, monitor) {
                 return;
             }
             // A sum isn't finite, and something was masked: was it only 0 · ∞?
             stack.careful = true;
             room.clean = scratch.clean.room(self.clean_room());
-            self.attempt(&stack, unit, &room, masks, lists);
+            self.attempt(&stack, unit, &room, masks, lists, monitor);
         }
     }
 
-    /// Computes the rows, and writes them unless a careful attempt has to follow.
+    /// Computes the rows, and writes them unless a careful attempt has to follow or the call stops.
     unsafe fn attempt(
         &self,
         stack: &Stack<'_, X::Element>,
@@ -161,6 +163,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         room: &Room,
         masks: &mut Masks<'_>,
         lists: &mut Lists,
+        monitor: &Monitor<'_>,
     ) -> bool {
         let layout = stack.stream.layout;
         let mut masked = false;
@@ -171,11 +174,15 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
                     self.start(&tile, stack, row);
                 }
             }
+            fault(Site::Kernel);
             // What all rows see in full is read once for all of them.
             lists.share(layout, unit);
             for &(from, to) in &lists.shared {
                 let (mut key, end) = (from as usize, to as usize);
                 while key < end {
+                    if monitor.poll_in_task() {
+                        return true;
+                    }
                     let keys = even(end - key, most_keys::<X>(X::MOST_LANES));
                     let keys = keys.next_multiple_of(X::GRAIN).min(end - key);
                     let ready = self.ready(room, stack, key, keys);
@@ -207,7 +214,8 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
                         let ready = self.ready(room, stack, key, keys);
                         for row in unit.rows.0..unit.rows.1 {
                             lists.rest(layout, row, unit.columns);
-                            masked |= self.row(stack, room, row, Some(&ready), masks, lists);
+                            let ready = Some(&ready);
+                            masked |= self.row(stack, room, row, ready, masks, lists, monitor);
                         }
                         key += keys;
                     }
@@ -215,8 +223,11 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
             } else {
                 for row in unit.rows.0..unit.rows.1 {
                     lists.rest(layout, row, unit.columns);
-                    masked |= self.row(stack, room, row, None, masks, lists);
+                    masked |= self.row(stack, room, row, None, masks, lists, monitor);
                 }
+            }
+            if monitor.is_stopped() {
+                return true;
             }
             if masked && !stack.careful && !self.all_finite(stack, unit, room) {
                 return false;
@@ -249,6 +260,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
 
     /// The listed pieces of a row, or what is in them of keys that are ready. Returns whether any were
     /// masked.
+    #[allow(clippy::too_many_arguments)]
     unsafe fn row(
         &self,
         stack: &Stack<'_, X::Element>,
@@ -257,6 +269,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         ready: Option<&Ready<X>>,
         masks: &mut Masks<'_>,
         lists: &mut Lists,
+        monitor: &Monitor<'_>,
     ) -> bool {
         let (first, end) = ready.map_or((0, usize::MAX), |ready| (ready.first, ready.end));
         let (mut pieces, bits) = (&lists.pieces[..], &mut lists.bits);
@@ -266,6 +279,9 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
             let to = group[group.len() - 1].to as usize;
             let (mut key, to) = ((*from as usize).max(first), to.min(end));
             while key < to {
+                if monitor.poll_in_task() {
+                    return masked;
+                }
                 let keys = even(to - key, LONGEST);
                 // SAFETY: the caller's.
                 masked |= unsafe {
@@ -312,6 +328,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
                     continue;
                 };
                 masked = true;
+                fault(Site::Mask);
                 let words = masks.get(row, column, &run);
                 let start = layout.column_tokens(column).start as usize;
                 for tile in self.tiles_of(room, stack, row) {

@@ -28,6 +28,8 @@ use longspan_pattern::Layout;
 use super::Plan as Streams;
 use crate::attention::Layouts;
 use crate::check::Sizes;
+use crate::error::Result;
+use crate::exec::Monitor;
 
 /// Keys of a slab: their five matrices have to stay in the second-level cache.
 const SLAB: usize = 256;
@@ -76,7 +78,13 @@ impl Turns {
         &self.turns[self.starts[slab] as usize..self.starts[slab + 1] as usize]
     }
 
-    fn fill(&mut self, layout: &Layout, grid: Grid, chain_limit: u64) {
+    fn fill(
+        &mut self,
+        layout: &Layout,
+        grid: Grid,
+        chain_limit: u64,
+        monitor: &Monitor<'_>,
+    ) -> Result<()> {
         let (slabs, bands) = (grid.slabs(layout), grid.bands(layout));
         self.buffers.clear();
         self.buffered.clear();
@@ -89,6 +97,7 @@ impl Turns {
         let block = layout.block().get();
         let (keys, slab) = (layout.keys() as usize, grid.slab);
         for band in 0..bands as u32 {
+            monitor.check()?;
             weights.fill(0);
             steps.fill(0);
             for row in grid.rows(layout, band) {
@@ -144,6 +153,7 @@ impl Turns {
             *end -= 1;
             self.turns[*end as usize] = turn;
         }
+        Ok(())
     }
 }
 
@@ -222,7 +232,13 @@ pub(crate) struct Plan {
 
 impl Plan {
     /// Lists units and turns for streams that were listed before.
-    pub(crate) fn fill(&mut self, streams: &Streams, layouts: &Layouts, sizes: &Sizes) {
+    pub(crate) fn fill(
+        &mut self,
+        streams: &Streams,
+        layouts: &Layouts,
+        sizes: &Sizes,
+        monitor: &Monitor<'_>,
+    ) -> Result<()> {
         let band = sizes.queries.div_ceil(BANDS).next_multiple_of(BAND).max(BAND);
         self.grid = Grid { slab: SLAB, band };
         self.families.clear();
@@ -247,7 +263,7 @@ impl Plan {
         let distinct = layouts.distinct();
         self.turns.resize_with(self.turns.len().max(distinct.len()), Turns::default);
         for (turns, layout) in self.turns.iter_mut().zip(distinct) {
-            turns.fill(layout, self.grid, chain_limit);
+            turns.fill(layout, self.grid, chain_limit, monitor)?;
         }
         for number in 0..count {
             let stream = streams.stream(layouts, sizes, number);
@@ -269,11 +285,13 @@ impl Plan {
         let mut weights = std::mem::take(&mut self.weights);
         weights.resize(bands, 0);
         for slab in 0..sizes.keys.div_ceil(self.grid.slab) as u32 {
+            monitor.check()?;
             for family in 0..self.families.len() as u32 {
                 self.add_units(streams, layouts, sizes, (family, slab), slab_limit, &mut weights);
             }
         }
         self.weights = weights;
+        Ok(())
     }
 
     fn add_units(

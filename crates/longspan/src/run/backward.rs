@@ -1,18 +1,17 @@
 //! The backward pass on threads: units, turns, and the sums of buffers.
 
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::{Call, Counter, Pass, each};
+use super::{Call, Pass};
 use crate::arguments::{GradientsMut, RowStatistics};
 use crate::element::Element;
 use crate::error::Result;
+use crate::exec::{Arena, Scratch, Tasks, Workspace};
 use crate::kernel::Raw;
 use crate::kernel::backward::{Backward, QueryTarget, Turnstile};
 use crate::plan::backward::{Plan, Unit};
 use crate::score::Transform;
 use crate::tile::Tiles;
-use crate::workspace::{Arena, Scratch, Workspace};
 
 pub(crate) struct BackwardPass<'a, 'h, E> {
     pub(crate) call: &'a Call<'a, 'h, E>,
@@ -27,7 +26,7 @@ impl<E: Element> Pass<E> for BackwardPass<'_, '_, E> {
         let BackwardPass { call, dout, rows, mut gradients, space } = self;
         let (sizes, layouts) = (&call.sizes, call.layouts);
         space.plan.list_streams(layouts, sizes, usize::MAX);
-        space.backward.fill(&space.plan, layouts, sizes);
+        space.backward.fill(&space.plan, layouts, sizes, call.monitor)?;
         let plan = &space.backward;
         let kernel = Backward {
             tiles,
@@ -47,23 +46,22 @@ impl<E: Element> Pass<E> for BackwardPass<'_, '_, E> {
             keys: sizes.keys,
             grid: plan.grid,
         };
-        let threads = call.crew(plan.weight, plan.units.len(), &mut space.scratch);
-        for scratch in &space.scratch[..threads] {
-            let mut scratch = scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        let workers = call.workers_for(plan.weight, plan.units.len());
+        space.grow_scratch(workers.threads, |scratch| {
             scratch.numbers.room(kernel.room());
             scratch.clean.room(kernel.clean_room());
-        }
+        });
+        let plan = &space.backward;
         space.counters.resize_with(space.counters.len().max(plan.counters), AtomicU32::default);
         let buffers = Buffers::cut(plan, sizes.dim, sizes.value_dim, &mut space.parts);
         let work = Work { call, space: &*space, kernel, buffers };
         work.space.counters[..plan.counters]
             .iter()
             .for_each(|turn| turn.store(0, Ordering::Relaxed));
-        let counter = Counter::new(plan.units.len());
-        each(threads, &counter, &space.scratch, &call.caller, &|unit, scratch| {
+        Tasks::counted(plan.units.len(), call.monitor).run(workers, &|unit| {
             // SAFETY: the call was checked against the layouts; the plan gives each number one
             // writer at a time.
-            unsafe { work.unit(&plan.units[unit], scratch, &counter) };
+            unsafe { work.unit(&plan.units[unit], &mut work.space.scratch()) };
         })?;
         // SAFETY: all units are done, so nobody else writes.
         unsafe { work.add_up() };
@@ -115,12 +113,11 @@ struct Work<'a, 'h, X: Tiles, T> {
 
 impl<X: Tiles, T: Transform> Work<'_, '_, X, T> {
     /// A slab, or some bands of it.
-    unsafe fn unit(&self, unit: &Unit, scratch: &mut Scratch, counter: &Counter) {
-        let (kernel, plan) = (&self.kernel, &self.space.backward);
+    unsafe fn unit(&self, unit: &Unit, scratch: &mut Scratch) {
+        let (kernel, plan, monitor) = (&self.kernel, &self.space.backward, self.call.monitor);
         let _session = kernel.tiles.session();
         let family = plan.families[unit.family as usize];
         let at = (family.entry as usize, family.key_head as usize);
-        let give_up = || counter.is_stopped();
         // SAFETY: the caller's.
         unsafe {
             let mut slab = kernel.open(scratch, at, unit.slab);
@@ -145,7 +142,7 @@ impl<X: Tiles, T: Transform> Work<'_, '_, X, T> {
                                 QueryTarget::Buffer(self.buffers.query(first + buffer as usize))
                             }
                         };
-                        if !turnstile.enter(give_up) {
+                        if !turnstile.enter(|| monitor.is_stopped()) {
                             return;
                         }
                         kernel.band(
@@ -155,10 +152,10 @@ impl<X: Tiles, T: Transform> Work<'_, '_, X, T> {
                             turn.band,
                             target,
                             &mut masks,
+                            monitor,
                         );
                         turnstile.leave();
-                        self.call.caller.between(counter);
-                        if counter.is_stopped() {
+                        if monitor.poll() {
                             return;
                         }
                     }

@@ -3,15 +3,18 @@
 //! | file | what |
 //! |---|---|
 //! | `buffer.rs` | dense numbers put into strided memory with poisoned gaps, and read back |
+//! | `observed.rs` | executors that tell which threads took part |
 //! | `run.rs` | a case as layouts and options; both passes over it; the verdict |
 
 // Each test file uses another part of it.
 #![allow(dead_code, unused_imports)]
 
 mod buffer;
+mod observed;
 mod run;
 
 pub(crate) use buffer::{Buffer, BufferOf, Number, Placement, dense_order};
+pub(crate) use observed::{Idle, Observed};
 pub(crate) use run::{
     Engine, Rest, Run, Tensors, TensorsOf, attention, bits, check, check_all, compile, compile_set,
     dims_k, dims_out, dims_q, dims_v, layouts, measures, number, score,

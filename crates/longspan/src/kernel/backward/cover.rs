@@ -3,6 +3,7 @@
 use longspan_pattern::{Layout, Masks, RunKind};
 
 use super::{QUERIES, QueryTile, Slab};
+use crate::exec::fault::{Site, fault};
 
 /// Whether a row of blocks sees any key of the slab.
 pub(super) fn sees(layout: &Layout, row: u32, slab: &Slab) -> bool {
@@ -55,6 +56,7 @@ pub(super) fn cover(
         }
         let column = start / block;
         let end = ((column + 1) * block).min(run_end);
+        fault(Site::Mask);
         let words = masks.get(tile.row, column as u32, run);
         let shift = start - column * block;
         for (query, bits) in bits[..tile.queries].iter_mut().enumerate() {

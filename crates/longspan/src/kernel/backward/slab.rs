@@ -2,12 +2,12 @@
 
 use super::{Backward, QUERIES};
 use crate::element::Element;
+use crate::exec::Scratch;
 use crate::kernel::finite::AllFinite;
 use crate::kernel::pack::{FromLanes, Meet, ToLanes};
 use crate::score::Transform;
 use crate::simd::{LANES, Simd};
 use crate::tile::{Rows, Strided, Tiles};
-use crate::workspace::Scratch;
 
 /// A slab of keys at work: scratch of a thread.
 pub(crate) struct Slab {

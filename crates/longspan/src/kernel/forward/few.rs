@@ -21,6 +21,8 @@ use self::row::RowSoftmax;
 use super::lists::{Lists, Piece, even};
 use super::{Forward, LONGEST, Stack, Target};
 use crate::element::{Element, ElementType, load};
+use crate::exec::fault::{Site, fault};
+use crate::exec::{Arena, Monitor, Scratch};
 use crate::kernel::finite::{AllFinite, left_out};
 use crate::kernel::pack::ToLanes;
 use crate::kernel::{base, padded, positions};
@@ -30,7 +32,6 @@ use crate::simd::{LANES, Operation, Simd};
 use crate::tile::{
     Ahead, Direct, Keep, Multiply, OVER_DIMS, OVER_TOKENS, Rows, Size, Strided, Tiles,
 };
-use crate::workspace::{Arena, Scratch};
 
 /// The most queries × heads that are few.
 pub(super) const FEW: usize = 16;
@@ -124,20 +125,25 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         unit: &Unit,
         masks: &mut Masks<'_>,
         scratch: &mut Scratch,
+        monitor: &Monitor<'_>,
     ) {
         let room = self.cut_few(&mut scratch.numbers);
         let row = unit.rows.0;
         // SAFETY: queries and keys are those that the layout names, scratch is our own.
         unsafe {
             let mut queries = self.begin_few(stack, &room, row);
-            let masked = self.all_keys(stack, &room, unit, &mut queries, masks, &mut scratch.lists);
+            let lists = &mut scratch.lists;
+            let masked = self.all_keys(stack, &room, unit, &mut queries, masks, lists, monitor);
             let (matrix, rows) = (room.sums.strided(), queries.count);
             let finite = AllFinite { matrix, rows, columns: self.value_dim };
             if masked && !self.tiles.simd().call(finite) {
                 // As in `rows`: was it only 0 · ∞?
                 stack.careful = true;
                 queries = self.begin_few(stack, &room, row);
-                self.all_keys(stack, &room, unit, &mut queries, masks, &mut scratch.lists);
+                self.all_keys(stack, &room, unit, &mut queries, masks, lists, monitor);
+            }
+            if monitor.is_stopped() {
+                return;
             }
             self.end_few(stack, &room, row, &queries);
         }
@@ -231,7 +237,8 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         }
     }
 
-    /// Every key that the row sees. Returns whether any were masked.
+    /// Every key that the row sees, unless the call stops. Returns whether any were masked.
+    #[allow(clippy::too_many_arguments)]
     unsafe fn all_keys(
         &self,
         stack: &Stack<'_, X::Element>,
@@ -240,6 +247,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         queries: &mut Queries,
         masks: &mut Masks<'_>,
         lists: &mut Lists,
+        monitor: &Monitor<'_>,
     ) -> bool {
         let (layout, row) = (stack.stream.layout, unit.rows.0);
         lists.shared.clear();
@@ -248,6 +256,9 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         for pieces in lists.pieces.chunk_by(|a, b| a.to == b.from) {
             let (mut key, end) = (pieces[0].from as usize, pieces[pieces.len() - 1].to as usize);
             while key < end {
+                if monitor.poll_in_task() {
+                    return masked;
+                }
                 let keys = even(end - key, LONGEST);
                 let partial = see(stack, row, pieces, (key, keys), masks, queries);
                 masked |= partial;
@@ -458,7 +469,10 @@ fn see<E>(
     bits.iter_mut().for_each(|bits| bits.fill(0));
     for piece in pieces() {
         let (from, to) = ((piece.from as usize).max(key), (piece.to as usize).min(key + keys));
-        let words = piece.partial.map(|(column, run)| masks.get(row, column, &run));
+        let words = piece.partial.map(|(column, run)| {
+            fault(Site::Mask);
+            masks.get(row, column, &run)
+        });
         for (query, bits) in bits.iter_mut().enumerate() {
             let words = words.map(|words| &words[query % tokens * per_row..][..per_row]);
             let (mut at, within) = (from, piece.from as usize);

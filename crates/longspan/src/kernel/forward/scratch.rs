@@ -1,10 +1,10 @@
 //! Scratch of a thread, and how it is cut.
 
 use super::{Forward, LONGEST, Stack};
+use crate::exec::Arena;
 use crate::score::Transform;
 use crate::simd::LANES;
 use crate::tile::{Rows, Tiles};
-use crate::workspace::Arena;
 
 /// One tile: up to [`LANES`] queries, of one head or of several.
 #[derive(Clone, Copy)]

@@ -1,0 +1,37 @@
+//! Panics at chosen places, for tests of what happens then: with the feature `fault-injection` only,
+//! which no release enables.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Where a panic can be injected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Site {
+    /// Inside a kernel: forward within a tile of rows, backward while the task holds its turn at dQ.
+    Kernel,
+    /// Where a kernel reads the mask of a Partial block.
+    Mask,
+}
+
+/// How often each site is passed before it panics, plus 1; 0 is never.
+static COUNTDOWN: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(0)];
+
+/// Lets `site` panic once, on whichever thread passes it after `passes` others.
+pub fn arm(site: Site, passes: usize) {
+    COUNTDOWN[site as usize].store(passes + 1, Ordering::SeqCst);
+}
+
+/// Lets `site` pass. Returns how many passes were left before it would have panicked.
+pub fn disarm(site: Site) -> Option<usize> {
+    COUNTDOWN[site as usize].swap(0, Ordering::SeqCst).checked_sub(1)
+}
+
+/// Passes a site.
+#[inline(always)]
+pub(crate) fn fault(site: Site) {
+    if cfg!(feature = "fault-injection") {
+        let count = &COUNTDOWN[site as usize];
+        let take = |left: usize| left.checked_sub(1);
+        let before = count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take);
+        assert!(before != Ok(1), "injected at {site:?}");
+    }
+}
