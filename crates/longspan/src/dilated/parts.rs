@@ -100,7 +100,7 @@ impl Maker<'_> {
     fn everywhere(&self, also: &Pattern) -> Result<Option<Part>> {
         let Sizes { queries, keys, heads, key_heads, .. } = self.sizes;
         let layout = Layout::compile(&(self.within.clone() & also.clone()), &self.shape())?;
-        let weight = layout.counts().active_blocks() as usize * heads;
+        let weight = layout.counts()?.active_blocks() as usize * heads;
         let all = |count| Steps { first: 0, step: 1, count };
         let select = |tokens, heads| Selection {
             entry: 0,
