@@ -138,10 +138,12 @@ impl Maker<'_> {
                     patterns.push(pattern);
                 }
                 let layouts = self.layouts(group, &patterns)?;
-                let weight = (0..group.len())
-                    .flat_map(|entry| (0..patterns.len()).map(move |head| (entry, head)))
-                    .map(|(entry, head)| layouts.get(entry, head).counts().active_blocks() as usize)
-                    .sum();
+                let mut weight = 0;
+                for entry in 0..group.len() {
+                    for head in 0..patterns.len() {
+                        weight += layouts.get(entry, head).counts()?.active_blocks() as usize;
+                    }
+                }
                 if weight == 0 {
                     continue;
                 }
