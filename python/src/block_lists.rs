@@ -78,9 +78,10 @@ pub(crate) fn lists<'py>(
     heads: usize,
     width: Width,
 ) -> PyResult<Bound<'py, PyTuple>> {
-    let grids: Vec<Grid<'_>> = py
-        .detach(|| layouts.iter().map(|layout| Grid::new(layout)).collect::<Result<_, _>>())
-        .map_err(errors::raise_pattern)?;
+    let grids = |watch: &mut Watch| {
+        layouts.iter().map(|layout| Grid::new(layout, watch)).collect::<Result<Vec<_>, _>>()
+    };
+    let grids = signals::released(py, grids, errors::raise_pattern)?;
     let mut arrays = Vec::with_capacity(2 * LISTS.len());
     for (axis, kind) in LISTS {
         let (lines, across) = grids.first().map_or((0, 0), |grid| grid.size(axis));
@@ -120,7 +121,7 @@ struct Grid<'a> {
 }
 
 impl<'a> Grid<'a> {
-    fn new(layout: &'a Layout) -> Result<Self, Error> {
+    fn new(layout: &'a Layout, watch: &mut Watch) -> Result<Self, Error> {
         let block = layout.block().get() as u64;
         let (rows, columns) = (layout.rows().end, layout.columns());
         if let Some(blocks) = [rows, columns].into_iter().find(|&n| i32::try_from(n).is_err()) {
@@ -128,7 +129,7 @@ impl<'a> Grid<'a> {
         }
         Ok(Grid {
             layout,
-            transpose: layout.transpose()?,
+            transpose: layout.transpose_with(|_, _| watch.look())?,
             whole_rows: (layout.queries() / block) as u32,
             whole_columns: (layout.keys() / block) as u32,
         })

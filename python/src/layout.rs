@@ -2,15 +2,16 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use longspan::{Heads, Layout as Compiled, LayoutSet, Layouts};
+use longspan::{Counts, Heads, Layout as Compiled, LayoutSet, Layouts};
 use longspan_pattern::Error;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyTuple};
 
 use crate::block_lists::{self, Width};
+use crate::errors;
 use crate::pattern::Pattern;
-use crate::picture;
+use crate::{picture, signals};
 
 /// A pattern compiled for given lengths: which blocks of queries and keys are seen in full, in part
 /// or not at all. Made by `Pattern.compile`.
@@ -98,8 +99,15 @@ impl Layout {
         self.distinct().into_iter().next()
     }
 
-    fn sum(&self, number: impl Fn(&Compiled) -> u128) -> u128 {
-        self.all().into_iter().map(number).sum()
+    fn sum(&self, py: Python<'_>, number: impl Fn(&Counts) -> u128 + Send) -> PyResult<u128> {
+        let sum = |watch: &mut signals::Watch| {
+            let mut sum = 0;
+            for layout in self.all() {
+                sum += number(layout.counts_with(|_, _| watch.look())?);
+            }
+            Ok(sum)
+        };
+        signals::released(py, sum, errors::raise_pattern)
     }
 }
 
@@ -149,24 +157,20 @@ impl Layout {
 
     /// The share of all pairs of a query and a key that is seen, over all that it tells apart.
     #[getter]
-    fn density(&self, py: Python<'_>) -> f64 {
-        py.detach(|| {
-            let all = self.all();
-            let sum: f64 = all.iter().map(|layout| layout.density()).sum();
-            if all.is_empty() { 0.0 } else { sum / all.len() as f64 }
-        })
+    fn density(&self, py: Python<'_>) -> PyResult<f64> {
+        signals::released(py, |watch| self.density_with(watch), errors::raise_pattern)
     }
 
     /// Blocks of which anything is seen, over all that it tells apart.
     #[getter]
-    fn active_blocks(&self, py: Python<'_>) -> u128 {
-        py.detach(|| self.sum(|layout| layout.counts().active_blocks()))
+    fn active_blocks(&self, py: Python<'_>) -> PyResult<u128> {
+        self.sum(py, |counts| counts.active_blocks())
     }
 
     /// Pairs of a query and a key that are seen, over all that it tells apart.
     #[getter]
-    fn active_pairs(&self, py: Python<'_>) -> u128 {
-        py.detach(|| self.sum(|layout| layout.counts().active_pairs))
+    fn active_pairs(&self, py: Python<'_>) -> PyResult<u128> {
+        self.sum(py, |counts| counts.active_pairs)
     }
 
     /// Bytes that the distinct layouts hold at present.
@@ -223,44 +227,69 @@ impl Layout {
         (Pattern(pattern.clone()), *offsets, key_ranges.clone())
     }
 
-    fn __eq__(&self, other: &Bound<'_, PyAny>) -> Py<PyAny> {
+    fn __eq__(&self, other: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
         let py = other.py();
-        let Ok(other) = other.cast::<Layout>() else { return py.NotImplemented() };
+        let Ok(other) = other.cast::<Layout>() else { return Ok(py.NotImplemented()) };
         let other = other.get();
-        let equal = py.detach(|| {
-            (self.batch, self.heads) == (other.batch, other.heads)
-                && self.tokens() == other.tokens()
-                && self.all() == other.all()
-        });
-        PyBool::new(py, equal).to_owned().into_any().unbind()
+        let equal = |watch: &mut signals::Watch| {
+            let (all, others) = (self.all(), other.all());
+            if (self.batch, self.heads) != (other.batch, other.heads)
+                || self.tokens() != other.tokens()
+                || all.len() != others.len()
+            {
+                return Ok(false);
+            }
+            for (layout, other) in all.iter().zip(others) {
+                if !layout.same_pairs_with(other, |_, _| watch.look())? {
+                    return Ok(false);
+                }
+            }
+            Ok(true)
+        };
+        let equal = signals::released(py, equal, errors::raise_pattern)?;
+        Ok(PyBool::new(py, equal).to_owned().into_any().unbind())
     }
 
-    fn __hash__(&self, py: Python<'_>) -> u64 {
-        py.detach(|| {
+    fn __hash__(&self, py: Python<'_>) -> PyResult<u64> {
+        let hash = |watch: &mut signals::Watch| {
             let mut hasher = DefaultHasher::new();
             self.tokens().hash(&mut hasher);
-            self.all().iter().for_each(|layout| layout.hash().to_string().hash(&mut hasher));
-            hasher.finish()
-        })
+            for layout in self.all() {
+                let hash = layout.hash_with(|_, _| watch.look())?;
+                hash.to_string().hash(&mut hasher);
+            }
+            Ok(hasher.finish())
+        };
+        signals::released(py, hash, errors::raise_pattern)
     }
 
-    fn __repr__(&self, py: Python<'_>) -> String {
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let (q, k) = (self.tokens_q(), self.tokens_k());
         let batch = self.batch.map(|batch| format!(", {batch} batch entries"));
         let heads = self.heads.map(|heads| format!(", {heads} heads"));
-        format!(
-            "<longspan.Layout of {q} × {k} tokens, blocks of {}, {:.1} % of all pairs{}{}>",
+        // A layout whose pairs are too much work to count prints all the same.
+        let density = |watch: &mut signals::Watch| match self.density_with(watch) {
+            Ok(density) => Ok(format!(", {:.1} % of all pairs", 100.0 * density)),
+            Err(Error::TooMuchWork { .. }) => Ok(String::new()),
+            Err(error) => Err(error),
+        };
+        let density = signals::released(py, density, errors::raise_pattern)?;
+        Ok(format!(
+            "<longspan.Layout of {q} × {k} tokens, blocks of {}{density}{}{}>",
             self.block(),
-            100.0 * self.density(py),
             batch.unwrap_or_default(),
             heads.unwrap_or_default()
-        )
+        ))
     }
 
-    fn __str__(&self, py: Python<'_>) -> String {
-        let summary = self.__repr__(py);
-        let picture = self.first().map(|layout| py.detach(|| picture::text(layout)));
-        format!("{summary}\n{}", picture.unwrap_or_default())
+    fn __str__(&self, py: Python<'_>) -> PyResult<String> {
+        let summary = self.__repr__(py)?;
+        let picture = |watch: &mut signals::Watch| match self.first() {
+            Some(layout) => picture::text(layout, watch),
+            None => Ok(String::new()),
+        };
+        let picture = signals::released(py, picture, errors::raise_pattern)?;
+        Ok(format!("{summary}\n{picture}"))
     }
 
     fn __copy__(slf: Py<Self>) -> Py<Self> {
@@ -272,15 +301,25 @@ impl Layout {
     }
 
     /// What a notebook shows: full blocks dark, partial ones light; a cell is a block, or many.
-    fn _repr_svg_(&self, py: Python<'_>) -> String {
-        py.detach(|| {
+    fn _repr_svg_(&self, py: Python<'_>) -> PyResult<String> {
+        let draw = |watch: &mut signals::Watch| {
             let distinct = self.distinct();
-            picture::svg(&distinct, distinct.len())
-        })
+            picture::svg(&distinct, distinct.len(), watch)
+        };
+        signals::released(py, draw, errors::raise_pattern)
     }
 }
 
 impl Layout {
+    fn density_with(&self, watch: &mut signals::Watch) -> longspan_pattern::Result<f64> {
+        let (all, mut sum) = (self.all(), 0.0);
+        for layout in &all {
+            layout.counts_with(|_, _| watch.look())?;
+            sum += layout.density()?;
+        }
+        Ok(if all.is_empty() { 0.0 } else { sum / all.len() as f64 })
+    }
+
     fn tokens(&self) -> (u64, u64, usize) {
         (self.tokens_q(), self.tokens_k(), self.block())
     }

@@ -257,10 +257,17 @@ impl Options {
             )));
         }
         let padding = padding(self.key_ranges.clone(), q.batch);
-        let compile = |_: &mut signals::Watch| match (heads, &self.key_ranges) {
-            (Heads::Same(pattern), None) => LAYOUTS.get(pattern, &shape).map(Layouts::One),
-            _ => LayoutSet::compile(heads, q.heads, &shape, &padding, Some(&LAYOUTS))
-                .map(Layouts::Each),
+        let compile = |watch: &mut signals::Watch| {
+            let look = |_, _| watch.look();
+            match (heads, &self.key_ranges) {
+                (Heads::Same(pattern), None) => {
+                    LAYOUTS.get_with(pattern, &shape, look).map(Layouts::One)
+                }
+                _ => {
+                    LayoutSet::compile_with(heads, q.heads, &shape, &padding, Some(&LAYOUTS), look)
+                        .map(Layouts::Each)
+                }
+            }
         };
         signals::released(py, compile, errors::raise_pattern)
     }

@@ -83,8 +83,9 @@ impl Pattern {
         }
         let (batch, heads) = (key_ranges.as_ref().map(Vec::len), self.0.count());
         let padding = padding(key_ranges, 1);
-        let compile = |_: &mut signals::Watch| {
-            LayoutSet::compile(&self.0, heads.unwrap_or(1), &shape, &padding, None)
+        let compile = |watch: &mut signals::Watch| {
+            let heads = heads.unwrap_or(1);
+            LayoutSet::compile_with(&self.0, heads, &shape, &padding, None, |_, _| watch.look())
         };
         let set = signals::released(py, compile, errors::raise_pattern)?;
         Ok(Layout::each(set, batch, heads, source))
@@ -268,8 +269,9 @@ impl Pattern {
     }
 
     /// What a notebook shows: the pattern over 4,096 tokens, or as many as its documents have.
-    fn _repr_svg_(&self, py: Python<'_>) -> Option<String> {
-        py.detach(|| picture::of_patterns(&self.0))
+    fn _repr_svg_(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        let draw = |watch: &mut signals::Watch| picture::of_patterns(&self.0, watch);
+        signals::released(py, draw, errors::raise_pattern)
     }
 }
 

@@ -5,7 +5,9 @@
 use std::fmt::Write;
 
 use longspan::{BlockSize, Heads, Layout, Pattern, Shape};
-use longspan_pattern::{Error, Shade};
+use longspan_pattern::{Error, Result, Shade};
+
+use crate::signals::Watch;
 
 /// Cells along a side of a picture, at most.
 const CELLS: u32 = 64;
@@ -22,12 +24,12 @@ const MOST_TOKENS: u64 = 1 << 24;
 const LINES: u32 = CELLS / 2;
 
 /// Layouts as a self-contained SVG: the first few of `all` there are.
-pub(crate) fn svg(layouts: &[&Layout], all: usize) -> String {
+pub(crate) fn svg(layouts: &[&Layout], all: usize, watch: &mut Watch) -> Result<String> {
     let shown = &layouts[..layouts.len().min(MOST_PANELS)];
     let mut body = String::new();
     let (mut left, mut bottom) = (0.0, 0.0_f64);
     for layout in shown {
-        let (width, height) = panel(layout, left, &mut body);
+        let (width, height) = panel(layout, left, &mut body, watch)?;
         left += width + GAP;
         bottom = bottom.max(height);
     }
@@ -49,18 +51,18 @@ pub(crate) fn svg(layouts: &[&Layout], all: usize) -> String {
     let width = (left - GAP).max(SIDE);
     let text = bottom + 18.0;
     let height = bottom + 26.0;
-    format!(
+    Ok(format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
          viewBox=\"0 0 {width} {height}\" role=\"img\" \
          shape-rendering=\"crispEdges\">\n<title>{caption}</title>\n{body}\
          <text x=\"0\" y=\"{text}\" font-family=\"sans-serif\" font-size=\"12\" \
          fill=\"#626870\">{caption}</text>\n</svg>\n"
-    )
+    ))
 }
 
 /// Draws one layout from `left` on; its width and height.
-fn panel(layout: &Layout, left: f64, body: &mut String) -> (f64, f64) {
-    let picture = layout.picture(CELLS, CELLS);
+fn panel(layout: &Layout, left: f64, body: &mut String, watch: &mut Watch) -> Result<(f64, f64)> {
+    let picture = layout.picture_with(CELLS, CELLS, |_, _| watch.look())?;
     let longer = picture.width.max(picture.height).max(1);
     let cell = SIDE / f64::from(longer);
     let (width, height) = (cell * f64::from(picture.width), cell * f64::from(picture.height));
@@ -89,43 +91,47 @@ fn panel(layout: &Layout, left: f64, body: &mut String) -> (f64, f64) {
             }
         }
     }
-    (width, height)
+    Ok((width, height))
 }
 
 /// The picture of a pattern, or nothing where it can't be compiled for a length of our choice.
-pub(crate) fn of_patterns(patterns: &Heads) -> Option<String> {
+pub(crate) fn of_patterns(patterns: &Heads, watch: &mut Watch) -> Result<Option<String>> {
     let all = patterns.count().unwrap_or(1);
-    let layouts = (0..all.min(MOST_PANELS)).map(|head| compile(patterns.get(head, all).ok()?));
-    let layouts = layouts.collect::<Option<Vec<_>>>()?;
-    Some(svg(&layouts.iter().collect::<Vec<_>>(), all))
+    let mut layouts = Vec::new();
+    for head in 0..all.min(MOST_PANELS) {
+        let Some(layout) = compile(patterns.get(head, all)?, watch)? else { return Ok(None) };
+        layouts.push(layout);
+    }
+    svg(&layouts.iter().collect::<Vec<_>>(), all, watch).map(Some)
 }
 
 /// Compiles a pattern for [`TOKENS`], or for the tokens that its documents or sequences have.
-fn compile(pattern: &Pattern) -> Option<Layout> {
+fn compile(pattern: &Pattern, watch: &mut Watch) -> Result<Option<Layout>> {
     let (mut queries, mut keys) = (TOKENS, TOKENS);
     for _ in 0..3 {
         let tokens = queries.max(keys);
         if tokens > MOST_TOKENS {
-            return None;
+            return Ok(None);
         }
         let block = tokens.div_ceil(CELLS.into()).clamp(16, 64);
-        let shape = Shape::new(queries, keys).block(BlockSize::new(block).ok()?);
-        match Layout::compile(pattern, &shape) {
-            Ok(layout) => return Some(layout),
+        let shape = Shape::new(queries, keys).block(BlockSize::new(block)?);
+        match Layout::compile_with(pattern, &shape, |_, _| watch.look()) {
+            Ok(layout) => return Ok(Some(layout)),
+            Err(error @ Error::Stopped { .. }) => return Err(error),
             Err(Error::Sum { argument: "query lengths", sum, .. }) => queries = sum as u64,
             Err(Error::Sum { argument: "lengths", sum, .. }) => {
                 (queries, keys) = (sum as u64, sum as u64);
             }
             Err(Error::Sum { sum, .. }) => keys = sum as u64,
-            Err(_) => return None,
+            Err(_) => return Ok(None),
         }
     }
-    None
+    Ok(None)
 }
 
 /// A layout as lines of text: `█` full, `▒` partial, `·` nothing.
-pub(crate) fn text(layout: &Layout) -> String {
-    let picture = layout.picture(CELLS, LINES);
+pub(crate) fn text(layout: &Layout, watch: &mut Watch) -> Result<String> {
+    let picture = layout.picture_with(CELLS, LINES, |_, _| watch.look())?;
     let line = |y| {
         let cells = (0..picture.width).map(|x| match Shade::of(picture.cell(x, y)) {
             Shade::Empty | Shade::Masked => '·',
@@ -134,5 +140,5 @@ pub(crate) fn text(layout: &Layout) -> String {
         });
         cells.collect::<String>()
     };
-    (0..picture.height).map(line).collect::<Vec<_>>().join("\n")
+    Ok((0..picture.height).map(line).collect::<Vec<_>>().join("\n"))
 }

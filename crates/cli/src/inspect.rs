@@ -102,7 +102,7 @@ pub(crate) fn run(args: &Inspect) -> Result<()> {
                 false => terminal::Ink::Shades,
             };
             let stage = Stage::new("drawing");
-            let picture = terminal::picture(&inspection, ink);
+            let picture = terminal::picture(&inspection, ink)?;
             drop(stage);
             write!(out, "\n{picture}")?;
         }
@@ -123,15 +123,15 @@ fn inspect(args: &Inspect) -> Result<Inspection> {
     let shape = shape(args, queries)?;
     let compiled = compile::by_head(&patterns, heads, &shape).map_err(in_our_words)?;
     let stage = Stage::new("counting pairs");
-    compiled.distinct.iter().for_each(|distinct| {
-        distinct.layout.counts();
-    });
+    for distinct in &compiled.distinct {
+        distinct.layout.counts().map_err(in_our_words)?;
+    }
     drop(stage);
     let stage = Stage::new("hashing");
     let set = LayoutSet::new(1, heads, (0..heads).map(|head| compiled.of(head).layout.clone()))?;
-    set.layouts().iter().for_each(|layout| {
-        layout.hash();
-    });
+    for layout in set.layouts() {
+        layout.hash().map_err(in_our_words)?;
+    }
     drop(stage);
 
     let layout_of = |head| {

@@ -56,10 +56,10 @@ pub(crate) fn draw(inspection: &Inspection, format: Format) -> Result<Picture> {
         return Err(BadInput(message).into());
     }
     let mut cell = SMALLEST_CELL;
-    let mut scene = figure::compose(inspection, cell);
+    let mut scene = figure::compose(inspection, cell)?;
     while format == Format::Svg && scene.len() > SVG_ITEMS && cell < COARSEST_CELL {
         cell *= 2;
-        scene = figure::compose(inspection, cell);
+        scene = figure::compose(inspection, cell)?;
     }
     finished(&scene, format)
 }

@@ -3,7 +3,7 @@
 //! With heads, what is computed (blocks, pairs, FLOPs) adds up over heads, and what is held
 //! (runs, masks, bytes) over distinct layouts.
 
-use std::io::{Result, Write};
+use std::io::{Error, Result, Write};
 use std::path::Path;
 
 use longspan_pattern::Layout;
@@ -38,9 +38,9 @@ struct Numbers {
 }
 
 impl Numbers {
-    fn of(layout: &Layout, head_dim: u32, compile_ms: f64) -> Self {
-        let counts = layout.counts();
-        Numbers {
+    fn of(layout: &Layout, head_dim: u32, compile_ms: f64) -> Result<Self> {
+        let counts = layout.counts().map_err(Error::other)?;
+        Ok(Numbers {
             rows: layout.rows().len() as u64,
             columns: layout.columns(),
             runs: layout.run_count(),
@@ -48,27 +48,27 @@ impl Numbers {
             full_blocks: counts.full_blocks,
             partial_blocks: counts.partial_blocks,
             active_pairs: counts.active_pairs,
-            density: layout.density(),
+            density: layout.density().map_err(Error::other)?,
             forward_flops: counts.forward_flops(head_dim, head_dim),
             backward_flops: counts.backward_flops(head_dim, head_dim),
             layout_bytes: layout.bytes(),
             stored_masks: layout.stored_masks(),
             questions: layout.questions(),
             compile_ms,
-            hash: Some(layout.hash().to_string()),
-        }
+            hash: Some(layout.hash().map_err(Error::other)?.to_string()),
+        })
     }
 
-    fn of_head(inspection: &Inspection, head: usize) -> Self {
+    fn of_head(inspection: &Inspection, head: usize) -> Result<Self> {
         let head = &inspection.heads[head];
         let layout = &inspection.layouts[head.layout];
         Numbers::of(layout, inspection.head_dim, head.compile_ms)
     }
 
-    fn of_all(inspection: &Inspection) -> Self {
-        let mut sum = Numbers::of_head(inspection, 0);
+    fn of_all(inspection: &Inspection) -> Result<Self> {
+        let mut sum = Numbers::of_head(inspection, 0)?;
         for head in 1..inspection.heads.len() {
-            let next = Numbers::of_head(inspection, head);
+            let next = Numbers::of_head(inspection, head)?;
             sum.active_blocks += next.active_blocks;
             sum.full_blocks += next.full_blocks;
             sum.partial_blocks += next.partial_blocks;
@@ -86,7 +86,7 @@ impl Numbers {
             sum.hash = None;
         }
         sum.compile_ms = inspection.compile_ms;
-        sum
+        Ok(sum)
     }
 }
 
@@ -122,12 +122,16 @@ struct HeadObject<'a> {
 pub(crate) fn json(inspection: &Inspection, out: &mut impl Write) -> Result<()> {
     let layout = &inspection.layouts[0];
     let by_head = inspection.by_head == ByHead::Yes;
-    let head_object = |head: usize| HeadObject {
-        head,
-        layout: inspection.heads[head].layout,
-        pattern: &inspection.heads[head].pattern,
-        numbers: Numbers::of_head(inspection, head),
+    let head_object = |head: usize| -> Result<_> {
+        Ok(HeadObject {
+            head,
+            layout: inspection.heads[head].layout,
+            pattern: &inspection.heads[head].pattern,
+            numbers: Numbers::of_head(inspection, head)?,
+        })
     };
+    let heads = 0..if by_head { inspection.heads.len() } else { 0 };
+    let heads = heads.map(head_object).collect::<Result<_>>()?;
     let object = Object {
         version: env!("CARGO_PKG_VERSION"),
         pattern: &inspection.pattern,
@@ -138,9 +142,9 @@ pub(crate) fn json(inspection: &Inspection, out: &mut impl Write) -> Result<()> 
         key_offset: inspection.key_offset,
         head_dim: inspection.head_dim,
         first_row: layout.rows().start,
-        numbers: Numbers::of_all(inspection),
+        numbers: Numbers::of_all(inspection)?,
         layouts: by_head.then_some(inspection.layouts.len()),
-        heads: by_head.then(|| (0..inspection.heads.len()).map(head_object).collect()),
+        heads: by_head.then_some(heads),
     };
     let text = serde_json::to_string_pretty(&object)?;
     writeln!(out, "{text}")
@@ -153,7 +157,7 @@ pub(crate) fn summary(
     out: &mut impl Write,
 ) -> Result<()> {
     let layout = &inspection.layouts[0];
-    let numbers = Numbers::of_all(inspection);
+    let numbers = Numbers::of_all(inspection)?;
     let by_head = inspection.by_head == ByHead::Yes;
     let heads = inspection.heads.len();
 
@@ -231,7 +235,7 @@ fn heads_table(inspection: &Inspection, out: &mut impl Write) -> Result<()> {
     let header = ["head", "layout", "runs", "blocks", "pairs", "density", "forward", "pattern"];
     let mut rows = vec![header.map(String::from)];
     for (head, about) in inspection.heads.iter().enumerate() {
-        let numbers = Numbers::of_head(inspection, head);
+        let numbers = Numbers::of_head(inspection, head)?;
         rows.push([
             head.to_string(),
             about.layout.to_string(),

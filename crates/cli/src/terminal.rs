@@ -8,7 +8,7 @@
 use std::fmt::Write;
 
 use anstyle::{Ansi256Color, Color, Style};
-use longspan_pattern::{Cell, Layout};
+use longspan_pattern::{Cell, Layout, Result};
 
 use crate::inspect::{ByHead, Inspection};
 use crate::number::{axis, ranges, shortened, significant, thousands};
@@ -34,11 +34,11 @@ pub(crate) enum Ink {
 }
 
 /// The picture with its axes and legend; several small ones where heads differ.
-pub(crate) fn picture(inspection: &Inspection, ink: Ink) -> String {
+pub(crate) fn picture(inspection: &Inspection, ink: Ink) -> Result<String> {
     let drawn = inspection.drawn();
     let layout = &inspection.layouts[drawn[0].0];
     if layout.rows().is_empty() || layout.columns() == 0 {
-        return "no blocks, so no picture\n".into();
+        return Ok("no blocks, so no picture\n".into());
     }
     match drawn.len() {
         1 => large(inspection, drawn[0].0, ink),
@@ -46,9 +46,9 @@ pub(crate) fn picture(inspection: &Inspection, ink: Ink) -> String {
     }
 }
 
-fn large(inspection: &Inspection, index: usize, ink: Ink) -> String {
+fn large(inspection: &Inspection, index: usize, ink: Ink) -> Result<String> {
     let layout = &inspection.layouts[index];
-    let raster = Raster::new(layout, LARGE, ink);
+    let raster = Raster::new(layout, LARGE, ink)?;
     let rows = layout.rows();
     let first = thousands(layout.row_tokens(rows.start).start);
     let end = thousands(layout.row_tokens(rows.end - 1).end);
@@ -85,16 +85,16 @@ fn large(inspection: &Inspection, index: usize, ink: Ink) -> String {
             let _ = writeln!(text, "{:gutter$}  {what} {note}", "");
         }
     }
-    text
+    Ok(text)
 }
 
-fn small(inspection: &Inspection, drawn: &[(usize, Vec<usize>)], ink: Ink) -> String {
+fn small(inspection: &Inspection, drawn: &[(usize, Vec<usize>)], ink: Ink) -> Result<String> {
     let mut text = String::new();
     let mut legend = String::new();
     for group in drawn[..drawn.len().min(MOST)].chunks(ABREAST) {
         let mut columns = Vec::new();
         for (layout, heads) in group {
-            let raster = Raster::new(&inspection.layouts[*layout], SMALL, ink);
+            let raster = Raster::new(&inspection.layouts[*layout], SMALL, ink)?;
             let name = if heads.len() == 1 { "head" } else { "heads" };
             let title = shortened(&format!("{name} {}", ranges(heads)), raster.width + 2);
             let border = "─".repeat(raster.width);
@@ -115,7 +115,7 @@ fn small(inspection: &Inspection, drawn: &[(usize, Vec<usize>)], ink: Ink) -> St
     }
     debug_assert_eq!(inspection.by_head, ByHead::Yes);
     let _ = writeln!(text, "{legend}; keys across, queries down");
-    text
+    Ok(text)
 }
 
 /// What a cell shows.
@@ -176,10 +176,10 @@ struct Raster {
 }
 
 impl Raster {
-    fn new(layout: &Layout, room: (usize, usize), ink: Ink) -> Self {
+    fn new(layout: &Layout, room: (usize, usize), ink: Ink) -> Result<Self> {
         let (columns, rows) = (layout.columns() as usize, layout.rows().len());
         let (width, height) = size(columns, rows, room, ink);
-        let picture = layout.picture(width as u32, height as u32);
+        let picture = layout.picture(width as u32, height as u32)?;
         let (across, down) = (picture.width as usize, picture.height as usize);
         let cells = (0..height)
             .map(|y| {
@@ -190,7 +190,7 @@ impl Raster {
             })
             .collect();
         let blocks = (columns as f64 / across as f64, rows as f64 / down as f64);
-        Raster { width, cells, blocks, ink }
+        Ok(Raster { width, cells, blocks, ink })
     }
 
     fn lines(&self) -> Vec<String> {
@@ -287,7 +287,7 @@ mod tests {
     #[test]
     fn two_cells_share_a_character() -> longspan_pattern::Result<()> {
         let layout = Layout::compile(&Pattern::causal(), &Shape::new(256, 256))?;
-        let lines = Raster::new(&layout, (4, 2), Ink::Colour).lines();
+        let lines = Raster::new(&layout, (4, 2), Ink::Colour)?.lines();
         // Rows of blocks: P... | FP.. / FFP. | FFFP
         let (full, partial) = ("\u{1b}[38;5;33m", "\u{1b}[38;5;214m");
         assert_eq!(lines.len(), 2);

@@ -9,7 +9,7 @@
 //!
 //! let pattern: Pattern = "causal & (window(256, 0) | sinks(16))".parse()?;
 //! let layout = Layout::compile(&pattern, &Shape::new(2_000, 2_000))?;
-//! println!("{:.1} % of all pairs", 100.0 * layout.density());
+//! println!("{:.1} % of all pairs", 100.0 * layout.density()?);
 //!
 //! let dims = Dims { batch: 1, tokens: 2_000, heads: 4, dim: 16 };
 //! let data: Vec<f32> = (0..dims.elements().unwrap()).map(|i| (i as f32).sin()).collect();

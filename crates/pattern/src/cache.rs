@@ -1,12 +1,15 @@
 //! Layouts kept for the next call.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::ops::ControlFlow;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::time::Duration;
 
 use lru::LruCache;
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::layout::Layout;
+use crate::meter::go_on;
 use crate::pattern::Pattern;
 use crate::shape::Shape;
 
@@ -14,10 +17,15 @@ use crate::shape::Shape;
 /// cost less than a look-up is worth, and every step has a new one.
 const FEW_ROWS: u64 = 4;
 
+/// How long a thread waits for another one's compilation before it calls its own hook.
+const WAIT: Duration = Duration::from_millis(20);
+
 /// Layouts by pattern and shape, within a number of bytes; the least recently used goes first.
 ///
 /// Threads that ask for the same new layout at the same time wait for one of them to compile it.
-/// A cache lives in one process and holds what this version of the crate compiled.
+/// A cache lives in one process and holds what this version of the crate compiled. A process that
+/// is forked off starts with the layouts that its parent held; what the parent's threads were
+/// compiling at that moment it compiles itself.
 ///
 /// ```
 /// use longspan_pattern::{LayoutCache, Pattern, Shape};
@@ -32,7 +40,46 @@ const FEW_ROWS: u64 = 4;
 /// ```
 pub struct LayoutCache {
     most_bytes: usize,
+    store: Store,
+}
+
+/// The state of one process. A lock that a thread held while another thread forked stays locked in
+/// the child, so each process has a state of its own, linked to that of its parent.
+struct Store {
+    process: u32,
     state: Mutex<State>,
+    forked: OnceLock<Box<Store>>,
+}
+
+impl Store {
+    fn new(kept: LruCache<Key, Arc<Layout>, FxBuildHasher>) -> Self {
+        let state = State { kept, under_way: FxHashMap::default(), stats: CacheStats::default() };
+        Store { process: std::process::id(), state: Mutex::new(state), forked: OnceLock::new() }
+    }
+
+    /// The state of this process: the last of the chain, or a new one behind it with the layouts
+    /// of the one before, unless a thread was changing them.
+    fn of_this_process(&self) -> &Mutex<State> {
+        let mut store = self;
+        let process = std::process::id();
+        while store.process != process {
+            store = store.forked.get_or_init(|| {
+                let kept = match store.state.try_lock() {
+                    Ok(mut state) => std::mem::replace(&mut state.kept, unbounded()),
+                    Err(TryLockError::Poisoned(state)) => {
+                        std::mem::replace(&mut state.into_inner().kept, unbounded())
+                    }
+                    Err(TryLockError::WouldBlock) => unbounded(),
+                };
+                Box::new(Store::new(kept))
+            });
+        }
+        &store.state
+    }
+}
+
+fn unbounded() -> LruCache<Key, Arc<Layout>, FxBuildHasher> {
+    LruCache::unbounded_with_hasher(FxBuildHasher)
 }
 
 /// What a cache has done so far and holds now.
@@ -53,67 +100,79 @@ pub struct CacheStats {
 }
 
 type Key = (Pattern, Shape);
-type Slot = Arc<OnceLock<Result<Arc<Layout>>>>;
+
+/// A layout that one thread compiles and others wait for.
+#[derive(Default)]
+struct Slot {
+    outcome: Mutex<Option<Outcome>>,
+    done: Condvar,
+}
+
+/// What became of a compilation.
+#[derive(Clone)]
+enum Outcome {
+    Done(Result<Arc<Layout>>),
+    /// Its hook stopped it, or it panicked; one of those that wait compiles instead.
+    Abandoned,
+}
 
 struct State {
     kept: LruCache<Key, Arc<Layout>, FxBuildHasher>,
-    under_way: FxHashMap<Key, Slot>,
+    under_way: FxHashMap<Key, Arc<Slot>>,
     stats: CacheStats,
 }
 
 impl LayoutCache {
     /// A cache of at most `most_bytes` bytes.
     pub fn new(most_bytes: usize) -> Self {
-        let state = State {
-            kept: LruCache::unbounded_with_hasher(FxBuildHasher),
-            under_way: FxHashMap::default(),
-            stats: CacheStats::default(),
-        };
-        LayoutCache { most_bytes, state: Mutex::new(state) }
+        LayoutCache { most_bytes, store: Store::new(unbounded()) }
     }
 
     /// The layout of `pattern` for `shape`, compiled if it isn't there.
     pub fn get(&self, pattern: &Pattern, shape: &Shape) -> Result<Arc<Layout>> {
-        if shape.row_count() <= FEW_ROWS {
-            self.lock().stats.passed += 1;
-            return Layout::compile(pattern, shape).map(Arc::new);
-        }
-        let key = (pattern.clone(), shape.clone());
-        let slot = {
-            let mut state = self.lock();
-            if let Some(layout) = state.kept.get(&key).cloned() {
-                state.stats.hits += 1;
-                return Ok(layout);
-            }
-            match state.under_way.get(&key).cloned() {
-                Some(slot) => {
-                    state.stats.hits += 1;
-                    slot
-                }
-                None => {
-                    state.stats.misses += 1;
-                    let slot = Slot::default();
-                    state.under_way.insert(key.clone(), slot.clone());
-                    slot
-                }
-            }
-        };
-        // Whoever comes first compiles; the others wait here, without the lock.
-        let layout = slot.get_or_init(|| Layout::compile(pattern, shape).map(Arc::new)).clone();
-        self.finish(&key, &slot, &layout);
-        layout
+        self.get_with(pattern, shape, go_on)
     }
 
-    /// Moves a finished layout from those under way to those kept; once, whoever gets here first.
-    fn finish(&self, key: &Key, slot: &Slot, layout: &Result<Arc<Layout>>) {
-        let mut state = self.lock();
-        if !state.under_way.get(key).is_some_and(|found| Arc::ptr_eq(found, slot)) {
-            return;
+    /// The same, with a hook that may end the work, also while another thread compiles the layout:
+    /// see [`Layout::compile_with`].
+    pub fn get_with(
+        &self,
+        pattern: &Pattern,
+        shape: &Shape,
+        mut progress: impl FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<Arc<Layout>> {
+        if shape.row_count() <= FEW_ROWS {
+            self.lock().stats.passed += 1;
+            return Layout::compile_with(pattern, shape, progress).map(Arc::new);
         }
-        state.under_way.remove(key);
-        if let Ok(layout) = layout {
-            state.kept.put(key.clone(), layout.clone());
-            self.make_room(&mut state);
+        let key = (pattern.clone(), shape.clone());
+        let mut counted = false;
+        loop {
+            let mut state = self.lock();
+            let hit = |state: &mut State, counted: bool| {
+                state.stats.hits += u64::from(!counted);
+            };
+            if let Some(layout) = state.kept.get(&key).cloned() {
+                hit(&mut state, counted);
+                return Ok(layout);
+            }
+            if let Some(slot) = state.under_way.get(&key).cloned() {
+                hit(&mut state, counted);
+                counted = true;
+                drop(state);
+                match slot.wait(shape.row_count(), &mut progress)? {
+                    Outcome::Done(layout) => return layout,
+                    Outcome::Abandoned => continue,
+                }
+            }
+            state.stats.misses += 1;
+            let slot = Arc::new(Slot::default());
+            state.under_way.insert(key.clone(), slot.clone());
+            drop(state);
+            let task = Task { cache: self, key: &key, slot: &slot };
+            let layout = Layout::compile_with(pattern, shape, progress).map(Arc::new);
+            task.finish(&layout);
+            return layout;
         }
     }
 
@@ -142,7 +201,66 @@ impl LayoutCache {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // Nothing under the lock can leave the state half-changed.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.store.of_this_process().lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Slot {
+    /// Waits for the outcome, and calls the hook while it does.
+    fn wait(
+        &self,
+        rows: u64,
+        progress: &mut impl FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<Outcome> {
+        let mut outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if let Some(outcome) = &*outcome {
+                return Ok(outcome.clone());
+            }
+            let (after, _) =
+                self.done.wait_timeout(outcome, WAIT).unwrap_or_else(PoisonError::into_inner);
+            drop(after);
+            if progress(0, rows).is_break() {
+                return Err(Error::Stopped { row: 0, rows });
+            }
+            outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// A compilation under way; one that ends without an outcome, by a panic, is abandoned.
+struct Task<'a> {
+    cache: &'a LayoutCache,
+    key: &'a Key,
+    slot: &'a Arc<Slot>,
+}
+
+impl Task<'_> {
+    /// Hands the outcome to those that wait, and keeps the layout.
+    fn finish(self, layout: &Result<Arc<Layout>>) {
+        if let Ok(layout) = layout {
+            let mut state = self.cache.lock();
+            state.kept.put(self.key.clone(), layout.clone());
+            self.cache.make_room(&mut state);
+        }
+        *self.slot.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(match layout {
+            Err(Error::Stopped { .. }) => Outcome::Abandoned,
+            layout => Outcome::Done(layout.clone()),
+        });
+    }
+}
+
+impl Drop for Task<'_> {
+    fn drop(&mut self) {
+        let mut state = self.cache.lock();
+        if state.under_way.get(self.key).is_some_and(|held| Arc::ptr_eq(held, self.slot)) {
+            state.under_way.remove(self.key);
+        }
+        drop(state);
+        let mut outcome = self.slot.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        outcome.get_or_insert(Outcome::Abandoned);
+        drop(outcome);
+        self.slot.done.notify_all();
     }
 }
 

@@ -152,8 +152,26 @@ pub enum Error {
         /// How many rows there are.
         rows: u64,
     },
+    /// The work on a layout would outgrow its budget.
+    #[error(
+        "{work} takes more than {limit} units of work, reached at row {row} of {rows}, mostly for \
+         `{expression}`: work on fewer rows per call (Shape::rows), use fewer tokens, larger \
+         blocks, or strides and periods that divide the block size, or raise Shape::max_work"
+    )]
+    TooMuchWork {
+        /// What took so long: compiling, counting, hashing, transposing, drawing, reading masks.
+        work: &'static str,
+        /// The most expensive sub-expression, as pattern text, shortened if it is long.
+        expression: String,
+        /// The budget.
+        limit: u64,
+        /// Where it was used up.
+        row: u64,
+        /// How many rows there are.
+        rows: u64,
+    },
     /// The progress hook asked to stop.
-    #[error("compilation was stopped at row {row} of {rows}")]
+    #[error("the work was stopped at row {row} of {rows}")]
     Stopped {
         /// Where it stopped.
         row: u64,

@@ -10,7 +10,7 @@
 //! blocks.rs     foreign blocks → runs    pool.rs    which masks are stored
 //! transpose.rs  columns of runs          masks.rs   bits of Partial blocks
 //! picture.rs    a view from afar         shade.rs   its colours
-//! seen.rs       who sees whom at all
+//! seen.rs       who sees whom at all     same.rs    whether layouts are equal
 //!                                        parts.rs   runs with equal masks, for
 //!                                        count.rs   counting and
 //!                                        digest.rs  telling layouts apart
@@ -19,7 +19,8 @@
 use std::ops::{ControlFlow, Range};
 use std::sync::OnceLock;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::meter::{Meter, Progress, go_on};
 use crate::pattern::Pattern;
 use crate::positions::Positions;
 use crate::shape::{BlockSize, Frame, Shape};
@@ -32,6 +33,7 @@ mod masks;
 mod parts;
 mod picture;
 mod pool;
+mod same;
 mod seen;
 mod shade;
 mod transpose;
@@ -118,9 +120,10 @@ pub struct Layout {
     runs: Vec<Run>,
     table: MaskTable,
     questions: u64,
+    work: u64,
     transpose: OnceLock<Result<Transpose>>,
-    counts: OnceLock<Counts>,
-    hash: OnceLock<LayoutHash>,
+    counts: OnceLock<Result<Counts>>,
+    hash: OnceLock<Result<LayoutHash>>,
 }
 
 impl Layout {
@@ -130,7 +133,7 @@ impl Layout {
         starts: Vec<u32>,
         runs: Vec<Run>,
         table: MaskTable,
-        questions: u64,
+        (questions, work): (u64, u64),
     ) -> Self {
         Layout {
             frame,
@@ -139,6 +142,7 @@ impl Layout {
             runs,
             table,
             questions,
+            work,
             transpose: OnceLock::new(),
             counts: OnceLock::new(),
             hash: OnceLock::new(),
@@ -147,12 +151,13 @@ impl Layout {
 
     /// Compiles `pattern` for `shape`.
     pub fn compile(pattern: &Pattern, shape: &Shape) -> Result<Self> {
-        compile::compile(pattern, shape, &mut |_, _| ControlFlow::Continue(()))
+        compile::compile(pattern, shape, &mut go_on)
     }
 
     /// Compiles `pattern` for `shape` and calls `progress` with the rows done and the rows in all,
-    /// every few thousand rows; it may end the work
-    /// ([`Error::Stopped`](crate::Error::Stopped)).
+    /// every few milliseconds of work and at least once; it may end the work
+    /// ([`Error::Stopped`](crate::Error::Stopped)). Every other call that takes a while has a form
+    /// `…_with`, too, and what a hook has ended starts again in the next call.
     ///
     /// ```
     /// use std::ops::ControlFlow;
@@ -284,16 +289,64 @@ impl Layout {
 
     /// Columns of runs, for the backward pass; made when first asked for.
     pub fn transpose(&self) -> Result<&Transpose> {
-        self.transpose.get_or_init(|| transpose::transpose(self)).as_ref().map_err(Clone::clone)
+        self.transpose_with(go_on)
+    }
+
+    /// The same, with a hook that may end the work: see [`compile_with`](Self::compile_with).
+    pub fn transpose_with(
+        &self,
+        progress: impl FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<&Transpose> {
+        self.lazy(&self.transpose, progress, transpose::transpose)
     }
 
     /// How many blocks and pairs are active; counted when first asked for.
-    pub fn counts(&self) -> &Counts {
-        self.counts.get_or_init(|| count::count(self))
+    pub fn counts(&self) -> Result<&Counts> {
+        self.counts_with(go_on)
+    }
+
+    /// The same, with a hook that may end the work: see [`compile_with`](Self::compile_with).
+    pub fn counts_with(
+        &self,
+        progress: impl FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<&Counts> {
+        self.lazy(&self.counts, progress, count::count)
+    }
+
+    /// What `held` holds, made where nothing is there yet. What a hook has stopped isn't held.
+    /// Threads that come at the same time each make it: none of them waits for another's hook.
+    fn lazy<'a, T>(
+        &'a self,
+        held: &'a OnceLock<Result<T>>,
+        mut progress: impl FnMut(u64, u64) -> ControlFlow<()>,
+        make: fn(&Layout, Meter<'_>) -> Result<T>,
+    ) -> Result<&'a T> {
+        if held.get().is_none() {
+            let made = make(self, self.meter(&mut progress));
+            if let Err(Error::Stopped { row, rows }) = made {
+                return Err(Error::Stopped { row, rows });
+            }
+            // Another thread may have been faster: its result is the same.
+            let _ = held.set(made);
+        }
+        held.get().expect("set above").as_ref().map_err(Clone::clone)
+    }
+
+    /// A meter for one call on the layout.
+    fn meter<'a>(&self, progress: &'a mut Progress<'a>) -> Meter<'a> {
+        Meter::new(self.frame.max_work, self.frame.rows.len() as u64, progress)
+    }
+
+    /// The error of a halted meter.
+    fn halted(&self, meter: &Meter<'_>, work: &'static str) -> Error {
+        meter.error(work, |row| match &self.pattern {
+            Some(pattern) => compile::costliest(pattern, &self.frame, row),
+            None => "blocks chosen elsewhere".into(),
+        })
     }
 
     /// The share of all pairs (of the compiled rows) that is seen; 0 where there are none.
-    pub fn density(&self) -> f64 {
+    pub fn density(&self) -> Result<f64> {
         let rows = self.frame.rows.clone();
         let queries = if rows.is_empty() {
             0
@@ -301,7 +354,7 @@ impl Layout {
             self.row_tokens(rows.end - 1).end - self.row_tokens(rows.start).start
         };
         let pairs = u128::from(queries) * u128::from(self.keys());
-        if pairs == 0 { 0.0 } else { self.counts().active_pairs as f64 / pairs as f64 }
+        Ok(if pairs == 0 { 0.0 } else { self.counts()?.active_pairs as f64 / pairs as f64 })
     }
 
     /// A hash of what the layout lets through, the same on every machine and however the layout
@@ -313,12 +366,20 @@ impl Layout {
     /// let shape = Shape::new(8_192, 8_192);
     /// let causal = Layout::compile(&Pattern::causal(), &shape)?;
     /// let window = Layout::compile(&Pattern::window(8_191, 0)?, &shape)?;
-    /// assert_eq!(causal.hash(), window.hash());
-    /// assert_eq!(causal.hash().to_string(), "d3afb5a4066797f1b057e50adbae9f79");
+    /// assert_eq!(causal.hash()?, window.hash()?);
+    /// assert_eq!(causal.hash()?.to_string(), "d3afb5a4066797f1b057e50adbae9f79");
     /// # Ok::<_, longspan_pattern::Error>(())
     /// ```
-    pub fn hash(&self) -> LayoutHash {
-        *self.hash.get_or_init(|| digest::digest(self))
+    pub fn hash(&self) -> Result<LayoutHash> {
+        self.hash_with(go_on)
+    }
+
+    /// The same, with a hook that may end the work: see [`compile_with`](Self::compile_with).
+    pub fn hash_with(
+        &self,
+        progress: impl FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<LayoutHash> {
+        self.lazy(&self.hash, progress, digest::digest).copied()
     }
 
     /// Bytes that the layout holds at present, the transpose included once it is made.
@@ -338,18 +399,12 @@ impl Layout {
     pub fn questions(&self) -> u64 {
         self.questions
     }
-}
 
-impl PartialEq for Layout {
-    /// Whether both let the same pairs through.
-    fn eq(&self, other: &Self) -> bool {
-        self.frame.rows == other.frame.rows
-            && self.frame.columns == other.frame.columns
-            && self.hash() == other.hash()
+    /// Units of work that compilation took: see [`Shape::max_work`].
+    pub fn work(&self) -> u64 {
+        self.work
     }
 }
-
-impl Eq for Layout {}
 
 impl std::fmt::Debug for Layout {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

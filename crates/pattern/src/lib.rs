@@ -9,8 +9,8 @@
 //!
 //! let pattern: Pattern = "causal & (window(1024, 0) | sinks(64))".parse()?;
 //! let layout = Layout::compile(&pattern, &Shape::new(1 << 20, 1 << 20))?;
-//! let counts = layout.counts();
-//! println!("{} blocks, {:.3} % of all pairs", counts.active_blocks(), 100.0 * layout.density());
+//! let counts = layout.counts()?;
+//! println!("{} blocks, {:.3} % of all pairs", counts.active_blocks(), 100.0 * layout.density()?);
 //! # assert_eq!(layout.rows().len(), 1 << 14);
 //! # Ok::<_, longspan_pattern::Error>(())
 //! ```
@@ -22,6 +22,7 @@
 //! | `pattern`, `heads`, `text` | the algebra, patterns by head, the text form |
 //! | `positions`, `shape` | what a layout is compiled for: lengths, offsets, shards, padding |
 //! | `plan` | a pattern made ready to be asked: stretches of keys, bits, signatures |
+//! | `meter` | counted work: budgets and progress hooks |
 //! | `sight` | who can see whom, told at a glance |
 //! | `layout` | rows of runs: compilation, masks, transpose, counts, hash, pictures |
 //! | `set`, `cache` | layouts by batch entry and head; layouts kept for the next call |
@@ -32,6 +33,7 @@ mod cache;
 mod error;
 mod heads;
 mod layout;
+mod meter;
 mod pattern;
 mod plan;
 mod positions;

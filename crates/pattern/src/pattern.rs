@@ -348,7 +348,16 @@ impl Pattern {
     ///
     /// For looking at single positions; a layout answers for all of them.
     pub fn allows(&self, query: i64, key: i64) -> bool {
-        Plan::new(self, None).allows(query, key)
+        Plan::new(self, None, key..key.saturating_add(1)).allows(query, key)
+    }
+
+    /// The patterns that it is made of and that speak of the same positions.
+    pub(crate) fn parts(&self) -> &[Pattern] {
+        match &self.0 {
+            Expr::And(parts) | Expr::Or(parts) => parts,
+            Expr::Not(inner) => std::slice::from_ref(inner),
+            _ => &[],
+        }
     }
 
     /// Bytes of the lists that the pattern holds, shared or not.

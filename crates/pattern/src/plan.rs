@@ -21,6 +21,7 @@
 
 use std::ops::Range;
 
+use crate::meter::Meter;
 use crate::pattern::{Expr, Lengths, Pattern};
 
 pub(crate) mod arith;
@@ -124,26 +125,9 @@ impl Question {
 /// A pattern made ready to be asked.
 pub(crate) struct Plan {
     root: Node,
-    pub(crate) tally: Tally,
+    /// Nodes of the plan, which is what a look at single bits costs.
+    nodes: u64,
     signature: Vec<i64>,
-}
-
-/// What asking has come to so far.
-#[derive(Debug, Default)]
-pub(crate) struct Tally {
-    /// Questions that nodes have answered, of every kind: the measure of a compilation's work.
-    pub(crate) questions: u64,
-    /// An answer had too many segments and was cut short.
-    pub(crate) overflow: bool,
-}
-
-impl Tally {
-    /// Whether an answer of `segments` segments may still grow.
-    #[inline]
-    fn has_room(&mut self, segments: usize, keys: &Keys) -> bool {
-        self.overflow |= segments >= keys.most;
-        !self.overflow
-    }
 }
 
 enum Node {
@@ -205,54 +189,80 @@ struct Scratch {
     words: Vec<u64>,
 }
 
+/// Units of one node's bits of a query, and of a node's signature or edges.
+const BITS: u64 = 2;
+const NODE: u64 = 8;
+
 impl Plan {
-    /// Lowers `pattern`; keys outside the positions `valid` are seen by nobody.
-    pub(crate) fn new(pattern: &Pattern, valid: Option<&Range<i64>>) -> Self {
-        let mut root = lower(pattern);
+    /// Lowers `pattern`; keys outside the positions `valid` are seen by nobody. Only keys at the
+    /// positions `view` will be asked about.
+    pub(crate) fn new(pattern: &Pattern, valid: Option<&Range<i64>>, view: Range<i64>) -> Self {
+        let mut root = lower(pattern, &view);
         if let Some(valid) = valid {
             root = all([Node::KeyRange { low: valid.start, high: valid.end }, root]);
         }
-        Plan { root, tally: Tally::default(), signature: Vec::new() }
+        let nodes = root.count();
+        Plan { root, nodes, signature: Vec::new() }
     }
 
     /// Appends what `band` sees of `keys`.
-    pub(crate) fn ask(&mut self, band: Band, keys: Keys, out: &mut Vec<Segment>) {
-        self.root.ask(Question { band, keys }, &mut self.tally, out);
+    pub(crate) fn ask(
+        &mut self,
+        band: Band,
+        keys: Keys,
+        meter: &mut Meter<'_>,
+        out: &mut Vec<Segment>,
+    ) {
+        self.root.ask(Question { band, keys }, meter, out);
     }
 
     /// Sets `out[i]` to the bits that query `i` of the band sees of `keys` (at most 64).
-    pub(crate) fn fill(&mut self, band: Band, keys: Band, out: &mut [u64]) {
+    pub(crate) fn fill(&mut self, band: Band, keys: Band, meter: &mut Meter<'_>, out: &mut [u64]) {
         debug_assert!(keys.len <= 64 && out.len() as i64 == band.len);
-        self.tally.questions += 1;
-        self.root.fill(band, keys, out);
+        meter.question();
+        meter.spend(self.nodes * (NODE + BITS * band.len as u64));
+        self.root.fill(band, keys, meter, out);
     }
 
     /// What the bits of `band` × `keys` depend on, or `None` if that takes too many words: equal
     /// signatures have equal bits.
-    pub(crate) fn signature(&mut self, band: Band, keys: Band) -> Option<&[i64]> {
-        self.tally.questions += 1;
+    pub(crate) fn signature(
+        &mut self,
+        band: Band,
+        keys: Band,
+        meter: &mut Meter<'_>,
+    ) -> Option<&[i64]> {
+        meter.question();
+        meter.spend(self.nodes * NODE);
         self.signature.clear();
         self.signature.extend([band.len, band.step, keys.len, keys.step]);
-        self.root.signature(band, keys, &mut self.signature).then_some(&self.signature[..])
+        self.root.signature(band, keys, meter, &mut self.signature).then_some(&self.signature[..])
     }
 
     /// Replaces `out` by the edges of the answer and tells for how many rows they hold, the moving
     /// ones moved; `None` if never.
-    pub(crate) fn edges(&mut self, band: Band, keys: Keys, out: &mut Edges) -> Option<i64> {
-        self.tally.questions += 1;
+    pub(crate) fn edges(
+        &mut self,
+        band: Band,
+        keys: Keys,
+        meter: &mut Meter<'_>,
+        out: &mut Edges,
+    ) -> Option<i64> {
+        meter.question();
+        meter.spend(self.nodes * NODE);
         out.clear();
         out.standing.extend([keys.low, keys.high]);
-        self.root.edges(band, keys, out)
+        self.root.edges(band, keys, meter, out)
     }
 
     pub(crate) fn allows(&mut self, query: i64, key: i64) -> bool {
         let mut word = [0];
-        self.fill(Band::one(query), Band::one(key), &mut word);
+        self.fill(Band::one(query), Band::one(key), &mut Meter::unlimited(), &mut word);
         word[0] != 0
     }
 }
 
-fn lower(pattern: &Pattern) -> Node {
+fn lower(pattern: &Pattern, view: &Range<i64>) -> Node {
     let int = |value: &u64| *value as i64;
     match &pattern.0 {
         Expr::Full => Node::Full,
@@ -278,7 +288,7 @@ fn lower(pattern: &Pattern) -> Node {
         Expr::Packed { queries, keys, inner } => Node::Packed(Box::new(Packed {
             queries: queries.clone(),
             keys: keys.clone(),
-            inner: lower(inner),
+            inner: lower(inner, &(0..keys.longest())),
             hint: 0,
             scratch: Scratch::default(),
         })),
@@ -290,15 +300,15 @@ fn lower(pattern: &Pattern) -> Node {
         }
         Expr::Random { block, per_row, blocks, seed } => Node::Blocks {
             size: Divisor::new(int(block)),
-            relation: Relation::random(*per_row, *blocks, *seed),
+            relation: Relation::random(*per_row, *blocks, *seed, *block, view),
         },
         Expr::Blocks { block, rows } => Node::Blocks {
             size: Divisor::new(int(block)),
             relation: Relation::explicit(rows.clone()),
         },
-        Expr::And(parts) => all(parts.iter().map(lower)),
-        Expr::Or(parts) => any(parts.iter().map(lower)),
-        Expr::Not(inner) => Node::Not(Box::new(lower(inner)), Scratch::default()),
+        Expr::And(parts) => all(parts.iter().map(|part| lower(part, view))),
+        Expr::Or(parts) => any(parts.iter().map(|part| lower(part, view))),
+        Expr::Not(inner) => Node::Not(Box::new(lower(inner, view)), Scratch::default()),
     }
 }
 
@@ -315,6 +325,16 @@ fn any(parts: impl IntoIterator<Item = Node>) -> Node {
 }
 
 impl Node {
+    /// This node and all inside it.
+    fn count(&self) -> u64 {
+        1 + match self {
+            Node::Packed(packed) => packed.inner.count(),
+            Node::And(parts, _) | Node::Or(parts, _) => parts.iter().map(Node::count).sum(),
+            Node::Not(inner, _) => inner.count(),
+            _ => 0,
+        }
+    }
+
     /// About how many keys a query sees stretches of, which is what asking about it costs.
     fn breadth(&self) -> i64 {
         match self {

@@ -1,12 +1,13 @@
 //! Layouts by batch entry and query head.
 
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 use crate::cache::LayoutCache;
 use crate::error::{Error, Result};
 use crate::heads::Heads;
 use crate::layout::Layout;
+use crate::meter::{Progress, go_on};
 use crate::pattern::Pattern;
 use crate::shape::Shape;
 
@@ -57,6 +58,19 @@ impl LayoutSet {
         padding: &Padding,
         cache: Option<&LayoutCache>,
     ) -> Result<Self> {
+        Self::compile_with(patterns, heads, shape, padding, cache, go_on)
+    }
+
+    /// The same, with a hook that may end the work; it is called with the rows of the layout at
+    /// hand: see [`Layout::compile_with`].
+    pub fn compile_with(
+        patterns: &Heads,
+        heads: usize,
+        shape: &Shape,
+        padding: &Padding,
+        cache: Option<&LayoutCache>,
+        mut progress: impl FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<Self> {
         let ranges = match padding {
             Padding::None(batch) => vec![None; *batch],
             Padding::Each(ranges) => ranges.iter().cloned().map(Some).collect(),
@@ -86,33 +100,45 @@ impl LayoutSet {
                     None => shape.clone(),
                 };
                 let layout = match cache {
-                    Some(cache) => cache.get(pattern, &shape)?,
-                    None => Arc::new(Layout::compile(pattern, &shape)?),
+                    Some(cache) => cache.get_with(pattern, &shape, &mut progress)?,
+                    None => Arc::new(Layout::compile_with(pattern, &shape, &mut progress)?),
                 };
                 made.push(((pattern, valid), layout.clone()));
                 each.push(layout);
             }
         }
-        LayoutSet::new(ranges.len(), heads, each)
+        LayoutSet::new_with(ranges.len(), heads, each, progress)
     }
 
     /// A set of given layouts, that of `(entry, head)` at `entry · heads + head`. All must cover
-    /// the same tokens with the same blocks.
+    /// the same tokens with the same blocks. Layouts that are too much work to compare
+    /// ([`Layout::same_pairs`]) are held side by side.
     pub fn new(
         batch: usize,
         heads: usize,
         layouts: impl IntoIterator<Item = Arc<Layout>>,
     ) -> Result<Self> {
+        Self::new_with(batch, heads, layouts, go_on)
+    }
+
+    /// The same, with a hook that may end the work: see [`Layout::compile_with`].
+    pub fn new_with(
+        batch: usize,
+        heads: usize,
+        layouts: impl IntoIterator<Item = Arc<Layout>>,
+        mut progress: impl FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<Self> {
+        let mut blocks = Vec::new();
         let mut set = LayoutSet { batch, heads, layouts: Vec::new(), choice: Vec::new() };
         for layout in layouts {
             if let Some(first) = set.layouts.first() {
                 same_tokens(first, &layout)?;
             }
-            let same = |held: &Arc<Layout>| Arc::ptr_eq(held, &layout) || **held == *layout;
-            let place = set.layouts.iter().position(same).unwrap_or(set.layouts.len());
-            if place == set.layouts.len() {
-                set.layouts.push(layout);
-            }
+            let held = set.layouts.iter().position(|held| Arc::ptr_eq(held, &layout));
+            let place = match held {
+                Some(place) => place,
+                None => set.place(layout, &mut blocks, &mut progress)?,
+            };
             set.choice.push(place as u32);
         }
         if set.choice.len() != batch * heads {
@@ -122,6 +148,27 @@ impl LayoutSet {
             )));
         }
         Ok(set)
+    }
+
+    /// The place of a layout that is equal to this one, which is added where there is none.
+    /// `blocks` has the digest of each layout's blocks.
+    fn place(
+        &mut self,
+        layout: Arc<Layout>,
+        blocks: &mut Vec<u64>,
+        progress: &mut Progress<'_>,
+    ) -> Result<usize> {
+        let digest = layout.block_digest(progress)?;
+        for place in (0..blocks.len()).filter(|&place| blocks[place] == digest) {
+            match self.layouts[place].same_masks(&layout, progress) {
+                Ok(true) => return Ok(place),
+                Ok(false) | Err(Error::TooMuchWork { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        blocks.push(digest);
+        self.layouts.push(layout);
+        Ok(self.layouts.len() - 1)
     }
 
     /// Batch entries.

@@ -65,7 +65,7 @@ impl Default for BlockSize {
 ///
 /// let shape = Shape::new(1_000, 1_000).block(BlockSize::new(32)?);
 /// let layout = Layout::compile(&Pattern::causal(), &shape)?;
-/// assert_eq!(layout.counts().active_pairs, 1_000 * 1_001 / 2);
+/// assert_eq!(layout.counts()?.active_pairs, 1_000 * 1_001 / 2);
 /// # Ok::<_, longspan_pattern::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -81,6 +81,7 @@ pub struct Shape {
     block: BlockSize,
     mask_bytes: Option<u64>,
     max_bytes: u64,
+    max_work: u64,
 }
 
 impl Shape {
@@ -88,6 +89,10 @@ impl Shape {
     /// 1 GiB, which is ninety million runs. No list that compilation makes takes over four times
     /// the bound, or 16 MiB where that is more.
     pub const MAX_BYTES: u64 = 1 << 30;
+
+    /// Units of work that a call on a layout may take where [`max_work`](Self::max_work) is left
+    /// out: 2^30, about a second of one core in a release build.
+    pub const MAX_WORK: u64 = 1 << 30;
 
     /// `tokens_q` queries that are the last of `tokens_k` positions, all of them at hand.
     pub fn new(tokens_q: u64, tokens_k: u64) -> Self {
@@ -103,6 +108,7 @@ impl Shape {
             block: BlockSize::default(),
             mask_bytes: None,
             max_bytes: Self::MAX_BYTES,
+            max_work: Self::MAX_WORK,
         }
     }
 
@@ -162,6 +168,24 @@ impl Shape {
     /// [`Error::TooLarge`]; [`MAX_BYTES`](Self::MAX_BYTES) where left out.
     pub fn max_bytes(mut self, bytes: u64) -> Self {
         self.max_bytes = bytes;
+        self
+    }
+
+    /// Units of work that compiling may take, and each of counting, hashing, transposing, drawing
+    /// and reading masks of the compiled layout, before it gives up with
+    /// [`Error::TooMuchWork`]; [`MAX_WORK`](Self::MAX_WORK) where left out. A unit is about a
+    /// nanosecond, and the same pattern and shape take the same number of units on every machine.
+    ///
+    /// ```
+    /// use longspan_pattern::{Error, Layout, Pattern, Shape};
+    ///
+    /// let shape = Shape::new(1 << 16, 1 << 16).max_work(1_000);
+    /// let refused = Layout::compile(&"strided(65) | strided(67)".parse()?, &shape);
+    /// assert!(matches!(refused, Err(Error::TooMuchWork { limit: 1_000, .. })));
+    /// # Ok::<_, Error>(())
+    /// ```
+    pub fn max_work(mut self, units: u64) -> Self {
+        self.max_work = units;
         self
     }
 
@@ -230,6 +254,7 @@ impl Shape {
             divisor: Divisor::new(self.block.get() as i64),
             mask_bytes: self.mask_bytes,
             max_bytes: self.max_bytes,
+            max_work: self.max_work,
         })
     }
 }
@@ -251,6 +276,7 @@ pub(crate) struct Frame {
     pub(crate) divisor: Divisor,
     pub(crate) mask_bytes: Option<u64>,
     pub(crate) max_bytes: u64,
+    pub(crate) max_work: u64,
 }
 
 impl Frame {

@@ -11,6 +11,7 @@
 
 use std::ops::Range;
 
+use crate::meter::Meter;
 use crate::pattern::Pattern;
 use crate::plan::segment::{Class, Segment};
 use crate::plan::{Band, Keys, Plan};
@@ -20,6 +21,10 @@ use crate::shape::BlockSize;
 /// Segments that an answer may have before nothing is promised: asking for more takes longer than
 /// compiling does.
 const MOST: usize = 1 << 12;
+
+/// Units of work that an answer may take before nothing is promised: about a millisecond, of which
+/// thousands of ranks take many.
+const MOST_WORK: u64 = 1 << 20;
 
 /// What can be said of some queries and some keys at a glance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -47,6 +52,7 @@ pub enum Glance {
 /// ```
 pub struct Sight {
     plan: Plan,
+    questions: u64,
     found: Vec<Segment>,
 }
 
@@ -54,7 +60,8 @@ impl Sight {
     /// Makes a pattern ready. That it fits a number of tokens is for
     /// [`Layout::compile`](crate::Layout::compile) to judge.
     pub fn new(pattern: &Pattern) -> Self {
-        Sight { plan: Plan::new(pattern, None), found: Vec::new() }
+        let everywhere = -FARTHEST..FARTHEST + 1;
+        Sight { plan: Plan::new(pattern, None, everywhere), questions: 0, found: Vec::new() }
     }
 
     /// What the queries see of the keys, where that can be told at once.
@@ -114,15 +121,16 @@ impl Sight {
             block: BlockSize::default().get() as i64,
             most: MOST,
         };
-        self.plan.tally.overflow = false;
-        self.plan.ask(band, keys, &mut self.found);
-        (!self.plan.tally.overflow).then_some(&self.found[..])
+        let mut meter = Meter::limited(MOST_WORK);
+        self.plan.ask(band, keys, &mut meter, &mut self.found);
+        self.questions += meter.questions;
+        (!meter.overflow && !meter.halted()).then_some(&self.found[..])
     }
 }
 
 impl std::fmt::Debug for Sight {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Sight").field("questions", &self.plan.tally.questions).finish()
+        f.debug_struct("Sight").field("questions", &self.questions).finish()
     }
 }
 
@@ -171,7 +179,7 @@ mod tests {
         for text in PATTERNS {
             let pattern: Pattern = text.parse().unwrap();
             let mut sight = Sight::new(&pattern);
-            let mut plan = Plan::new(&pattern, None);
+            let mut plan = Plan::new(&pattern, None, -FARTHEST..FARTHEST);
             for _ in 0..60 {
                 let (queries, keys) = (progression(&mut state), progression(&mut state));
                 let at = |p: &Progression, i: u64| p.start + (i * p.step) as i64;

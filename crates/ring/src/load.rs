@@ -35,7 +35,7 @@ pub(crate) fn pairs_seen(
     let block = BlockSize::default().get() as u64;
     let count = |some: Positions| -> Result<u128> {
         let shape = Shape::new(tokens, tokens).query_map(some);
-        Ok(Layout::compile(pattern, &shape)?.counts().active_pairs)
+        Ok(Layout::compile(pattern, &shape)?.counts()?.active_pairs)
     };
     let stretch = |start: u64, len: u64| Progression { start: start as i64, step: 1, len };
     let all = queries.len();
@@ -100,7 +100,7 @@ pub(crate) fn work(
     for (pattern, sight, times) in patterns {
         if pieces > FEW_GLANCES {
             let shape = shape(queries.clone(), keys.clone());
-            sum.add(counted(&Layout::compile(pattern, &shape)?), *times);
+            sum.add(counted(&Layout::compile(pattern, &shape)?)?, *times);
             continue;
         }
         for band in queries.progressions() {
@@ -113,7 +113,7 @@ pub(crate) fn work(
                     }
                     Glance::Perhaps => {
                         let shape = shape(Positions::new([band])?, Positions::new([piece])?);
-                        sum.add(counted(&Layout::compile(pattern, &shape)?), *times);
+                        sum.add(counted(&Layout::compile(pattern, &shape)?)?, *times);
                     }
                 }
             }
@@ -122,11 +122,11 @@ pub(crate) fn work(
     Ok(sum)
 }
 
-fn counted(layout: &Layout) -> Work {
+fn counted(layout: &Layout) -> Result<Work> {
     let block = layout.block().get() as u128;
-    let counts = layout.counts();
+    let counts = layout.counts()?;
     let full_pairs = (counts.full_blocks * block * block).min(counts.active_pairs);
-    Work { pairs: counts.active_pairs, full_pairs, partial_blocks: counts.partial_blocks }
+    Ok(Work { pairs: counts.active_pairs, full_pairs, partial_blocks: counts.partial_blocks })
 }
 
 #[cfg(test)]
@@ -161,7 +161,7 @@ mod tests {
             let layout = Layout::compile(&pattern, &shape).unwrap();
             let mut patterns = [(pattern.clone(), Sight::new(&pattern), 3)];
             let work = work(&mut patterns, 4_000, &queries, &keys).unwrap();
-            assert_eq!(work.pairs, 3 * layout.counts().active_pairs, "{text}");
+            assert_eq!(work.pairs, 3 * layout.counts().unwrap().active_pairs, "{text}");
             assert!(work.full_pairs <= work.pairs);
         }
     }

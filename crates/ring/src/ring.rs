@@ -151,12 +151,14 @@ impl<T: Transport> Ring<T> {
     }
 
     /// Pairs of queries and keys that this rank computes in each pass, of one batch entry.
-    pub fn active_pairs(&self) -> u128 {
+    pub fn active_pairs(&self) -> Result<u128> {
         let Works { own, arrivals, hostings, problem, .. } = &self.works;
         let pieces = own.iter().chain(arrivals).flatten().map(|piece| &piece.attention);
         let pairs = |attention: &Attention| {
             let layout = |head| attention.layouts().get(0, head);
-            (0..problem.heads).map(|head| layout(head).counts().active_pairs).sum::<u128>()
+            (0..problem.heads)
+                .map(|head| Ok(layout(head).counts()?.active_pairs))
+                .sum::<Result<u128>>()
         };
         pieces.chain(hostings).map(pairs).sum()
     }

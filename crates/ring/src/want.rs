@@ -77,7 +77,7 @@ fn look(problem: &Problem, pattern: &Pattern, asking: usize, owner: usize) -> Re
     if layout.run_count() == 0 {
         return Ok(Want::default());
     }
-    let mut seen = layout.keys_seen(None);
+    let mut seen = layout.keys_seen(None)?;
     if problem.fold == Fold::Reproducible {
         // Whole tiles, which are words.
         let keys = shards.rank(owner).len();
@@ -87,8 +87,8 @@ fn look(problem: &Problem, pattern: &Pattern, asking: usize, owner: usize) -> Re
         return Ok(Want { keys: tokens::of_bits(&seen), ..Want::default() });
     }
     let mut want = Want { keys: tokens::of_bits(&seen), ..Want::default() };
-    let Some((heavy, light)) = heavy_queries(&layout) else { return Ok(want) };
-    let rest = tokens::of_bits(&layout.keys_seen(Some(&light)));
+    let Some((heavy, light)) = heavy_queries(&layout)? else { return Ok(want) };
+    let rest = tokens::of_bits(&layout.keys_seen(Some(&light))?);
     let guests = tokens::of_bits(&heavy);
     let saved = (want.keys.len() - rest.len()) * problem.key_bytes() as u64;
     if WORTHWHILE * guests.len() * problem.guest_bytes() as u64 <= saved {
@@ -150,22 +150,22 @@ fn at_a_glance(sight: &mut Sight, queries: &Positions, keys: &Positions) -> Opti
 
 /// The few queries that see the most keys, and all others that see any, a bit each; nothing where
 /// there is no such difference.
-fn heavy_queries(layout: &Layout) -> Option<(Vec<u64>, Vec<u64>)> {
+fn heavy_queries(layout: &Layout) -> Result<Option<(Vec<u64>, Vec<u64>)>> {
     let blocks = |row| layout.row(row).iter().map(|run| u64::from(run.len)).sum::<u64>();
-    let most = layout.rows().map(blocks).max()?;
+    let Some(most) = layout.rows().map(blocks).max() else { return Ok(None) };
     let rows = layout.rows().filter(|&row| 2 * blocks(row) >= most).count();
     // Masks of many rows would cost more than they could save.
     if rows as u64 > most_heavy(layout.rows().len() as u64) {
-        return None;
+        return Ok(None);
     }
-    let counts = layout.keys_by_query();
-    let most = *counts.iter().max()?;
+    let counts = layout.keys_by_query()?;
+    let Some(&most) = counts.iter().max() else { return Ok(None) };
     let mut bits = (vec![0_u64; counts.len().div_ceil(64)], vec![0_u64; counts.len().div_ceil(64)]);
     for (query, &count) in counts.iter().enumerate().filter(|(_, count)| **count > 0) {
         let into = if 2 * count >= most { &mut bits.0 } else { &mut bits.1 };
         into[query / 64] |= 1 << (query % 64);
     }
-    Some(bits)
+    Ok(Some(bits))
 }
 
 #[cfg(test)]

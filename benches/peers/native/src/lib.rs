@@ -143,7 +143,7 @@ pub unsafe extern "C" fn peers_plan(request: &Request, plan: *mut *mut Plan) -> 
         let threads = at_least_one(request.threads)?;
         let shape = Shape::new(request.queries, request.keys);
         let layout = Layout::compile(&pattern, &shape).map_err(display)?;
-        let pairs = u64::try_from(layout.counts().active_pairs).map_err(display)?;
+        let pairs = u64::try_from(layout.counts().map_err(display)?.active_pairs).map_err(display)?;
         let attention = Attention::new(layout).threads(Threads::Count(threads)).isa(isa);
         // SAFETY: the caller vouches for the pointer.
         unsafe { plan.write(Box::into_raw(Box::new(Plan { attention, element, pairs }))) };

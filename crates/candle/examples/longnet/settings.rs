@@ -153,7 +153,7 @@ impl Settings {
         let shape = Shape::new(self.context as u64, self.context as u64);
         let pairs = |pattern: Pattern| -> Result<u128> {
             let layout = Layout::compile(&(pattern & Pattern::causal()), &shape)?;
-            Ok(layout.counts().active_pairs)
+            Ok(layout.counts()?.active_pairs)
         };
         let mut seen = 0;
         for head in 0..config.num_attention_heads {

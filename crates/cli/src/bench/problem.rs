@@ -146,7 +146,7 @@ impl Problem {
         let (dim, value_dim) = (dim as u32, value_dim as u32);
         let (mut pairs, mut forward_flops, mut backward_flops) = (0, 0, 0);
         for head in 0..heads {
-            let counts = compiled.of(head).layout.counts();
+            let counts = compiled.of(head).layout.counts()?;
             pairs += counts.active_pairs;
             forward_flops += batch as u128 * counts.forward_flops(dim, value_dim);
             backward_flops += batch as u128 * counts.backward_flops(dim, value_dim);

@@ -138,7 +138,7 @@ fn passes<E: Element>(
     together: &Barrier,
 ) -> Result<[f64; 2]> {
     let layout = Layout::compile(pattern, &Shape::new(tokens, tokens))?;
-    let pairs = layout.counts().active_blocks() as f64 * 64.0 * 64.0 * HEADS as f64;
+    let pairs = layout.counts()?.active_blocks() as f64 * 64.0 * 64.0 * HEADS as f64;
     let attention = Attention::new(layout).threads(Threads::Count(threads));
     let dims = Dims { batch: 1, tokens: tokens as usize, heads: HEADS, dim };
     let order = Order::BatchHeadTokenDim;

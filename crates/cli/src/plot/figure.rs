@@ -15,7 +15,7 @@
 //! Sizes are in pixels of a picture that is looked at in half its size, as it is on a screen with
 //! two pixels a point.
 
-use longspan_pattern::{Layout, Shade};
+use longspan_pattern::{Layout, Result, Shade};
 use plotters_backend::text_anchor::HPos;
 
 use super::axis::Axis;
@@ -63,10 +63,10 @@ fn leading(em: f32) -> i32 {
 }
 
 /// The whole picture, with cells of at least `cell` pixels.
-pub(super) fn compose(inspection: &Inspection, cell: i32) -> Scene {
+pub(super) fn compose(inspection: &Inspection, cell: i32) -> Result<Scene> {
     let drawn = inspection.drawn();
     let shown = &drawn[..drawn.len().min(MOST)];
-    let panels = panels(inspection, shown, cell);
+    let panels = panels(inspection, shown, cell)?;
     let per_line = abreast(panels.len());
     let gutter = panels.iter().map(Panel::gutter).max().unwrap_or(0);
     let panel_width = gutter + panels.iter().map(|p| p.grid.across.length()).max().unwrap_or(0);
@@ -84,7 +84,7 @@ pub(super) fn compose(inspection: &Inspection, cell: i32) -> Scene {
     }
     let subtitle = Type::new(Face::Sans, TEXT, FAINT_INK);
     y += 6;
-    for line in subtitle.wrap(&about(inspection), width, 2) {
+    for line in subtitle.wrap(&about(inspection)?, width, 2) {
         scene.text(MARGIN, y + leading(TEXT) / 2, line, subtitle);
         y += leading(TEXT);
     }
@@ -112,7 +112,7 @@ pub(super) fn compose(inspection: &Inspection, cell: i32) -> Scene {
     }
     scene.width = width + 2 * MARGIN;
     scene.height = y + MARGIN - 12;
-    scene
+    Ok(scene)
 }
 
 /// How many panels stand side by side.
@@ -128,7 +128,7 @@ fn title_of(inspection: &Inspection) -> String {
 }
 
 /// The line below the title.
-fn about(inspection: &Inspection) -> String {
+fn about(inspection: &Inspection) -> Result<String> {
     let layout = &inspection.layouts[0];
     let tokens = match (layout.queries(), layout.keys()) {
         (queries, keys) if queries == keys => count(keys, "token"),
@@ -149,32 +149,34 @@ fn about(inspection: &Inspection) -> String {
         None => &inspection.heads[..],
     };
     let densities = heads.iter().map(|head| inspection.layouts[head.layout].density());
-    let density = densities.sum::<f64>() / heads.len() as f64;
+    let density = densities.sum::<Result<f64>>()? / heads.len() as f64;
     parts.push(format!("{} of pairs seen", percent(density)));
     if density > 0.0 && density < 0.67 {
         parts.push(format!("{}× fewer than dense", significant(1.0 / density)));
     }
-    parts.join(" · ")
+    Ok(parts.join(" · "))
 }
 
-fn panels(inspection: &Inspection, shown: &[(usize, Vec<usize>)], cell: i32) -> Vec<Panel> {
+fn panels(inspection: &Inspection, shown: &[(usize, Vec<usize>)], cell: i32) -> Result<Vec<Panel>> {
     let layouts: Vec<&Layout> =
         shown.iter().map(|(layout, _)| &*inspection.layouts[*layout]).collect();
     let per_line = abreast(shown.len()) as i32;
     let side = if per_line == 1 { SIDE } else { TOGETHER / per_line - BETWEEN };
     // All panels speak one language, so one with too many masks makes all of them plain.
-    let partials = match layouts.iter().all(|layout| layout.counts().partial_blocks <= MASKS) {
-        true => Partials::Shaded,
-        false => Partials::Plain,
-    };
+    let mut partials = Partials::Shaded;
+    for layout in &layouts {
+        if layout.counts()?.partial_blocks > MASKS {
+            partials = Partials::Plain;
+        }
+    }
     shown
         .iter()
         .zip(layouts)
         .map(|((_, heads), layout)| {
             let alone = shown.len() == 1;
             let name = if heads.len() == 1 { "head" } else { "heads" };
-            Panel {
-                grid: Grid::new(layout, Room { side, cell }, partials),
+            Ok(Panel {
+                grid: Grid::new(layout, Room { side, cell }, partials)?,
                 heading: (!alone).then(|| {
                     (
                         format!("{name} {}", ranges(heads)),
@@ -183,7 +185,7 @@ fn panels(inspection: &Inspection, shown: &[(usize, Vec<usize>)], cell: i32) -> 
                 }),
                 key_title: axis("key", inspection.key_offset).0,
                 query_title: axis("query", inspection.query_offset).0,
-            }
+            })
         })
         .collect()
 }

@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 
-use longspan_pattern::{Layout, RunKind, Shade};
+use longspan_pattern::{Layout, Result, RunKind, Shade};
 
 use super::axis::Axis;
 
@@ -70,7 +70,7 @@ pub(super) struct Patch {
 
 impl Grid {
     /// The cells of a layout that has at least one block.
-    pub(super) fn new(layout: &Layout, room: Room, partials: Partials) -> Self {
+    pub(super) fn new(layout: &Layout, room: Room, partials: Partials) -> Result<Self> {
         let (meaning, across, down) = sides(layout, room, partials);
         let mut grid = Grid {
             cells: vec![Shade::Empty; across.cells as usize * down.cells as usize],
@@ -81,9 +81,9 @@ impl Grid {
         match meaning {
             Meaning::Pair => grid.fill_pairs(layout),
             Meaning::Block(partials) => grid.fill_blocks(layout, partials),
-            Meaning::Blocks(..) => grid.fill_bins(layout),
+            Meaning::Blocks(..) => grid.fill_bins(layout)?,
         }
-        grid
+        Ok(grid)
     }
 
     fn set(&mut self, x: u32, y: u32, shade: Shade) {
@@ -141,11 +141,12 @@ impl Grid {
         }
     }
 
-    fn fill_bins(&mut self, layout: &Layout) {
-        let picture = layout.picture(self.across.cells, self.down.cells);
+    fn fill_bins(&mut self, layout: &Layout) -> Result<()> {
+        let picture = layout.picture(self.across.cells, self.down.cells)?;
         for (shade, cell) in self.cells.iter_mut().zip(&picture.cells) {
             *shade = Shade::of(*cell);
         }
+        Ok(())
     }
 
     /// The cells that `drawn` holds for, equal neighbours in one.
@@ -251,7 +252,7 @@ fn cells(blocks: u32, most: u32) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use longspan_pattern::{BlockSize, Pattern, Result, Shape};
+    use longspan_pattern::{BlockSize, Pattern, Shape};
 
     use super::*;
 
@@ -260,7 +261,7 @@ mod tests {
     fn grid(pattern: &str, queries: u64, keys: u64, block: u64) -> Result<Grid> {
         let pattern: Pattern = pattern.parse()?;
         let shape = Shape::new(queries, keys).block(BlockSize::new(block)?);
-        Ok(Grid::new(&Layout::compile(&pattern, &shape)?, ROOM, Partials::Shaded))
+        Grid::new(&Layout::compile(&pattern, &shape)?, ROOM, Partials::Shaded)
     }
 
     #[test]

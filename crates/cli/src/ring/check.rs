@@ -64,7 +64,10 @@ pub(super) fn check<E: Element + Pod>(job: &Job, results: &[Vec<f32>]) -> Result
         got[part.clone()].iter().zip(&one[part]).all(|(a, b)| a.to_bits() == b.to_bits())
     };
 
-    let pairs: u128 = layouts.iter().map(|layout| layout.counts().active_pairs).sum();
+    let mut pairs = 0;
+    for layout in &layouts {
+        pairs += layout.counts()?.active_pairs;
+    }
     let work = (pairs * job.dim as u128).max(1);
     let affordable = (BUDGET * job.key_heads as u128 / work).min(job.key_heads as u128) as usize;
     let key_heads = affordable.max(1);

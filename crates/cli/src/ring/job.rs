@@ -239,7 +239,7 @@ pub(super) fn work<E: Element + Pod>(
         }
     }
     let (tally, (needed_forward, needed_backward)) = (ring.tally(), ring.bytes_needed());
-    let pairs = ring.active_pairs();
+    let pairs = ring.active_pairs()?;
     drop(ring);
     let alone = log.replay(transport, job.patience)?;
 

@@ -100,7 +100,7 @@ impl Maker<'_> {
     fn everywhere(&self, also: &Pattern) -> Result<Option<Part>> {
         let Sizes { queries, keys, heads, key_heads, .. } = self.sizes;
         let layout = Layout::compile(&(self.within.clone() & also.clone()), &self.shape())?;
-        let weight = layout.counts().active_blocks() as usize * heads;
+        let weight = layout.counts()?.active_blocks() as usize * heads;
         let all = |count| Steps { first: 0, step: 1, count };
         let select = |tokens, heads| Selection {
             entry: 0,
@@ -138,10 +138,12 @@ impl Maker<'_> {
                     patterns.push(pattern);
                 }
                 let layouts = self.layouts(group, &patterns)?;
-                let weight = (0..group.len())
-                    .flat_map(|entry| (0..patterns.len()).map(move |head| (entry, head)))
-                    .map(|(entry, head)| layouts.get(entry, head).counts().active_blocks() as usize)
-                    .sum();
+                let mut weight = 0;
+                for entry in 0..group.len() {
+                    for head in 0..patterns.len() {
+                        weight += layouts.get(entry, head).counts()?.active_blocks() as usize;
+                    }
+                }
                 if weight == 0 {
                     continue;
                 }

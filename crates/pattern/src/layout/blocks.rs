@@ -45,7 +45,7 @@ impl Layout {
     ///
     /// let blocks = Blocks { starts: &[0, 1, 3], columns: &[0, 0, 1], masks: BlockMasks::Full };
     /// let layout = Layout::from_blocks(&Shape::new(128, 128), blocks)?;
-    /// assert_eq!(layout.counts().active_pairs, 3 * 64 * 64);
+    /// assert_eq!(layout.counts()?.active_pairs, 3 * 64 * 64);
     /// # Ok::<_, longspan_pattern::Error>(())
     /// ```
     pub fn from_blocks(shape: &Shape, blocks: Blocks<'_>) -> Result<Self> {
@@ -137,7 +137,7 @@ impl Layout {
         }
         runs.shrink_to_fit();
         table.shrink();
-        Ok(Layout::new(frame, None, run_starts, runs, table, 0))
+        Ok(Layout::new(frame, None, run_starts, runs, table, (0, 0)))
     }
 }
 

@@ -11,12 +11,11 @@
 //! keep the masks that are used most, within the budget; the rest are made on demand
 //! ```
 
-use std::ops::ControlFlow;
-
 use super::pool::{ALL, Kind, LATER, Pool};
 use super::walk::{Stretch, Walker};
 use super::{Layout, Run};
 use crate::error::{Error, Result};
+use crate::meter::{Meter, Progress};
 use crate::pattern::Pattern;
 use crate::plan::segment::Class;
 use crate::shape::{Frame, Shape};
@@ -28,8 +27,9 @@ const SHORT: u32 = 4;
 /// Blocks of one period that are remembered while it repeats.
 const MOST_KINDS: u32 = 1 << 16;
 
-/// Rows between two calls of a progress hook.
-const ROWS_A_STEP: u64 = 8192;
+/// Units of a row, and of a run of it.
+const ROW: u64 = 16;
+const RUN: u64 = 2;
 
 /// Rows that are moved at one go, so that progress is still told.
 const ROWS_AT_ONCE: u32 = 1 << 20;
@@ -50,7 +50,7 @@ fn longest_pause(frame: &Frame) -> u32 {
 pub(super) fn compile(
     pattern: &Pattern,
     shape: &Shape,
-    progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+    progress: &mut Progress<'_>,
 ) -> Result<Layout> {
     let frame = shape.resolve()?;
     pattern.fits(frame.tokens_q, frame.query_offset, frame.key_end)?;
@@ -59,35 +59,86 @@ pub(super) fn compile(
     if rows * 4 > frame.max_bytes {
         return Err(too_large(0));
     }
-    let mut builder = Builder::new(pattern, &frame);
+    let mut progress = |row, rows| progress(row, rows);
+    let meter = Meter::new(frame.max_work, rows, &mut progress);
+    let mut builder = Builder::new(pattern, &frame, meter);
     let mut starts = Vec::with_capacity(rows as usize + 1);
     starts.push(0);
-    let mut report = 0;
-    let mut row = frame.rows.start;
-    while row < frame.rows.end {
-        let done = u64::from(row - frame.rows.start);
-        if done >= report {
-            if progress(done, rows).is_break() {
-                return Err(Error::Stopped { row: done, rows });
+    if let Err((refused, row)) = builder.all_rows(&mut starts) {
+        return Err(match refused {
+            Refused::TooLarge => too_large(row),
+            Refused::Halted => {
+                builder.meter.error("compiling", |row| costliest(pattern, &frame, row))
             }
-            report = done + ROWS_A_STEP;
-        }
-        builder.row(row).map_err(|TooLarge| too_large(done))?;
-        starts.push(builder.runs.len() as u32);
-        row += 1;
-        row += builder.repeat(row, &mut starts).map_err(|TooLarge| too_large(done))?;
+        });
     }
-    let questions = builder.walker.questions();
-    let Builder { mut runs, pool, .. } = builder;
-    let table = pool.settle(&mut runs, &mut starts);
+    let Builder { mut runs, pool, mut meter, .. } = builder;
+    let table = pool.settle(&mut runs, &mut starts, &mut meter);
+    if meter.halted() {
+        return Err(meter.error("compiling", |row| costliest(pattern, &frame, row)));
+    }
+    let questions = meter.questions;
+    let work = meter.spent();
     runs.shrink_to_fit();
-    Ok(Layout::new(frame, Some(pattern.clone()), starts, runs, table, questions))
+    Ok(Layout::new(frame, Some(pattern.clone()), starts, runs, table, (questions, work)))
 }
 
-/// The runs would outgrow their bound.
-struct TooLarge;
+/// Units that a sub-expression may take while it is found out how much one row of it costs.
+const PROBE: u64 = 1 << 21;
 
-struct Builder<'a> {
+/// Sub-expressions of one expression that are tried, at most.
+const MOST_PROBES: usize = 16;
+
+/// Characters of a sub-expression that an error shows.
+const MOST_TEXT: usize = 80;
+
+/// The sub-expression that makes one row of blocks cost most: from the whole pattern on, a part
+/// that alone costs at least half of what it stands in.
+pub(super) fn costliest(pattern: &Pattern, frame: &Frame, row: u64) -> String {
+    let last = frame.rows.end.saturating_sub(1).max(frame.rows.start);
+    let row = (u64::from(frame.rows.start) + row).min(last.into()) as u32;
+    let cost = |pattern: &Pattern| {
+        let mut builder = Builder::new(pattern, frame, Meter::limited(PROBE));
+        let _ = builder.row(row);
+        builder.meter.spent()
+    };
+    let (mut found, mut whole) = (pattern, cost(pattern));
+    for _ in 0..MOST_PROBES {
+        let parts = found.parts().iter().take(MOST_PROBES);
+        let Some((part, most)) = parts.map(|part| (part, cost(part))).max_by_key(|(_, cost)| *cost)
+        else {
+            break;
+        };
+        if most < whole / 2 {
+            break;
+        }
+        (found, whole) = (part, most);
+    }
+    shortened(&found.to_string())
+}
+
+/// At most so many characters of a text, its middle left out.
+fn shortened(text: &str) -> String {
+    let count = text.chars().count();
+    if count <= MOST_TEXT {
+        return text.to_owned();
+    }
+    let half = MOST_TEXT / 2;
+    let (head, tail) = (text.chars().take(half), text.chars().skip(count - half + 1));
+    head.chain(['…']).chain(tail).collect()
+}
+
+/// Why rows aren't compiled to the end.
+#[derive(Debug, Clone, Copy)]
+enum Refused {
+    /// The runs would outgrow their bound.
+    TooLarge,
+    /// The meter has halted.
+    Halted,
+}
+
+struct Builder<'a, 'm> {
+    meter: Meter<'m>,
     walker: Walker<'a>,
     pool: Pool<'a>,
     runs: Vec<Run>,
@@ -103,9 +154,10 @@ struct Builder<'a> {
     kinds: Vec<Kind>,
 }
 
-impl<'a> Builder<'a> {
-    fn new(pattern: &Pattern, frame: &'a Frame) -> Self {
+impl<'a, 'm> Builder<'a, 'm> {
+    fn new(pattern: &Pattern, frame: &'a Frame, meter: Meter<'m>) -> Self {
         Builder {
+            meter,
             walker: Walker::new(pattern, frame),
             pool: Pool::new(frame),
             runs: Vec::new(),
@@ -120,26 +172,40 @@ impl<'a> Builder<'a> {
         }
     }
 
-    fn row(&mut self, row: u32) -> Result<(), TooLarge> {
+    /// Compiles every row; a failure comes with the number of rows that are done.
+    fn all_rows(&mut self, starts: &mut Vec<u32>) -> Result<(), (Refused, u64)> {
+        let rows = self.pool.rows();
+        let mut row = rows.start;
+        while row < rows.end {
+            let done = u64::from(row - rows.start);
+            self.meter.at_row(done);
+            self.row(row).map_err(|refused| (refused, done))?;
+            starts.push(self.runs.len() as u32);
+            row += 1;
+            row += self.repeat(row, starts).map_err(|refused| (refused, done))?;
+        }
+        Ok(())
+    }
+
+    fn row(&mut self, row: u32) -> Result<(), Refused> {
         self.above = self.row_start;
         self.row_start = self.runs.len();
         let mut stretches = std::mem::take(&mut self.stretches);
-        self.walker.row(row, &mut stretches);
-        if self.walker.overflow() {
-            return Err(TooLarge);
-        }
+        self.meter.spend(ROW);
+        self.walker.row(row, &mut self.meter, &mut stretches);
+        self.check()?;
         for stretch in &stretches {
             let (start, end) = (stretch.start, stretch.end);
             match stretch.class {
                 Class::Full => self.push(start, end, ALL)?,
                 Class::Mixed if stretch.period == 1 => {
-                    let kind = self.pool.mixed(&mut self.walker, row, start);
+                    let kind = self.pool.mixed(&mut self.walker, row, start, &mut self.meter);
                     self.push(start, end, kind)?;
                 }
                 Class::Mixed if end - start > SHORT => self.push(start, end, LATER)?,
                 Class::Mixed => {
                     for column in start..end {
-                        let kind = self.pool.mixed(&mut self.walker, row, column);
+                        let kind = self.pool.mixed(&mut self.walker, row, column, &mut self.meter);
                         self.push(column, column + 1, kind)?;
                     }
                 }
@@ -150,15 +216,25 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
+    fn check(&self) -> Result<(), Refused> {
+        if self.meter.halted() {
+            Err(Refused::Halted)
+        } else if self.meter.overflow {
+            Err(Refused::TooLarge)
+        } else {
+            Ok(())
+        }
+    }
+
     /// Writes the rows from `next` on that repeat the one before it, and tells how many they are.
     /// The first is asked about like any other row; how its runs lie to those above tells which of
     /// them move.
-    fn repeat(&mut self, next: u32, starts: &mut Vec<u32>) -> Result<u32, TooLarge> {
+    fn repeat(&mut self, next: u32, starts: &mut Vec<u32>) -> Result<u32, Refused> {
         if self.pause > 0 {
             self.pause -= 1;
             return Ok(0);
         }
-        let rows = match self.walker.steady(next - 1) {
+        let rows = match self.walker.steady(next - 1, &mut self.meter) {
             Some(rows) => rows.min(ROWS_AT_ONCE),
             None => {
                 self.pause = u32::MAX;
@@ -176,7 +252,10 @@ impl<'a> Builder<'a> {
         let Some(moves) = self.moves() else { return Ok(1) };
         let more = (rows - 1) as usize;
         self.runs.reserve(moves.len().saturating_mul(more + ROWS_TO_SPARE).min(self.most_runs));
-        for _ in 1..rows {
+        for copied in 1..rows {
+            self.meter.at_row(u64::from(next + copied - self.pool.rows().start));
+            self.meter.spend(ROW + RUN * moves.len() as u64);
+            self.check()?;
             let from = self.row_start;
             self.row_start = self.runs.len();
             for (index, &(start, len)) in moves.iter().enumerate() {
@@ -186,7 +265,7 @@ impl<'a> Builder<'a> {
                 self.runs.push(run);
             }
             if self.runs.len() > self.most_runs {
-                return Err(TooLarge);
+                return Err(Refused::TooLarge);
             }
             starts.push(self.runs.len() as u32);
         }
@@ -209,19 +288,19 @@ impl<'a> Builder<'a> {
         if alike { moves.collect() } else { None }
     }
 
-    fn unknown(&mut self, row: u32, stretch: &Stretch) -> Result<(), TooLarge> {
+    fn unknown(&mut self, row: u32, stretch: &Stretch) -> Result<(), Refused> {
         let (start, end) = (stretch.start, stretch.end);
         let period = match stretch.period {
             0 => end - start,
             period => period.min(end - start),
         };
         if period == 1 {
-            let kind = self.pool.look(&mut self.walker, row, start);
+            let kind = self.pool.look(&mut self.walker, row, start, &mut self.meter);
             return self.push(start, end, kind);
         }
         if period == end - start || period > MOST_KINDS {
             for column in start..end {
-                let kind = self.pool.look(&mut self.walker, row, column);
+                let kind = self.pool.look(&mut self.walker, row, column, &mut self.meter);
                 self.push(column, column + 1, kind)?;
             }
             return Ok(());
@@ -229,7 +308,8 @@ impl<'a> Builder<'a> {
         let mut kinds = std::mem::take(&mut self.kinds);
         kinds.clear();
         for column in start..start + period {
-            kinds.push(self.pool.look(&mut self.walker, row, column));
+            kinds.push(self.pool.look(&mut self.walker, row, column, &mut self.meter));
+            self.check()?;
         }
         let result = if end - start > SHORT
             && !kinds.iter().any(|kind| matches!(*kind, Kind::Empty | ALL))
@@ -244,12 +324,13 @@ impl<'a> Builder<'a> {
         result
     }
 
-    fn push(&mut self, start: u32, end: u32, kind: Kind) -> Result<(), TooLarge> {
-        let Kind::Active(mask) = kind else { return Ok(()) };
+    fn push(&mut self, start: u32, end: u32, kind: Kind) -> Result<(), Refused> {
+        let Kind::Active(mask) = kind else { return self.check() };
         let run = Run { start, len: end - start, mask };
+        self.meter.spend(RUN);
         self.pool.count_use(&run);
         push_run(&mut self.runs, self.row_start, run);
-        if self.runs.len() > self.most_runs { Err(TooLarge) } else { Ok(()) }
+        if self.runs.len() > self.most_runs { Err(Refused::TooLarge) } else { self.check() }
     }
 }
 

@@ -1,7 +1,9 @@
 //! How much there is to compute.
 
 use super::Layout;
-use super::parts::{Content, Parts};
+use super::parts::{Comb, Content, Parts};
+use crate::error::Result;
+use crate::meter::Meter;
 
 /// What a layout holds, counted in closed form a run.
 ///
@@ -9,7 +11,7 @@ use super::parts::{Content, Parts};
 /// use longspan_pattern::{Layout, Pattern, Shape};
 ///
 /// let layout = Layout::compile(&Pattern::causal(), &Shape::new(128, 128))?;
-/// let counts = layout.counts();
+/// let counts = layout.counts()?;
 /// assert_eq!((counts.full_blocks, counts.partial_blocks, counts.active_pairs), (1, 2, 8_256));
 /// assert_eq!(counts.forward_flops(64, 64), 8_256 * 4 * 64);
 /// assert_eq!(counts.backward_flops(64, 64), 8_256 * 10 * 64);
@@ -43,29 +45,27 @@ impl Counts {
     }
 }
 
-pub(super) fn count(layout: &Layout) -> Counts {
+pub(super) fn count(layout: &Layout, meter: Meter<'_>) -> Result<Counts> {
     let mut counts = Counts::default();
     let block = layout.block().get() as u128;
     // Keys that the last column lacks.
     let missing = u128::from(layout.columns()) * block - u128::from(layout.keys());
-    let mut parts = Parts::new(layout);
-    for row in layout.rows() {
+    let visit = |counts: &mut Counts, row, comb: Comb, content| {
         let tokens = layout.row_tokens(row);
         let queries = u128::from(tokens.end - tokens.start);
-        parts.row(row, |comb, content| {
-            let blocks = u128::from(comb.count);
-            match content {
-                Content::Full => {
-                    let last = comb.start + comb.count == layout.columns();
-                    counts.full_blocks += blocks;
-                    counts.active_pairs += queries * (blocks * block - u128::from(last) * missing);
-                }
-                Content::Mask(pairs, _) => {
-                    counts.partial_blocks += blocks;
-                    counts.active_pairs += blocks * u128::from(pairs);
-                }
+        let blocks = u128::from(comb.count);
+        match content {
+            Content::Full => {
+                let last = comb.start + comb.count == layout.columns();
+                counts.full_blocks += blocks;
+                counts.active_pairs += queries * (blocks * block - u128::from(last) * missing);
             }
-        });
-    }
-    counts
+            Content::Mask(pairs, _) => {
+                counts.partial_blocks += blocks;
+                counts.active_pairs += blocks * u128::from(pairs);
+            }
+        }
+    };
+    Parts::new(layout, meter).all_rows("counting", &mut counts, visit, |_| ())?;
+    Ok(counts)
 }

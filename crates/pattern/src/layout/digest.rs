@@ -18,7 +18,9 @@
 use twox_hash::XxHash3_128;
 
 use super::Layout;
-use super::parts::{Content, Parts};
+use super::parts::{Comb, Content, Parts};
+use crate::error::Result;
+use crate::meter::Meter;
 
 /// A hash of what a layout lets through; prints as 32 hexadecimal digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -33,22 +35,20 @@ impl std::fmt::Display for LayoutHash {
 /// Changes whenever the meaning of the hash does.
 const VERSION: u64 = 1;
 
-pub(super) fn digest(layout: &Layout) -> LayoutHash {
+pub(super) fn digest(layout: &Layout, meter: Meter<'_>) -> Result<LayoutHash> {
     let mut lanes = POINTS.map(Lane::new);
     let full = XxHash3_128::oneshot(b"full");
-    let mut parts = Parts::new(layout);
-    for row in layout.rows() {
-        parts.row(row, |comb, content| {
-            let content = match content {
-                Content::Full => full,
-                Content::Mask(_, hash) => hash,
-            };
-            for lane in &mut lanes {
-                lane.add(content, comb.start, comb.step, comb.count);
-            }
-        });
-        lanes.iter_mut().for_each(Lane::next_row);
-    }
+    let visit = |lanes: &mut [Lane; 2], _, comb: Comb, content| {
+        let content = match content {
+            Content::Full => full,
+            Content::Mask(_, hash) => hash,
+        };
+        for lane in lanes {
+            lane.add(content, comb.start, comb.step, comb.count);
+        }
+    };
+    let next_row = |lanes: &mut [Lane; 2]| lanes.iter_mut().for_each(Lane::next_row);
+    Parts::new(layout, meter).all_rows("hashing", &mut lanes, visit, next_row)?;
     let rows = layout.rows();
     let words = [
         VERSION,
@@ -61,7 +61,7 @@ pub(super) fn digest(layout: &Layout) -> LayoutHash {
         lanes[1].sum,
     ];
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-    LayoutHash(XxHash3_128::oneshot(&bytes))
+    Ok(LayoutHash(XxHash3_128::oneshot(&bytes)))
 }
 
 pub(super) fn hash_mask(words: &[u64]) -> u128 {

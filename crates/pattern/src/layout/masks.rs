@@ -8,9 +8,10 @@ use rustc_hash::FxHashMap;
 
 use super::walk::Walker;
 use super::{Layout, Run, RunKind};
+use crate::meter::Meter;
 
 /// Distinct masks, one after the other.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct MaskTable {
     /// Words a mask.
     size: usize,
@@ -114,6 +115,17 @@ impl<'a> Masks<'a> {
     ///
     /// If the block lies outside the layout.
     pub fn get(&mut self, row: u32, column: u32, run: &Run) -> &[u64] {
+        self.get_with(row, column, run, &mut Meter::unlimited())
+    }
+
+    /// The same, with its work counted.
+    pub(crate) fn get_with(
+        &mut self,
+        row: u32,
+        column: u32,
+        run: &Run,
+        meter: &mut Meter<'_>,
+    ) -> &[u64] {
         let frame = &self.layout.frame;
         assert!(self.layout.rows().contains(&row) && column < frame.columns, "block outside");
         if let Some(id) = run.stored() {
@@ -142,7 +154,7 @@ impl<'a> Masks<'a> {
                     self.maker.insert(Walker::new(pattern, frame))
                 }
             };
-            maker.mask(row, column, &mut self.words);
+            maker.mask(row, column, meter, &mut self.words);
         }
         &self.words
     }

@@ -11,9 +11,14 @@ use super::digest::hash_mask;
 use super::masks::ones;
 use super::walk::{Stretch, Walker};
 use super::{FULL, Layout, ON_DEMAND};
+use crate::error::Result;
+use crate::meter::Meter;
 
 /// Signatures that are remembered.
 const MOST_SIGNATURES: usize = 1 << 14;
+
+/// Units of a run or comb that is counted or hashed.
+const RUN: u64 = 24;
 
 /// The blocks `start, start + step, …`, `count` of them.
 #[derive(Debug, Clone, Copy)]
@@ -37,8 +42,9 @@ impl Content {
     }
 }
 
-pub(super) struct Parts<'a> {
+pub(super) struct Parts<'a, 'm> {
     layout: &'a Layout,
+    meter: Meter<'m>,
     walker: Option<Walker<'a>>,
     stretches: Vec<Stretch>,
     stored: Vec<Content>,
@@ -46,13 +52,14 @@ pub(super) struct Parts<'a> {
     mask: Vec<u64>,
 }
 
-impl<'a> Parts<'a> {
-    pub(super) fn new(layout: &'a Layout) -> Self {
+impl<'a, 'm> Parts<'a, 'm> {
+    pub(super) fn new(layout: &'a Layout, meter: Meter<'m>) -> Self {
         let walker = layout.pattern.as_ref().map(|pattern| Walker::new(pattern, &layout.frame));
         let words = layout.block().get() * layout.block().words();
         let stored = 0..layout.table.len() as u32;
         Parts {
             layout,
+            meter,
             walker,
             stretches: Vec::new(),
             stored: stored.map(|id| Content::of(layout.table.get(id))).collect(),
@@ -61,12 +68,36 @@ impl<'a> Parts<'a> {
         }
     }
 
+    /// Calls `visit` for each comb of each row, and `next_row` after each row; `work` says what for.
+    pub(super) fn all_rows<T>(
+        mut self,
+        work: &'static str,
+        state: &mut T,
+        mut visit: impl FnMut(&mut T, u32, Comb, Content),
+        mut next_row: impl FnMut(&mut T),
+    ) -> Result<()> {
+        let rows = self.layout.rows();
+        for row in rows.clone() {
+            self.meter.at_row((row - rows.start).into());
+            self.row(row, |comb, content| visit(state, row, comb, content));
+            if self.meter.halted() {
+                return Err(self.layout.halted(&self.meter, work));
+            }
+            next_row(state);
+        }
+        Ok(())
+    }
+
     /// Calls `visit` for each comb of a row.
-    pub(super) fn row(&mut self, row: u32, mut visit: impl FnMut(Comb, Content)) {
+    fn row(&mut self, row: u32, mut visit: impl FnMut(Comb, Content)) {
         let runs = self.layout.row(row);
+        self.meter.spend(RUN * (1 + runs.len() as u64));
         if runs.iter().any(|run| run.mask == ON_DEMAND) {
             let walker = self.walker.as_mut().expect("masks on demand have a pattern");
-            walker.row(row, &mut self.stretches);
+            walker.row(row, &mut self.meter, &mut self.stretches);
+            if self.meter.halted() {
+                return;
+            }
         }
         let mut at = 0;
         for run in runs {
@@ -108,21 +139,26 @@ impl<'a> Parts<'a> {
         let len = end - start;
         let step = if period == 0 { len } else { period.min(len) };
         for first in 0..step {
+            if self.meter.halted() {
+                return;
+            }
             let comb = Comb { start: start + first, step, count: (len - first).div_ceil(step) };
+            self.meter.spend(RUN);
             visit(comb, self.make(row, comb.start));
         }
     }
 
     fn make(&mut self, row: u32, column: u32) -> Content {
         let walker = self.walker.as_mut().expect("masks on demand have a pattern");
-        let key: Option<Box<[i64]>> = match walker.signature(row, column) {
+        let key: Option<Box<[i64]>> = match walker.signature(row, column, &mut self.meter) {
             None => None,
             Some(signature) => match self.by_signature.get(signature) {
                 Some(content) => return *content,
                 None => (self.by_signature.len() < MOST_SIGNATURES).then(|| signature.into()),
             },
         };
-        walker.mask(row, column, &mut self.mask);
+        walker.mask(row, column, &mut self.meter, &mut self.mask);
+        self.meter.spend(self.mask.len() as u64);
         let content = Content::of(&self.mask);
         if let Some(key) = key {
             self.by_signature.insert(key, content);

@@ -1,6 +1,13 @@
 //! What a picture of a layout shows: blocks, binned to a given number of cells.
 
+use std::ops::ControlFlow;
+
 use super::{Layout, RunKind};
+use crate::error::Result;
+use crate::meter::go_on;
+
+/// Units of a cell, and of a run that is drawn; a cell takes as many bytes.
+const CELL: u64 = 8;
 
 /// Shares of a cell's blocks.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -30,7 +37,7 @@ impl Picture {
     /// If there is no such cell.
     pub fn cell(&self, x: u32, y: u32) -> Cell {
         assert!(x < self.width && y < self.height, "no cell ({x}, {y})");
-        self.cells[(y * self.width + x) as usize]
+        self.cells[y as usize * self.width as usize + x as usize]
     }
 }
 
@@ -41,30 +48,54 @@ impl Layout {
     /// use longspan_pattern::{Layout, Pattern, Shape};
     ///
     /// let layout = Layout::compile(&Pattern::causal(), &Shape::new(1 << 20, 1 << 20))?;
-    /// let picture = layout.picture(4, 4);
+    /// let picture = layout.picture(4, 4)?;
     /// assert_eq!(picture.cell(0, 3).full, 1.0);
     /// assert_eq!(picture.cell(3, 0).full + picture.cell(3, 0).partial, 0.0);
     /// # Ok::<_, longspan_pattern::Error>(())
     /// ```
-    pub fn picture(&self, width: u32, height: u32) -> Picture {
+    pub fn picture(&self, width: u32, height: u32) -> Result<Picture> {
+        self.picture_with(width, height, go_on)
+    }
+
+    /// The same, with a hook that may end the work: see [`compile_with`](Self::compile_with).
+    pub fn picture_with(
+        &self,
+        width: u32,
+        height: u32,
+        mut progress: impl FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<Picture> {
+        let mut meter = self.meter(&mut progress);
         let (rows, columns) = (self.rows(), self.columns());
         let height = height.min(rows.len() as u32);
         let width = width.min(columns);
+        // Before memory is taken for them.
+        meter.spend(CELL * u64::from(width) * u64::from(height));
+        if meter.halted() {
+            return Err(self.halted(&meter, "drawing"));
+        }
         let mut cells = vec![Cell::default(); width as usize * height as usize];
         // Ends of a cell's blocks, rounded down.
         let edge = |cell: u32, cells: u32, blocks: u32| {
             (u64::from(cell) * u64::from(blocks) / u64::from(cells)) as u32
         };
         for y in 0..height {
-            let line = &mut cells[(y * width) as usize..][..width as usize];
+            let line = &mut cells[y as usize * width as usize..][..width as usize];
             let first = rows.start + edge(y, height, rows.len() as u32);
             let last = rows.start + edge(y + 1, height, rows.len() as u32);
-            for run in (first..last).flat_map(|row| self.row(row)) {
+            for (row, run) in
+                (first..last).flat_map(|row| self.row(row).iter().map(move |run| (row, run)))
+            {
+                meter.at_row((row - rows.start).into());
+                meter.spend(CELL);
+                if meter.halted() {
+                    return Err(self.halted(&meter, "drawing"));
+                }
                 let mut x = cell_of(run.start, width, columns);
                 let mut at = run.start;
                 while at < run.end() {
                     let end = edge(x + 1, width, columns).min(run.end());
                     let blocks = (end - at) as f32;
+                    meter.spend(1);
                     match run.kind() {
                         RunKind::Full => line[x as usize].full += blocks,
                         RunKind::Partial => line[x as usize].partial += blocks,
@@ -80,7 +111,7 @@ impl Layout {
                 cell.partial = (f64::from(cell.partial) / blocks) as f32;
             }
         }
-        Picture { width, height, cells }
+        Ok(Picture { width, height, cells })
     }
 }
 

@@ -9,6 +9,7 @@ use rustc_hash::FxHashMap;
 use super::masks::{Interner, MaskTable, ones};
 use super::walk::{Seen, Walker};
 use super::{FULL, ON_DEMAND, Run};
+use crate::meter::Meter;
 use crate::shape::Frame;
 
 /// Signatures that are remembered; a pattern with more has masks that are hardly shared.
@@ -62,28 +63,53 @@ impl<'a> Pool<'a> {
         }
     }
 
+    /// Rows to compile.
+    pub(super) fn rows(&self) -> std::ops::Range<u32> {
+        self.frame.rows.clone()
+    }
+
     /// The mask of a block that is known to be Partial.
-    pub(super) fn mixed(&mut self, walker: &mut Walker<'_>, row: u32, column: u32) -> Kind {
-        self.recall(walker, row, column).unwrap_or(LATER)
+    pub(super) fn mixed(
+        &mut self,
+        walker: &mut Walker<'_>,
+        row: u32,
+        column: u32,
+        meter: &mut Meter<'_>,
+    ) -> Kind {
+        self.recall(walker, row, column, meter).unwrap_or(LATER)
     }
 
     /// What there is in a block of which nothing is known.
-    pub(super) fn look(&mut self, walker: &mut Walker<'_>, row: u32, column: u32) -> Kind {
-        self.recall(walker, row, column).unwrap_or_else(|| match walker.classify(row, column) {
-            Seen::Nothing => Kind::Empty,
-            Seen::Everything => ALL,
-            Seen::Some => LATER,
+    pub(super) fn look(
+        &mut self,
+        walker: &mut Walker<'_>,
+        row: u32,
+        column: u32,
+        meter: &mut Meter<'_>,
+    ) -> Kind {
+        self.recall(walker, row, column, meter).unwrap_or_else(|| {
+            match walker.classify(row, column, meter) {
+                Seen::Nothing => Kind::Empty,
+                Seen::Everything => ALL,
+                Seen::Some => LATER,
+            }
         })
     }
 
     /// The kind of a block by its signature; made once, then remembered. `None` where it has no
     /// signature or there is no more room.
-    fn recall(&mut self, walker: &mut Walker<'_>, row: u32, column: u32) -> Option<Kind> {
+    fn recall(
+        &mut self,
+        walker: &mut Walker<'_>,
+        row: u32,
+        column: u32,
+        meter: &mut Meter<'_>,
+    ) -> Option<Kind> {
         let room = (self.candidates.bytes() as u64) < self.candidate_bytes
             && (self.store_all || self.by_signature.len() < MOST_SIGNATURES);
-        let Some(signature) = walker.signature(row, column) else {
+        let Some(signature) = walker.signature(row, column, meter) else {
             let make = room && self.store_all;
-            return make.then(|| self.make(walker, row, column));
+            return make.then(|| self.make(walker, row, column, meter));
         };
         if let Some(&kind) = self.by_signature.get(signature) {
             return Some(kind);
@@ -92,14 +118,20 @@ impl<'a> Pool<'a> {
             return None;
         }
         let signature = signature.into();
-        let kind = self.make(walker, row, column);
+        let kind = self.make(walker, row, column, meter);
         self.by_signature.insert(signature, kind);
         Some(kind)
     }
 
     /// Makes the mask of a block and finds out what it is.
-    fn make(&mut self, walker: &mut Walker<'_>, row: u32, column: u32) -> Kind {
-        walker.mask(row, column, &mut self.mask);
+    fn make(
+        &mut self,
+        walker: &mut Walker<'_>,
+        row: u32,
+        column: u32,
+        meter: &mut Meter<'_>,
+    ) -> Kind {
+        walker.mask(row, column, meter, &mut self.mask);
         let tokens = |range: std::ops::Range<i64>| (range.end - range.start) as u64;
         let frame = self.frame;
         let pairs = tokens(frame.row_tokens(row)) * tokens(frame.column_tokens(column));
@@ -123,7 +155,12 @@ impl<'a> Pool<'a> {
     }
 
     /// Keeps the masks that are used most, within the budget, and rewrites the runs accordingly.
-    pub(super) fn settle(self, runs: &mut Vec<Run>, starts: &mut [u32]) -> MaskTable {
+    pub(super) fn settle(
+        self,
+        runs: &mut Vec<Run>,
+        starts: &mut [u32],
+        meter: &mut Meter<'_>,
+    ) -> MaskTable {
         let Pool { frame, candidates, uses, .. } = self;
         let each = candidates.mask_bytes() as u64;
         let budget = frame.mask_bytes.unwrap_or_else(|| {
@@ -148,18 +185,25 @@ impl<'a> Pool<'a> {
         }
         table.shrink();
 
-        rename_masks(runs, starts, &renamed);
+        rename_masks(runs, starts, &renamed, meter);
         table
     }
 }
 
+/// Units of a run that is written again.
+const RENAMED: u64 = 2;
+
 /// Gives each run the new number of its mask. Runs that lost theirs may touch, so the list is
 /// written anew over itself.
-fn rename_masks(runs: &mut Vec<Run>, starts: &mut [u32], renamed: &[u32]) {
+fn rename_masks(runs: &mut Vec<Run>, starts: &mut [u32], renamed: &[u32], meter: &mut Meter<'_>) {
     let mut written = 0;
     let mut from = 0;
     for start in starts.iter_mut().skip(1) {
         let (row_start, to) = (written, *start as usize);
+        meter.spend(RENAMED * (1 + to - from) as u64);
+        if meter.halted() {
+            return;
+        }
         for read in from..to {
             let mut run = runs[read];
             if run.mask < ON_DEMAND {

@@ -1,6 +1,10 @@
 //! Who sees whom at all, without looking at every pair.
 
+use std::ops::ControlFlow;
+
 use super::{Layout, RunKind};
+use crate::error::Result;
+use crate::meter::go_on;
 
 impl Layout {
     /// The keys that at least one of the chosen queries sees, a bit a key, ascending from the
@@ -12,19 +16,32 @@ impl Layout {
     /// use longspan_pattern::{Layout, Pattern, Shape};
     ///
     /// let layout = Layout::compile(&Pattern::dilated(64, 4, 1)?, &Shape::new(64, 64))?;
-    /// assert_eq!(layout.keys_seen(None), [0x2222_2222_2222_2222]);
-    /// assert_eq!(layout.keys_seen(Some(&[0b1101])), [0]);
+    /// assert_eq!(layout.keys_seen(None)?, [0x2222_2222_2222_2222]);
+    /// assert_eq!(layout.keys_seen(Some(&[0b1101]))?, [0]);
     /// # Ok::<_, longspan_pattern::Error>(())
     /// ```
     ///
     /// # Panics
     ///
     /// If `chosen` is shorter than the queries.
-    pub fn keys_seen(&self, chosen: Option<&[u64]>) -> Vec<u64> {
+    pub fn keys_seen(&self, chosen: Option<&[u64]>) -> Result<Vec<u64>> {
+        self.keys_seen_with(chosen, go_on)
+    }
+
+    /// The same, with a hook that may end the work: see [`compile_with`](Self::compile_with).
+    pub fn keys_seen_with(
+        &self,
+        chosen: Option<&[u64]>,
+        mut progress: impl FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<Vec<u64>> {
+        let mut meter = self.meter(&mut progress);
         let mut seen = vec![0_u64; (self.keys() as usize).div_ceil(64)];
         let per_row = self.block().words();
         let mut masks = self.masks();
+        let words_per_mask = (per_row * self.block().get()) as u64;
         for row in self.rows() {
+            meter.at_row((row - self.rows().start).into());
+            meter.spend(words_per_mask);
             // Where rows see the same, the first few have seen it all.
             if row.is_power_of_two() && all(&seen, 0, self.keys()) {
                 break;
@@ -36,17 +53,22 @@ impl Layout {
             }
             for run in self.row(row) {
                 if run.kind() == RunKind::Full {
+                    meter.spend(1 + u64::from(run.len) * per_row as u64);
                     let (first, last) = (run.start, run.end() - 1);
                     let to = self.column_tokens(last).end;
                     set(&mut seen, self.column_tokens(first).start, to);
                     continue;
                 }
                 for column in run.start..run.end() {
+                    meter.spend(2 * words_per_mask);
+                    if meter.halted() {
+                        return Err(self.halted(&meter, "reading masks"));
+                    }
                     let keys = self.column_tokens(column);
                     if all(&seen, keys.start, keys.end) {
                         continue;
                     }
-                    let words = masks.get(row, column, run);
+                    let words = masks.get_with(row, column, run, &mut meter);
                     for (query, words) in queries.clone().zip(words.chunks_exact(per_row)) {
                         if counts(query) {
                             join(&mut seen, keys.start, words);
@@ -55,7 +77,7 @@ impl Layout {
                 }
             }
         }
-        seen
+        if meter.halted() { Err(self.halted(&meter, "reading masks")) } else { Ok(seen) }
     }
 
     /// How many keys each query sees. Only rows that were compiled count; others have 0.
@@ -64,25 +86,42 @@ impl Layout {
     /// use longspan_pattern::{Layout, Pattern, Shape};
     ///
     /// let layout = Layout::compile(&Pattern::causal(), &Shape::new(3, 5))?;
-    /// assert_eq!(layout.keys_by_query(), [3, 4, 5]);
+    /// assert_eq!(layout.keys_by_query()?, [3, 4, 5]);
     /// # Ok::<_, longspan_pattern::Error>(())
     /// ```
-    pub fn keys_by_query(&self) -> Vec<u64> {
+    pub fn keys_by_query(&self) -> Result<Vec<u64>> {
+        self.keys_by_query_with(go_on)
+    }
+
+    /// The same, with a hook that may end the work: see [`compile_with`](Self::compile_with).
+    pub fn keys_by_query_with(
+        &self,
+        mut progress: impl FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<Vec<u64>> {
+        let mut meter = self.meter(&mut progress);
         let mut counts = vec![0_u64; self.queries() as usize];
         let per_row = self.block().words();
         let mut masks = self.masks();
+        let words_per_mask = (per_row * self.block().get()) as u64;
         for row in self.rows() {
+            meter.at_row((row - self.rows().start).into());
+            meter.spend(words_per_mask);
             let queries = self.row_tokens(row);
             let counts = &mut counts[queries.start as usize..queries.end as usize];
             for run in self.row(row) {
                 if run.kind() == RunKind::Full {
+                    meter.spend(words_per_mask);
                     let to = self.column_tokens(run.end() - 1).end;
                     let keys = to - self.column_tokens(run.start).start;
                     counts.iter_mut().for_each(|count| *count += keys);
                     continue;
                 }
                 for column in run.start..run.end() {
-                    let words = masks.get(row, column, run);
+                    meter.spend(2 * words_per_mask);
+                    if meter.halted() {
+                        return Err(self.halted(&meter, "reading masks"));
+                    }
+                    let words = masks.get_with(row, column, run, &mut meter);
                     for (count, words) in counts.iter_mut().zip(words.chunks_exact(per_row)) {
                         *count +=
                             words.iter().map(|word| u64::from(word.count_ones())).sum::<u64>();
@@ -90,7 +129,7 @@ impl Layout {
                 }
             }
         }
-        counts
+        if meter.halted() { Err(self.halted(&meter, "reading masks")) } else { Ok(counts) }
     }
 }
 

@@ -7,6 +7,7 @@
 
 use super::{Layout, Run};
 use crate::error::{Error, Result};
+use crate::meter::Meter;
 
 /// The columns of a layout: for each column of key blocks the runs of query blocks that see it.
 /// Masks are those of the rows, not turned: read them with the same
@@ -49,20 +50,24 @@ impl Transpose {
     }
 }
 
-pub(super) fn transpose(layout: &Layout) -> Result<Transpose> {
+pub(super) fn transpose(layout: &Layout, mut meter: Meter<'_>) -> Result<Transpose> {
     let columns = layout.columns() as usize;
+    // A column costs four bytes even if no row sees it.
+    let limit = layout.frame.max_bytes;
+    let rows = layout.rows().len() as u64;
+    if columns as u64 * 4 > limit {
+        return Err(Error::TooLarge { limit, row: rows, rows });
+    }
     let mut starts = vec![0u32; columns + 1];
     let mut total = 0u64;
-    changes(layout, |_, from, to, before, _| {
+    changes(layout, &mut meter, |_, from, to, before, _| {
         if before.is_some() {
             total += u64::from(to - from);
             // Past the bound the counts no longer matter.
             starts[from as usize..to as usize].iter_mut().for_each(|n| *n = n.wrapping_add(1));
         }
-    });
-    let limit = layout.frame.max_bytes;
+    })?;
     if total * size_of::<Run>() as u64 > limit || total > u32::MAX.into() {
-        let rows = layout.rows().len() as u64;
         return Err(Error::TooLarge { limit, row: rows, rows });
     }
     // From counts to the place where each column's next run goes.
@@ -71,7 +76,7 @@ pub(super) fn transpose(layout: &Layout) -> Result<Transpose> {
         sum += std::mem::replace(start, sum);
     }
     let mut runs = vec![Run { start: 0, len: 0, mask: 0 }; total as usize];
-    changes(layout, |row, from, to, before, after| {
+    changes(layout, &mut meter, |row, from, to, before, after| {
         for column in from as usize..to as usize {
             // The run that is open in a column lies, unfinished, where it will stay.
             if before.is_some() {
@@ -83,21 +88,30 @@ pub(super) fn transpose(layout: &Layout) -> Result<Transpose> {
                 runs[starts[column] as usize] = Run { start: row, len: 0, mask };
             }
         }
-    });
+    })?;
     // Each start has moved to its column's end, which is the next column's start.
     starts.rotate_right(1);
     starts[0] = 0;
     Ok(Transpose { starts, runs })
 }
 
+/// Units of a run that is read, and of a column in which one opens or closes.
+const CHANGE: u64 = 4;
+
 /// Calls `visit(row, from, to, before, after)` for the columns `from..to` whose mask is `before`
 /// in the row above and `after` in `row`, where they differ; one row past the last included.
-fn changes(layout: &Layout, mut visit: impl FnMut(u32, u32, u32, Option<u32>, Option<u32>)) {
+fn changes(
+    layout: &Layout,
+    meter: &mut Meter<'_>,
+    mut visit: impl FnMut(u32, u32, u32, Option<u32>, Option<u32>),
+) -> Result<()> {
     let rows = layout.rows();
     let mut above: &[Run] = &[];
     for row in rows.start..=rows.end {
         let here = if row < rows.end { layout.row(row) } else { &[] };
         let (mut i, mut j, mut at) = (0, 0, 0);
+        meter.at_row((row - rows.start).into());
+        meter.spend(CHANGE * (1 + above.len() + here.len()) as u64);
         while i < above.len() || j < here.len() {
             let (a, b) = (above.get(i), here.get(j));
             let before = a.filter(|run| run.start <= at);
@@ -110,6 +124,10 @@ fn changes(layout: &Layout, mut visit: impl FnMut(u32, u32, u32, Option<u32>, Op
             }
             let (before, after) = (before.map(|run| run.mask), after.map(|run| run.mask));
             if before != after && at < end {
+                meter.spend(CHANGE * u64::from(end - at));
+                if meter.halted() {
+                    return Err(layout.halted(meter, "transposing"));
+                }
                 visit(row, at, end, before, after);
             }
             at = end;
@@ -118,4 +136,5 @@ fn changes(layout: &Layout, mut visit: impl FnMut(u32, u32, u32, Option<u32>, Op
         }
         above = here;
     }
+    Ok(())
 }

@@ -18,6 +18,7 @@
 
 use std::ops::Range;
 
+use crate::meter::{Meter, SEGMENT};
 use crate::pattern::Pattern;
 use crate::plan::arith::gcd;
 use crate::plan::segment::{Class, Segment, join, push};
@@ -59,7 +60,7 @@ impl<'a> Walker<'a> {
     pub(crate) fn new(pattern: &Pattern, frame: &'a Frame) -> Self {
         Walker {
             frame,
-            plan: Plan::new(pattern, frame.valid.as_ref()),
+            plan: Plan::new(pattern, frame.valid.as_ref(), view(&frame.keys)),
             index: Index::new(&frame.keys),
             answer: Vec::new(),
             found: Vec::new(),
@@ -69,37 +70,29 @@ impl<'a> Walker<'a> {
         }
     }
 
-    /// Questions that primitives have answered so far.
-    pub(crate) fn questions(&self) -> u64 {
-        self.plan.tally.questions
-    }
-
-    /// Whether an answer had more segments than fit into the frame's bound.
-    pub(crate) fn overflow(&self) -> bool {
-        self.plan.tally.overflow
-    }
-
     /// Replaces `out` by what the row has, ascending.
-    pub(crate) fn row(&mut self, row: u32, out: &mut Vec<Stretch>) {
+    pub(crate) fn row(&mut self, row: u32, meter: &mut Meter<'_>, out: &mut Vec<Stretch>) {
         self.answer.clear();
         for (offset, band) in bands(&self.frame.queries, self.frame.row_tokens(row)) {
             self.found.clear();
-            self.ask(band);
+            self.ask(band, meter);
             if offset == 0 {
                 std::mem::swap(&mut self.answer, &mut self.found);
             } else {
                 self.joined.clear();
+                meter.spend(SEGMENT * (self.answer.len() + self.found.len()) as u64);
                 join(&self.answer, &self.found, &mut self.joined);
                 std::mem::swap(&mut self.answer, &mut self.joined);
             }
         }
         out.clear();
+        meter.spend(SEGMENT * self.answer.len() as u64);
         cut(&self.answer, self.frame, out);
     }
 
     /// How many rows after `row` are this row with some of its blocks moved along by one a row;
     /// `None` if that can't happen in this frame.
-    pub(crate) fn steady(&mut self, row: u32) -> Option<u32> {
+    pub(crate) fn steady(&mut self, row: u32, meter: &mut Meter<'_>) -> Option<u32> {
         let Walker { frame, plan, edges, .. } = self;
         let block = frame.block.get() as i64;
         let pieces = frame.keys.pieces();
@@ -123,7 +116,7 @@ impl<'a> Walker<'a> {
                 block,
                 most: 0,
             };
-            rows = rows.min(plan.edges(band, keys, edges)?);
+            rows = rows.min(plan.edges(band, keys, meter, edges)?);
             if rows == 0 {
                 break;
             }
@@ -133,35 +126,36 @@ impl<'a> Walker<'a> {
     }
 
     /// Appends to `found` what the band sees, by local key number.
-    fn ask(&mut self, band: Band) {
+    fn ask(&mut self, band: Band, meter: &mut Meter<'_>) {
         let Walker { frame, plan, index, found, joined: scratch, .. } = self;
         let (block, most) = (frame.divisor.by, frame.most_runs());
         let pieces = frame.keys.pieces();
-        let mut ask_piece = |plan: &mut Plan, piece: &Piece| {
+        let mut ask_piece = |plan: &mut Plan, piece: &Piece, meter: &mut Meter<'_>| {
             let (start, step, high) = (piece.start, piece.step, piece.len);
             let keys = Keys { start, step, low: 0, high, block, most };
             if piece.local == 0 {
-                return plan.ask(band, keys, found);
+                return plan.ask(band, keys, meter, found);
             }
             scratch.clear();
-            plan.ask(band, keys, scratch);
+            plan.ask(band, keys, meter, scratch);
+            meter.spend(SEGMENT * scratch.len() as u64);
             for segment in &*scratch {
                 let (start, end) = (segment.start + piece.local, segment.end + piece.local);
                 push(found, Segment { start, end, ..*segment });
             }
         };
         match index {
-            None => pieces.iter().for_each(|piece| ask_piece(plan, piece)),
+            None => pieces.iter().for_each(|piece| ask_piece(plan, piece, meter)),
             Some(index) => {
-                for &chosen in index.choose(plan, band, block, most) {
-                    ask_piece(plan, &pieces[chosen as usize]);
+                for &chosen in index.choose(plan, band, (block, most), meter) {
+                    ask_piece(plan, &pieces[chosen as usize], meter);
                 }
             }
         }
     }
 
     /// Looks at the positions of a block, no further than needed.
-    pub(crate) fn classify(&mut self, row: u32, column: u32) -> Seen {
+    pub(crate) fn classify(&mut self, row: u32, column: u32, meter: &mut Meter<'_>) -> Seen {
         let (mut seen, mut unseen) = (false, false);
         let Walker { frame, plan, words, .. } = self;
         for (_, band) in bands(&frame.queries, frame.row_tokens(row)) {
@@ -170,7 +164,7 @@ impl<'a> Walker<'a> {
                 let words = &mut words[..part.len as usize];
                 for (_, keys) in bands(&frame.keys, frame.column_tokens(column)) {
                     for keys in words_of(keys) {
-                        plan.fill(part, keys, words);
+                        plan.fill(part, keys, meter, words);
                         let all = u64::MAX >> (64 - keys.len);
                         seen |= words.iter().any(|&word| word != 0);
                         unseen |= words.iter().any(|&word| word != all);
@@ -186,7 +180,7 @@ impl<'a> Walker<'a> {
 
     /// Replaces `out` by the mask of a block, [`BlockSize::words`](crate::BlockSize::words) words
     /// a query.
-    pub(crate) fn mask(&mut self, row: u32, column: u32, out: &mut [u64]) {
+    pub(crate) fn mask(&mut self, row: u32, column: u32, meter: &mut Meter<'_>, out: &mut [u64]) {
         let Walker { frame, plan, words, .. } = self;
         let per_row = frame.block.words();
         out.fill(0);
@@ -195,7 +189,7 @@ impl<'a> Walker<'a> {
             for (offset, keys) in bands(&frame.keys, frame.column_tokens(column)) {
                 let mut at = offset as usize;
                 for keys in words_of(keys) {
-                    plan.fill(band, keys, words);
+                    plan.fill(band, keys, meter, words);
                     let rows = out[first_row as usize * per_row..].chunks_exact_mut(per_row);
                     let (word, shift) = (at / 64, at % 64);
                     for (row, &bits) in rows.zip(&*words) {
@@ -212,11 +206,21 @@ impl<'a> Walker<'a> {
 
     /// What the mask of a block depends on, if that is short: see
     /// [`Plan::signature`].
-    pub(crate) fn signature(&mut self, row: u32, column: u32) -> Option<&[i64]> {
+    pub(crate) fn signature(
+        &mut self,
+        row: u32,
+        column: u32,
+        meter: &mut Meter<'_>,
+    ) -> Option<&[i64]> {
         let queries = only_band(&self.frame.queries, self.frame.row_tokens(row))?;
         let keys = only_band(&self.frame.keys, self.frame.column_tokens(column))?;
-        self.plan.signature(queries, keys)
+        self.plan.signature(queries, keys, meter)
     }
+}
+
+/// The positions that keys have.
+fn view(keys: &Positions) -> Range<i64> {
+    keys.extremes().map_or(0..0, |(first, last)| first..last + 1)
 }
 
 /// The progressions that make up a range of local tokens, each with its offset in the range.
@@ -368,12 +372,20 @@ impl Index {
 
     /// The numbers of the progressions worth asking about, ascending. What the band sees of all
     /// positions, held or not, tells where to look.
-    fn choose(&mut self, plan: &mut Plan, band: Band, block: i64, most: usize) -> &[u32] {
+    fn choose(
+        &mut self,
+        plan: &mut Plan,
+        band: Band,
+        (block, most): (i64, usize),
+        meter: &mut Meter<'_>,
+    ) -> &[u32] {
         let Index { pieces, reach, seen, chosen } = self;
         let start = pieces[0].0;
         let end = reach[reach.len() - 1] + 1;
         seen.clear();
-        plan.ask(band, Keys { start, step: 1, low: 0, high: end - start, block, most }, seen);
+        let keys = Keys { start, step: 1, low: 0, high: end - start, block, most };
+        plan.ask(band, keys, meter, seen);
+        meter.spend(SEGMENT * seen.len() as u64);
         chosen.clear();
         let mut seen = seen.iter().peekable();
         while let Some(segment) = seen.next() {
@@ -384,6 +396,7 @@ impl Index {
             let from = reach.partition_point(|&last| last < low);
             let to = pieces.partition_point(|piece| piece.0 < high);
             let near = pieces[from..to.max(from)].iter();
+            meter.spend(SEGMENT * near.len() as u64);
             chosen.extend(near.filter(|piece| piece.1 >= low).map(|piece| piece.2));
         }
         chosen.sort_unstable();

@@ -58,6 +58,10 @@ impl Lengths {
         self.0.ends.last().copied().unwrap_or(0)
     }
 
+    pub(crate) fn longest(&self) -> i64 {
+        self.iter().max().unwrap_or(0)
+    }
+
     pub(crate) fn start(&self, index: usize) -> i64 {
         if index == 0 { 0 } else { self.0.ends[index - 1] }
     }

@@ -3,7 +3,8 @@
 use super::arith::{Congruence, Divisor, gcd};
 use super::relation::edge;
 use super::segment::{self, Class, Segment, push};
-use super::{Band, Keys, Node, Packed, Question, Relation, Scratch, Tally};
+use super::{Band, Keys, Node, Packed, Question, Relation, Scratch};
+use crate::meter::{Meter, SEGMENT};
 use crate::pattern::Lengths;
 
 impl Keys {
@@ -27,7 +28,7 @@ impl Keys {
         congruence: &Congruence,
         a: i64,
         class: Class,
-        tally: &mut Tally,
+        meter: &mut Meter<'_>,
         out: &mut Vec<Segment>,
     ) {
         let period = congruence.period;
@@ -38,7 +39,7 @@ impl Keys {
             self.emit_all(Class::Unknown, period, out);
         } else {
             let mut number = first + period * super::div_ceil(self.low - first, period);
-            while number < self.high && tally.has_room(out.len(), self) {
+            while number < self.high && meter.has_room(out.len(), self) {
                 push(out, Segment { start: number, end: number + 1, class, period: 1 });
                 number += period;
             }
@@ -47,12 +48,12 @@ impl Keys {
 }
 
 impl Node {
-    pub(super) fn ask(&mut self, asked: Question, tally: &mut Tally, out: &mut Vec<Segment>) {
+    pub(super) fn ask(&mut self, asked: Question, meter: &mut Meter<'_>, out: &mut Vec<Segment>) {
         let Question { band, keys } = asked;
         if keys.low >= keys.high {
             return;
         }
-        tally.questions += 1;
+        meter.question();
         match self {
             Node::Full => keys.emit_all(Class::Full, 1, out),
             Node::Window { left, right } => window(*left, *right, band, keys, out),
@@ -63,19 +64,20 @@ impl Node {
                     keys.emit_all(whole_or_part(inside, band), 1, out);
                 }
             }
-            Node::Strided { stride } => strided(*stride, band, keys, tally, out),
-            Node::Comb { period, grain } => comb(*period, *grain, keys, tally, out),
+            Node::Strided { stride } => strided(*stride, band, keys, meter, out),
+            Node::Comb { period, grain } => comb(*period, *grain, keys, meter, out),
             Node::Dilated { segment, rate, offset } => {
-                dilated([*segment, *rate, *offset], band, keys, tally, out);
+                dilated([*segment, *rate, *offset], band, keys, meter, out);
             }
-            Node::Documents { lengths, hint } => documents(lengths, hint, band, keys, out),
-            Node::Packed(packed) => packed.ask(asked, tally, out),
-            Node::Blocks { size, relation } => blocks(*size, relation, asked, tally, out),
-            Node::And(parts, scratch) => ask_all(parts, scratch, asked, tally, out),
-            Node::Or(parts, scratch) => ask_any(parts, scratch, asked, tally, out),
+            Node::Documents { lengths, hint } => documents(lengths, hint, band, keys, meter, out),
+            Node::Packed(packed) => packed.ask(asked, meter, out),
+            Node::Blocks { size, relation } => blocks(*size, relation, asked, meter, out),
+            Node::And(parts, scratch) => ask_all(parts, scratch, asked, meter, out),
+            Node::Or(parts, scratch) => ask_any(parts, scratch, asked, meter, out),
             Node::Not(inner, Scratch { left, .. }) => {
                 left.clear();
-                inner.ask(asked, tally, left);
+                inner.ask(asked, meter, left);
+                meter.spend(SEGMENT * left.len() as u64);
                 segment::not(left, keys.low, keys.high, out);
             }
         }
@@ -92,23 +94,28 @@ fn ask_all(
     parts: &mut [Node],
     Scratch { left, right, both, .. }: &mut Scratch,
     asked: Question,
-    tally: &mut Tally,
+    meter: &mut Meter<'_>,
     out: &mut Vec<Segment>,
 ) {
     let [first, middle @ .., last] = parts else {
-        return parts.iter_mut().for_each(|part| part.ask(asked, tally, out));
+        return parts.iter_mut().for_each(|part| part.ask(asked, meter, out));
     };
     left.clear();
-    first.ask(asked, tally, left);
+    first.ask(asked, meter, left);
     for part in middle {
+        if meter.halted() {
+            return;
+        }
         right.clear();
-        ask_within(part, left, asked, tally, right);
+        ask_within(part, left, asked, meter, right);
         both.clear();
+        meter.spend(SEGMENT * (left.len() + right.len()) as u64);
         segment::and(left, right, both);
         std::mem::swap(left, both);
     }
     right.clear();
-    ask_within(last, left, asked, tally, right);
+    ask_within(last, left, asked, meter, right);
+    meter.spend(SEGMENT * (left.len() + right.len()) as u64);
     segment::and(left, right, out);
 }
 
@@ -117,7 +124,7 @@ fn ask_within(
     part: &mut Node,
     seen: &[Segment],
     asked: Question,
-    tally: &mut Tally,
+    meter: &mut Meter<'_>,
     out: &mut Vec<Segment>,
 ) {
     let mut rest = seen.iter();
@@ -126,35 +133,43 @@ fn ask_within(
     for next in rest {
         // A gap below a block is asked across: it can't save a block.
         if next.start - high >= asked.keys.block {
-            part.ask(asked.within(low, high), tally, out);
+            if meter.halted() {
+                return;
+            }
+            part.ask(asked.within(low, high), meter, out);
             low = next.start;
         }
         high = next.end;
     }
-    part.ask(asked.within(low, high), tally, out);
+    part.ask(asked.within(low, high), meter, out);
 }
 
 fn ask_any(
     parts: &mut [Node],
     Scratch { left, right, both, .. }: &mut Scratch,
     asked: Question,
-    tally: &mut Tally,
+    meter: &mut Meter<'_>,
     out: &mut Vec<Segment>,
 ) {
     let [first, middle @ .., last] = parts else {
-        return parts.iter_mut().for_each(|part| part.ask(asked, tally, out));
+        return parts.iter_mut().for_each(|part| part.ask(asked, meter, out));
     };
     left.clear();
-    first.ask(asked, tally, left);
+    first.ask(asked, meter, left);
     for part in middle {
+        if meter.halted() {
+            return;
+        }
         right.clear();
-        part.ask(asked, tally, right);
+        part.ask(asked, meter, right);
         both.clear();
+        meter.spend(SEGMENT * (left.len() + right.len()) as u64);
         segment::or(left, right, both);
         std::mem::swap(left, both);
     }
     right.clear();
-    last.ask(asked, tally, right);
+    last.ask(asked, meter, right);
+    meter.spend(SEGMENT * (left.len() + right.len()) as u64);
     segment::or(left, right, out);
 }
 
@@ -177,11 +192,11 @@ fn window(left: i64, right: i64, band: Band, keys: Keys, out: &mut Vec<Segment>)
     }
 }
 
-fn strided(stride: i64, band: Band, keys: Keys, tally: &mut Tally, out: &mut Vec<Segment>) {
+fn strided(stride: i64, band: Band, keys: Keys, meter: &mut Meter<'_>, out: &mut Vec<Segment>) {
     let by_key = || Congruence::new(keys.step, stride);
     if band.len == 1 || band.step % stride == 0 {
         // One residue: a key is seen by the whole band or by nobody.
-        return keys.emit_solutions(&by_key(), keys.start - band.start, Class::Full, tally, out);
+        return keys.emit_solutions(&by_key(), keys.start - band.start, Class::Full, meter, out);
     }
     let span = band.last() - band.start;
     if stride - span > keys.block.saturating_mul(keys.step) {
@@ -189,7 +204,7 @@ fn strided(stride: i64, band: Band, keys: Keys, tally: &mut Tally, out: &mut Vec
         let class = if band.step == 1 { Class::Mixed } else { Class::Unknown };
         let from = keys.position(keys.low) - span - band.start;
         let mut turn = band.start + stride * super::div_ceil(from, stride);
-        while turn <= keys.position(keys.high - 1) && tally.has_room(out.len(), &keys) {
+        while turn <= keys.position(keys.high - 1) && meter.has_room(out.len(), &keys) {
             keys.emit(turn, turn + span + 1, class, 0, out);
             turn += stride;
         }
@@ -200,13 +215,13 @@ fn strided(stride: i64, band: Band, keys: Keys, tally: &mut Tally, out: &mut Vec
     keys.emit_all(class, by_key().period, out);
 }
 
-fn comb(period: i64, grain: i64, keys: Keys, tally: &mut Tally, out: &mut Vec<Segment>) {
+fn comb(period: i64, grain: i64, keys: Keys, meter: &mut Meter<'_>, out: &mut Vec<Segment>) {
     if period == grain {
         keys.emit_all(Class::Full, 1, out);
     } else if period - grain >= keys.block.saturating_mul(keys.step) {
         let mut tooth = keys.position(keys.low).div_euclid(period) * period;
         let end = keys.position(keys.high - 1);
-        while tooth <= end && tally.has_room(out.len(), &keys) {
+        while tooth <= end && meter.has_room(out.len(), &keys) {
             keys.emit(tooth, tooth + grain, Class::Full, 1, out);
             tooth += period;
         }
@@ -223,13 +238,14 @@ fn dilated(
     [segment, rate, offset]: [i64; 3],
     band: Band,
     keys: Keys,
-    tally: &mut Tally,
+    meter: &mut Meter<'_>,
     out: &mut Vec<Segment>,
 ) {
     let by_query = Congruence::new(band.step, rate);
     let by_key = Congruence::new(keys.step, rate);
     let mut from = band.number_at_least(0);
-    while from < band.len {
+    while from < band.len && !meter.halted() {
+        meter.spend(SEGMENT);
         let query = band.at(from);
         let start = query - query % segment;
         let to = band.number_at_least(start + segment).max(from + 1);
@@ -240,17 +256,25 @@ fn dilated(
             if low < high {
                 let class = whole_or_part(seeing, band);
                 let within = keys.within(low, high);
-                within.emit_solutions(&by_key, keys.start - start - offset, class, tally, out);
+                within.emit_solutions(&by_key, keys.start - start - offset, class, meter, out);
             }
         }
         from = to;
     }
 }
 
-fn documents(lengths: &Lengths, hint: &mut usize, band: Band, keys: Keys, out: &mut Vec<Segment>) {
+fn documents(
+    lengths: &Lengths,
+    hint: &mut usize,
+    band: Band,
+    keys: Keys,
+    meter: &mut Meter<'_>,
+    out: &mut Vec<Segment>,
+) {
     let mut from = band.number_at_least(0);
     let end = band.number_at_least(lengths.total());
-    while from < end {
+    while from < end && !meter.halted() {
+        meter.spend(SEGMENT);
         *hint = lengths.find(band.at(from), *hint);
         let to = band.number_at_least(lengths.end(*hint));
         let class = whole_or_part(to - from, band);
@@ -286,7 +310,7 @@ impl Packed {
         (first_query - aligned, self.keys.start(index))
     }
 
-    fn ask(&mut self, asked: Question, tally: &mut Tally, out: &mut Vec<Segment>) {
+    fn ask(&mut self, asked: Question, meter: &mut Meter<'_>, out: &mut Vec<Segment>) {
         let Question { band, keys } = asked;
         self.sequences(band, |packed, from, to, index| {
             let low = keys.number_at_least(packed.keys.start(index));
@@ -299,7 +323,8 @@ impl Packed {
             let inner_keys = keys.moved(-key_origin).within(low, high);
             let found = &mut packed.scratch.left;
             found.clear();
-            packed.inner.ask(Question { band: inner_band, keys: inner_keys }, tally, found);
+            packed.inner.ask(Question { band: inner_band, keys: inner_keys }, meter, found);
+            meter.spend(SEGMENT * (1 + found.len() as u64));
             for segment in found.iter() {
                 let class = match segment.class {
                     class if to - from == band.len => class,
@@ -317,7 +342,7 @@ fn blocks(
     size: Divisor,
     relation: &mut Relation,
     asked: Question,
-    tally: &mut Tally,
+    meter: &mut Meter<'_>,
     out: &mut Vec<Segment>,
 ) {
     let Question { band, keys } = asked;
@@ -342,8 +367,10 @@ fn blocks(
     }
     let query_block = size.floor(band.at(from));
     if from == 0 && size.floor(band.last()) == query_block {
-        let ranges = relation.row(query_block);
-        for range in &ranges[inside(ranges)] {
+        let ranges = relation.row(query_block, meter);
+        let ranges = &ranges[inside(ranges)];
+        meter.spend(SEGMENT * ranges.len() as u64);
+        for range in ranges {
             keys.emit(position(range.0), position(range.1), Class::Full, 1, out);
         }
         return;
@@ -351,11 +378,14 @@ fn blocks(
     let mut edges = std::mem::take(&mut relation.edges);
     edges.clear();
     let mut at = from;
-    while at < band.len && tally.has_room(edges.len() / 2, &keys) {
+    while at < band.len && meter.has_room(edges.len() / 2, &keys) {
         let query_block = size.floor(band.at(at));
         let to = band.number_at_least(position(query_block + 1)).max(at + 1);
-        let ranges = relation.row_of_several(query_block);
-        for range in &ranges[inside(ranges)] {
+        let ranges = relation.row_of_several(query_block, meter);
+        let ranges = &ranges[inside(ranges)];
+        // Each edge is sorted, too.
+        meter.spend(8 * SEGMENT * ranges.len() as u64);
+        for range in ranges {
             edges.extend([(range.0, to - at), (range.1, at - to)]);
         }
         at = to;

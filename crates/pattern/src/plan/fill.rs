@@ -3,6 +3,7 @@
 use super::arith::{Congruence, bit_range};
 use super::relation::edge;
 use super::{Band, Node, Scratch};
+use crate::meter::Meter;
 
 impl Band {
     /// The bits of the keys at the positions `from..to`, this band being the keys.
@@ -23,7 +24,7 @@ impl Band {
 }
 
 impl Node {
-    pub(super) fn fill(&mut self, band: Band, keys: Band, out: &mut [u64]) {
+    pub(super) fn fill(&mut self, band: Band, keys: Band, meter: &mut Meter<'_>, out: &mut [u64]) {
         match self {
             Node::Full => out.fill(keys.all_bits()),
             Node::Window { left, right } => {
@@ -43,6 +44,7 @@ impl Node {
             }
             Node::Strided { stride } => strided(*stride, band, keys, out),
             Node::Comb { period, grain } => {
+                meter.spend(2 * keys.len as u64);
                 out.fill(keys.bits_where(|key| key.rem_euclid(*period) < *grain));
             }
             Node::Dilated { segment, rate, offset } => {
@@ -70,7 +72,7 @@ impl Node {
                     let (query_origin, key_origin) = packed.origins(index);
                     let inner_band = band.part(from, to - from).moved(-query_origin);
                     let rows = &mut out[from as usize..to as usize];
-                    packed.inner.fill(inner_band, keys.moved(-key_origin), rows);
+                    packed.inner.fill(inner_band, keys.moved(-key_origin), meter, rows);
                     rows.iter_mut().for_each(|word| *word &= bits);
                 });
             }
@@ -82,7 +84,7 @@ impl Node {
                     let end = edge(query_block + 1, *size);
                     let to = band.number_at_least(end).max(from + 1);
                     let (low, high) = (size.floor(keys.start), size.floor(keys.last()));
-                    let ranges = relation.row_of_several(query_block);
+                    let ranges = relation.row_of_several(query_block, meter);
                     let first = ranges.partition_point(|range| range.1 <= low);
                     let mut bits = 0;
                     for range in ranges[first..].iter().take_while(|range| range.0 <= high) {
@@ -93,13 +95,13 @@ impl Node {
                 }
             }
             Node::And(parts, Scratch { words, .. }) => {
-                fill_with(parts, words, band, keys, out, |word, part| word & part);
+                fill_with(parts, words, (band, keys), meter, out, |word, part| word & part);
             }
             Node::Or(parts, Scratch { words, .. }) => {
-                fill_with(parts, words, band, keys, out, |word, part| word | part);
+                fill_with(parts, words, (band, keys), meter, out, |word, part| word | part);
             }
             Node::Not(inner, _) => {
-                inner.fill(band, keys, out);
+                inner.fill(band, keys, meter, out);
                 let all = keys.all_bits();
                 out.iter_mut().for_each(|word| *word = !*word & all);
             }
@@ -110,16 +112,16 @@ impl Node {
 fn fill_with(
     parts: &mut [Node],
     words: &mut Vec<u64>,
-    band: Band,
-    keys: Band,
+    (band, keys): (Band, Band),
+    meter: &mut Meter<'_>,
     out: &mut [u64],
     combine: impl Fn(u64, u64) -> u64,
 ) {
     let (first, rest) = parts.split_first_mut().expect("two or more parts");
-    first.fill(band, keys, out);
+    first.fill(band, keys, meter, out);
     words.resize(out.len(), 0);
     for part in rest {
-        part.fill(band, keys, words);
+        part.fill(band, keys, meter, words);
         for (word, part) in out.iter_mut().zip(&*words) {
             *word = combine(*word, *part);
         }

@@ -7,9 +7,16 @@
 //! say so with `false`; such masks are made when they are read.
 
 use super::{Band, Node};
+use crate::meter::Meter;
 
 impl Node {
-    pub(super) fn signature(&mut self, band: Band, keys: Band, out: &mut Vec<i64>) -> bool {
+    pub(super) fn signature(
+        &mut self,
+        band: Band,
+        keys: Band,
+        meter: &mut Meter<'_>,
+        out: &mut Vec<i64>,
+    ) -> bool {
         let inside =
             |low: i64, high: i64, of: &Band| [of.number_at_least(low), of.number_at_least(high)];
         match self {
@@ -84,7 +91,8 @@ impl Node {
                     return true;
                 }
                 let (query_origin, key_origin) = packed.origins(index);
-                packed.inner.signature(band.moved(-query_origin), keys.moved(-key_origin), out)
+                let (band, keys) = (band.moved(-query_origin), keys.moved(-key_origin));
+                packed.inner.signature(band, keys, meter, out)
             }
             Node::Blocks { size, relation } => {
                 let (query_block, key_block) = (size.floor(band.start), size.floor(keys.start));
@@ -93,16 +101,16 @@ impl Node {
                     && size.floor(band.last()) == query_block
                     && size.floor(keys.last()) == key_block;
                 if one_each {
-                    let ranges = relation.row(query_block);
+                    let ranges = relation.row(query_block, meter);
                     let at = ranges.partition_point(|range| range.1 <= key_block);
                     out.push(ranges.get(at).is_some_and(|range| range.0 <= key_block).into());
                 }
                 one_each
             }
             Node::And(parts, _) | Node::Or(parts, _) => {
-                parts.iter_mut().all(|part| part.signature(band, keys, out))
+                parts.iter_mut().all(|part| part.signature(band, keys, meter, out))
             }
-            Node::Not(inner, _) => inner.signature(band, keys, out),
+            Node::Not(inner, _) => inner.signature(band, keys, meter, out),
         }
     }
 }

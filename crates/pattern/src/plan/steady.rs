@@ -9,6 +9,7 @@
 use super::arith::div_ceil;
 use super::relation::edge;
 use super::{Band, Keys, Node};
+use crate::meter::Meter;
 
 /// Where an answer changes, by key number.
 #[derive(Debug, Default)]
@@ -48,7 +49,13 @@ const MOST_EDGES: usize = 32;
 impl Node {
     /// Adds the edges of the answer for `band` and tells for how many rows they hold; `None` where
     /// they never do. Rows are `keys.block` queries apart.
-    pub(super) fn edges(&mut self, band: Band, keys: Keys, out: &mut Edges) -> Option<i64> {
+    pub(super) fn edges(
+        &mut self,
+        band: Band,
+        keys: Keys,
+        meter: &mut Meter<'_>,
+        out: &mut Edges,
+    ) -> Option<i64> {
         let move_by = keys.block * band.step;
         // Rows until the band, now inside, would reach the position `end`.
         let rows_below = |end: i64| (end - 1 - band.last()).div_euclid(move_by);
@@ -122,7 +129,7 @@ impl Node {
                 out.standing.extend(bounds.map(number));
                 let (query_origin, key_origin) = packed.origins(index);
                 let (band, keys) = (band.moved(-query_origin), keys.moved(-key_origin));
-                Some(packed.inner.edges(band, keys, out)?.min(rows_below(end)))
+                Some(packed.inner.edges(band, keys, meter, out)?.min(rows_below(end)))
             }
             Node::Blocks { size, relation } => {
                 if size.by < 2 * move_by {
@@ -132,7 +139,7 @@ impl Node {
                 if band.start < 0 || size.floor(band.last()) != query_block {
                     return Some(0);
                 }
-                let ranges = relation.row(query_block);
+                let ranges = relation.row(query_block, meter);
                 if ranges.len() > MOST_EDGES / 2 {
                     return None;
                 }
@@ -144,14 +151,14 @@ impl Node {
             Node::And(parts, _) | Node::Or(parts, _) => {
                 let mut rows = i64::MAX;
                 for part in parts {
-                    rows = rows.min(part.edges(band, keys, out)?);
+                    rows = rows.min(part.edges(band, keys, meter, out)?);
                     if rows == 0 || out.moving.len() + out.standing.len() > MOST_EDGES {
                         return Some(0);
                     }
                 }
                 Some(rows)
             }
-            Node::Not(inner, _) => inner.edges(band, keys, out),
+            Node::Not(inner, _) => inner.edges(band, keys, meter, out),
         }
     }
 }

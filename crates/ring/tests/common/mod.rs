@@ -150,7 +150,7 @@ pub(crate) fn both_with<T: Transport>(
         dv: gradients.dv.as_slice().to_vec(),
         tally: ring.tally(),
         needed: ring.bytes_needed(),
-        pairs: ring.active_pairs(),
+        pairs: ring.active_pairs().unwrap(),
     })
 }
 
