@@ -22,7 +22,7 @@ use crate::gradients;
 use crate::options::{Options, setters};
 use crate::run;
 use crate::state::State;
-use crate::view::{Memory, View};
+use crate::view::{Memory, View, ViewMut};
 
 /// Which layout each batch entry and query head has.
 #[derive(Debug, Clone)]
@@ -303,6 +303,46 @@ impl Attention {
         ];
         check::gradients(&inputs, &read, &gradients)?;
         run::backward(&self.options, &self.layouts, &inputs, dout, rows, gradients, monitor)
+    }
+
+    /// Forgets what the rows of a state have seen, on the threads of this attention.
+    pub fn clear_state(&self, state: &mut State, hook: Hook<'_>) -> Result<()> {
+        state.as_mut().clear(self.options.workers()?, &Monitor::new(hook))
+    }
+
+    /// [`State::finish_into`] on the threads of this attention.
+    pub fn finish_state<E: Element>(
+        &self,
+        state: &State,
+        output: OutputMut<'_, E>,
+        hook: Hook<'_>,
+    ) -> Result<()> {
+        state.finish_on(output, self.options.workers()?, &Monitor::new(hook))
+    }
+
+    /// [`row_deltas`] on the threads of this attention.
+    pub fn row_deltas<E: Element>(
+        &self,
+        arrived: Arrived<'_, E>,
+        deltas: &mut [f32],
+        hook: Hook<'_>,
+    ) -> Result<()> {
+        let dims = arrived.out.dims();
+        check::arrived(&arrived, dims)?;
+        check::rows("deltas", deltas.len(), dims)?;
+        run::deltas(&arrived, deltas, self.options.workers()?, &Monitor::new(hook))
+    }
+
+    /// Writes f32 `sums`, `[batch, head, token, dim]`, rounded to the elements of `into`, on the threads
+    /// of this attention.
+    pub fn round<E: Element>(
+        &self,
+        sums: &[f32],
+        mut into: ViewMut<'_, E>,
+        hook: Hook<'_>,
+    ) -> Result<()> {
+        check::elements("the list of sums", sums.len(), into.dims())?;
+        run::round(&self.options, sums, &mut into, &Monitor::new(hook))
     }
 
     /// Adds to f32 gradients that are zero; others are written.

@@ -3,7 +3,7 @@
 mod parts;
 
 use std::ops::ControlFlow;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 use longspan_pattern::Pattern;
 
@@ -233,8 +233,8 @@ impl Dilated {
     ) -> Result<()> {
         let sizes = check::tensors(&self.options, &inputs)?;
         check::output(&inputs, &output)?;
-        let parts = self.parts(&sizes)?;
         let monitor = Monitor::new(hook);
+        let parts = self.parts(&sizes, &monitor)?;
         let OutputMut { mut out, lse, lse_rest } = output;
         let (dims, workspaces) = (sizes.output(), &self.options.workspaces);
         // A row's maximum and total stand where its log-sum-exp and the rest of it will.
@@ -299,7 +299,7 @@ impl Dilated {
         monitor: &Monitor<'_>,
     ) -> Result<()> {
         let sizes = check::tensors(&self.options, &inputs)?;
-        let parts = self.parts(&sizes)?;
+        let parts = self.parts(&sizes, monitor)?;
         let dims = sizes.output();
         let add = |rows: RowStatistics<'_>, gradients: GradientsMut<'_>| {
             self.accumulate(&parts, &inputs, arrived.dout, rows, gradients, monitor)
@@ -368,12 +368,15 @@ impl Dilated {
     }
 
     /// The calls of the kernels for given sizes.
-    fn parts(&self, sizes: &Sizes) -> Result<Arc<Vec<Part>>> {
+    fn parts(&self, sizes: &Sizes, monitor: &Monitor<'_>) -> Result<Arc<Vec<Part>>> {
         let Sizes { queries, keys, heads, key_heads, .. } = *sizes;
         let query_offset = self.query_offset.unwrap_or(keys as i64 - queries as i64);
         let key = (query_offset, [queries, keys, heads, key_heads]);
-        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = made.iter().position(|made| made.key == key) {
+        // No lock is held while layouts are compiled, and none is waited for, so that a child of
+        // `fork` finds none that its parent has taken along.
+        if let Some(mut made) = self.made()
+            && let Some(known) = made.iter().position(|made| made.key == key)
+        {
             let known = made.remove(known);
             made.push(known.clone());
             return Ok(known.parts);
@@ -385,14 +388,32 @@ impl Dilated {
             counting: self.counting,
             query_offset,
             sizes: *sizes,
+            monitor,
         };
-        let parts = if heads == 0 { Vec::new() } else { maker.parts()? };
+        let parts = match heads {
+            0 => Vec::new(),
+            _ => maker.parts().map_err(|error| match error {
+                Error::Pattern(longspan_pattern::Error::Stopped { .. }) => monitor.stopped_error(),
+                other => other,
+            })?,
+        };
         let parts = Arc::new(parts);
-        if made.len() == KEPT {
-            made.remove(0);
+        if let Some(mut made) = self.made() {
+            if made.len() == KEPT {
+                made.remove(0);
+            }
+            made.push(Made { key, parts: parts.clone() });
         }
-        made.push(Made { key, parts: parts.clone() });
         Ok(parts)
+    }
+
+    /// What is kept from call to call, unless another thread has it at the moment.
+    fn made(&self) -> Option<MutexGuard<'_, Vec<Made>>> {
+        match self.made.try_lock() {
+            Ok(made) => Some(made),
+            Err(TryLockError::Poisoned(made)) => Some(made.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 }
 

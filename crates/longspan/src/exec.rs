@@ -10,7 +10,10 @@
 //! one thread. So which thread runs which task changes no bit of any result.
 
 mod executor;
-#[cfg_attr(not(feature = "fault-injection"), allow(dead_code, reason = "armed by tests alone"))]
+#[cfg_attr(
+    not(feature = "fault-injection"),
+    allow(dead_code, unreachable_pub, reason = "armed by tests alone")
+)]
 pub mod fault;
 mod monitor;
 mod pin;

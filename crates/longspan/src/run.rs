@@ -281,7 +281,7 @@ fn workers_for_rows(workers: Workers<'_>, rows: usize, dim: usize) -> Workers<'_
 }
 
 /// Runs `work(entry, head, token)` for every row of a tensor.
-fn each_row(
+pub(crate) fn each_row(
     dims: Dims,
     workers: Workers<'_>,
     monitor: &Monitor<'_>,

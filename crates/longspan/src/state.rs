@@ -12,7 +12,7 @@
 //! are all joined this way. A row that has seen nothing is `(−∞, 0, 0)`; joining it to another
 //! leaves the other as it is, to the bit.
 
-use crate::arguments::{Output, OutputMut};
+use crate::arguments::{Hook, Output, OutputMut};
 use crate::check;
 use crate::element::Element;
 use crate::error::{Error, Result};
@@ -143,30 +143,43 @@ impl State {
     }
 
     /// Output and log-sum-exp of what was seen, written where `output` says.
-    pub fn finish_into<E: Element>(&self, mut output: OutputMut<'_, E>) -> Result<()> {
+    /// [`Attention::finish_state`](crate::Attention::finish_state) does it on several threads.
+    pub fn finish_into<E: Element>(&self, output: OutputMut<'_, E>) -> Result<()> {
+        self.finish_on(output, Workers::caller(), &Monitor::new(Hook::none()))
+    }
+
+    pub(crate) fn finish_on<E: Element>(
+        &self,
+        mut output: OutputMut<'_, E>,
+        workers: Workers<'_>,
+        monitor: &Monitor<'_>,
+    ) -> Result<()> {
         check::same("out", output.out.dims(), self.dims)?;
         check::rows("lse", output.lse.len(), self.dims)?;
         check::optional_rows("lse_rest", output.lse_rest.as_deref(), self.dims)?;
-        let strides = output.out.strides();
-        let out = output.out.as_mut_ptr();
-        for (row, (entry, head, token)) in rows(self.dims).enumerate() {
-            let Finished { factor, lse, lse_rest } = finish(self.maxima[row], self.totals[row]);
-            output.lse[row] = lse;
-            if let Some(rests) = &mut output.lse_rest {
-                rests[row] = lse_rest;
-            }
-            let offset = entry as isize * strides.batch
-                + head as isize * strides.heads
-                + token as isize * strides.tokens;
-            let sums = &self.sums[row * self.dims.dim..][..self.dims.dim];
-            for (dim, sum) in sums.iter().enumerate() {
-                // SAFETY: the view has the dims of the state.
-                unsafe {
-                    *out.offset(offset + dim as isize * strides.dim) = E::from_f32(sum * factor);
+        let (dims, order) = (Dims { dim: 1, ..self.dims }, Order::BatchHeadTokenDim);
+        let out = Raw::write(&mut output.out);
+        let lse = Raw::write(&mut ViewMut::new(output.lse, dims, order)?);
+        let rests = output.lse_rest.map(|rests| ViewMut::new(rests, dims, order)).transpose()?;
+        let rests = rests.map(|mut rests| Raw::write(&mut rests));
+        run::each_row(self.dims, workers, monitor, &|entry, head, token| {
+            let row = (entry * self.dims.heads + head) * self.dims.tokens + token;
+            let Finished { factor, lse_rest, lse: logarithm } =
+                finish(self.maxima[row], self.totals[row]);
+            // SAFETY: output and lists were checked to have the rows of the state, and `each_row` has
+            // one thread write each.
+            unsafe {
+                *lse.head(entry, head, token).first.cast_mut() = logarithm;
+                if let Some(rests) = rests {
+                    *rests.head(entry, head, token).first.cast_mut() = lse_rest;
+                }
+                let out = out.head(entry, head, token);
+                let sums = &self.sums[row * self.dims.dim..][..self.dims.dim];
+                for (dim, sum) in sums.iter().enumerate() {
+                    *out.at(0, dim).first.cast_mut() = E::from_f32(sum * factor);
                 }
             }
-        }
-        Ok(())
+        })
     }
 
     /// The same rows, to go on from.

@@ -186,3 +186,16 @@ fn going_by(blamed: Option<usize>) -> String {
 fn because(rank: Option<usize>) -> String {
     rank.map_or(String::new(), |rank| format!(", because of rank {rank}"))
 }
+
+impl Error {
+    /// Whether this rank's own work was ended by a hook, and so by what the hook found.
+    pub(crate) fn is_stopped(&self) -> bool {
+        use longspan_pattern::Error::Stopped;
+        match self {
+            Error::Pattern(error) => matches!(error, Stopped { .. }),
+            Error::Attention(longspan::Error::Pattern(error)) => matches!(error, Stopped { .. }),
+            Error::Attention(error) => matches!(error, longspan::Error::Stopped { .. }),
+            _ => false,
+        }
+    }
+}

@@ -44,5 +44,5 @@ pub use ring::{Options, Ring};
 pub use shards::Shards;
 #[cfg(feature = "mpi")]
 pub use transport::Mpi;
-pub use transport::{Failure, Hear, Hop, Incoming, Local, Meanwhile, Outgoing, Transport};
+pub use transport::{Failure, Hear, Hop, Incoming, Local, Meanwhile, Outgoing, Poll, Transport};
 pub use wire::Wire;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::blame::Hearing;
 use crate::error::{Error, Result};
 use crate::message::{self, Doing, GiveUp, HEADER, Place};
-use crate::transport::{Failure, Hop, Incoming, Meanwhile, Outgoing, Transport};
+use crate::transport::{Failure, Hop, Incoming, Meanwhile, Outgoing, Poll, Transport};
 
 /// How long a rank that gives up tells others and listens to them.
 const FAREWELL: Duration = Duration::from_millis(500);
@@ -82,6 +82,28 @@ impl<'t> Link<'t> {
             message::open(&receive.bytes, place, &awaited(receive.from))?;
         }
         Ok(())
+    }
+
+    /// Computes while nothing travels. The engine is polled all the same: it knows whether to go on.
+    pub(crate) fn compute<T>(
+        &mut self,
+        step: u32,
+        work: impl FnOnce(&mut Poll<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let (mut work, mut worked) = (Some(work), None);
+        let nothing = |_| "nothing".to_owned();
+        let hopped = self.hop(step, &mut [], &mut [], &nothing, &mut |poll| {
+            worked = work.take().map(|work| work(poll));
+        });
+        match (hopped, worked) {
+            // Work that was stopped because the hop had failed isn't what went wrong.
+            (Err(error), Some(Err(worked))) if !worked.is_stopped() => {
+                drop(error);
+                Err(worked)
+            }
+            (Err(error), _) => Err(error),
+            (Ok(()), worked) => worked.expect("a hop computes once"),
+        }
     }
 
     /// What every rank says, by rank; all say the same number of bytes. Takes log₂ steps from

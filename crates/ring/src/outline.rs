@@ -12,6 +12,7 @@
 use longspan::{Pattern, Positions};
 use longspan_pattern::Sight;
 use rustc_hash::FxHashMap;
+use std::ops::ControlFlow;
 
 use crate::deal::{self, Deal};
 use crate::error::Result;
@@ -165,7 +166,10 @@ impl<'a> Outlines<'a> {
     fn want(&mut self, asking: usize, owner: usize) -> Result<Want> {
         match asking == owner {
             true => Ok(Want::default()),
-            false => Want::of(self.problem, &self.pattern, &mut self.sight, asking, owner),
+            false => {
+                let go_on = &mut || ControlFlow::Continue(());
+                Want::of(self.problem, &self.pattern, &mut self.sight, asking, owner, go_on)
+            }
         }
     }
 

@@ -115,10 +115,8 @@ pub(crate) fn run(
         let error = match (hopped, worked) {
             (Ok(()), Ok(())) => None,
             // Work that was stopped because the hop had failed isn't what went wrong.
-            (Err(error), Ok(()) | Err(Error::Attention(longspan::Error::Stopped { .. }))) => {
-                Some(error)
-            }
-            (_, Err(error)) => Some(error),
+            (_, Err(error)) if !error.is_stopped() => Some(error),
+            (Err(error), _) | (Ok(()), Err(error)) => Some(error),
         };
         if let Some(error) = error {
             let owed = owed(&steps[index + 1..]);
@@ -139,19 +137,12 @@ pub(crate) fn run(
         }
         due = &step.work;
     }
-    // Nothing travels any more, but the engine may still have to be asked whether to go on.
     let start = Instant::now();
-    let mut worked = Ok(());
     let step = steps.last().map_or(0, |step| step.label);
-    let nothing = |_| "nothing".to_owned();
-    let hopped = link.hop(step, &mut [], &mut [], &nothing, &mut |poll| {
-        worked = due.iter().try_for_each(|on| pass.work(*on, Hook::new(&mut |_| poll())));
+    let ended = link.compute(step, |poll| {
+        due.iter().try_for_each(|on| pass.work(*on, Hook::new(&mut |_| poll())))
     });
     tally.computing += start.elapsed();
-    let ended = match (hopped, worked) {
-        (Err(error), Ok(()) | Err(Error::Attention(longspan::Error::Stopped { .. }))) => Err(error),
-        (_, worked) => worked,
-    };
     ended.map_err(|error| Stopped { error: error.into(), step, owed: Vec::new() })
 }
 

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use bytemuck::{Pod, cast_slice_mut};
 use longspan::{
-    Arrived, Attention, Dims, Element, ElementType, Executor, Gradients, GradientsMut, Heads,
+    Arrived, Attention, Dims, Element, ElementType, Executor, Gradients, GradientsMut, Heads, Hook,
     Inputs, Isa, Layout, LayoutSet, Layouts, Output, OutputMut, Padding, Pool, Positions,
-    Precision, RowStatistics, Shape, State, Threads, View, ViewMut, row_deltas,
+    Precision, RowStatistics, Shape, State, Threads, View, ViewMut,
 };
 
 use longspan_pattern::Sight;
@@ -22,7 +22,7 @@ use crate::pass::{self, Backward, Forward, Pass, Stopped, Sums, Tally};
 use crate::problem::{Fold, Problem};
 use crate::schedule::{Known, Schedule, Step, TILE};
 use crate::tokens::{self, Tokens};
-use crate::transport::Transport;
+use crate::transport::{Poll, Transport};
 use crate::want::{self, Want};
 use crate::wire::Wire;
 
@@ -98,6 +98,8 @@ pub struct Ring<T> {
 pub(crate) struct Works {
     pub(crate) problem: Problem,
     pub(crate) schedule: Schedule,
+    /// Over no tokens: the threads and the scratch of the others.
+    pub(crate) kernels: Attention,
     /// Over this rank's own keys, over each arrival's, and of each hosting's queries.
     pub(crate) own: Vec<Vec<Piece>>,
     pub(crate) arrivals: Vec<Vec<Piece>>,
@@ -189,18 +191,23 @@ impl<T: Transport> Ring<T> {
         output: OutputMut<'_, E>,
     ) -> Result<()> {
         let (works, before) = (&self.works, self.state.take());
-        let checked =
-            works.check(self.transport.rank(), &inputs).and_then(|()| Ok(output.check(&inputs)?));
-        let made = checked.and_then(|()| Forward::new(works, inputs, before));
-        let call = Call {
+        let rank = self.transport.rank();
+        let mut call = Call {
             transport: &mut self.transport,
             patience: self.patience,
             failed: &mut self.failed,
             calls: &mut self.calls,
             tally: &mut self.tally,
         };
-        let pass = call.run(Doing::Forward, &works.schedule.forward, made)?;
-        pass.state.finish_into(output)?;
+        let pass = call.run(Doing::Forward, &works.schedule.forward, |poll| {
+            works.check(rank, &inputs)?;
+            output.check(&inputs)?;
+            Forward::new(works, inputs, before, Hook::new(&mut |_| poll()))
+        })?;
+        let kernels = &works.kernels;
+        call.finish(Doing::Forward, |poll| {
+            Ok(kernels.finish_state(&pass.state, output, Hook::new(&mut |_| poll()))?)
+        })?;
         self.state = Some(pass.state);
         Ok(())
     }
@@ -226,33 +233,39 @@ impl<T: Transport> Ring<T> {
         gradients: GradientsMut<'_, E>,
     ) -> Result<()> {
         let works = &self.works;
+        let rank = self.transport.rank();
         let dims = works.problem.output_dims(inputs.q.dims().tokens);
         let mut delta = vec![0.0; dims.batch * dims.heads * dims.tokens];
-        let checked = works
-            .check(self.transport.rank(), &inputs)
-            .and_then(|()| same("out", arrived.out.dims(), dims))
-            .and_then(|()| Ok(gradients.check(&inputs, &arrived)?))
-            .and_then(|()| Ok(row_deltas(arrived, &mut delta)?));
-        let rows = RowStatistics { lse: arrived.lse, lse_rest: arrived.lse_rest, delta: &delta };
         let GradientsMut { mut dq, mut dk, mut dv } = gradients;
         let mut beside = [const { Vec::new() }; 3];
-        let made = checked.map(|()| {
-            let [q, k, v] = &mut beside;
-            let sums = Sums { dq: sums(&mut dq, q), dk: sums(&mut dk, k), dv: sums(&mut dv, v) };
-            Backward::new(works, inputs, arrived.dout, rows, sums)
-        });
-        let call = Call {
+        let mut call = Call {
             transport: &mut self.transport,
             patience: self.patience,
             failed: &mut self.failed,
             calls: &mut self.calls,
             tally: &mut self.tally,
         };
-        call.run(Doing::Backward, &works.schedule.backward, made)?;
-        for (sums, gradient) in beside.iter().zip([dq, dk, dv]) {
-            round(sums, gradient);
-        }
-        Ok(())
+        let pass = call.run(Doing::Backward, &works.schedule.backward, |poll| {
+            works.check(rank, &inputs)?;
+            same("out", arrived.out.dims(), dims)?;
+            let own = GradientsMut { dq: dq.reborrow(), dk: dk.reborrow(), dv: dv.reborrow() };
+            own.check(&inputs, &arrived)?;
+            works.kernels.row_deltas(arrived, &mut delta, Hook::new(&mut |_| poll()))?;
+            let Arrived { lse, lse_rest, dout, .. } = arrived;
+            let rows = RowStatistics { lse, lse_rest, delta: &delta };
+            let [q, k, v] = &mut beside;
+            let (dq, dk) = (sums(&mut dq, q, poll)?, sums(&mut dk, k, poll)?);
+            let sums = Sums { dq, dk, dv: sums(&mut dv, v, poll)? };
+            Ok(Backward::new(works, inputs, dout, rows, sums))
+        });
+        drop(pass?);
+        call.finish(Doing::Backward, |poll| {
+            let sums = beside.iter().zip([dq, dk, dv]).filter(|(sums, _)| !sums.is_empty());
+            for (sums, gradient) in sums {
+                works.kernels.round(sums, gradient, Hook::new(&mut |_| poll()))?;
+            }
+            Ok(())
+        })
     }
 }
 
@@ -266,8 +279,13 @@ struct Call<'a> {
 }
 
 impl Call<'_> {
-    /// Runs a pass, or tells the others that this rank can't.
-    fn run<P: Pass>(self, doing: Doing, steps: &[Step], pass: Result<P>) -> Result<P> {
+    /// Makes a pass and runs it, or tells the others that this rank can't.
+    fn run<P: Pass>(
+        &mut self,
+        doing: Doing,
+        steps: &[Step],
+        make: impl FnOnce(&mut Poll<'_>) -> Result<P>,
+    ) -> Result<P> {
         if *self.failed {
             return Err(Error::Failing);
         }
@@ -276,9 +294,10 @@ impl Call<'_> {
         // A rank whose own arguments are wrong owes all messages.
         let refused =
             |error: Error| Stopped { error: error.into(), step: 0, owed: pass::owed(steps) };
+        let pass = link.compute(0, make);
         let ended = pass.map_err(refused).and_then(|mut pass| {
             pass::run(&mut link, steps, &mut pass, self.tally)?;
-            // Nobody has a result before everybody has.
+            // No rank has a result before all have.
             match link.gather(END, DONE, "the end of the pass") {
                 Ok(_) => Ok(pass),
                 Err(error) => Err(Stopped { error: error.into(), step: END, owed: Vec::new() }),
@@ -288,6 +307,15 @@ impl Call<'_> {
             *self.failed = true;
             link.give_up(*error, step, owed)
         })
+    }
+
+    /// What is left to do once all ranks are at the end of a pass.
+    fn finish(
+        &mut self,
+        doing: Doing,
+        work: impl FnOnce(&mut Poll<'_>) -> Result<()>,
+    ) -> Result<()> {
+        Link::new(self.transport, doing, *self.calls, self.patience).compute(END, work)
     }
 }
 
@@ -341,28 +369,26 @@ fn same(tensor: &'static str, got: Dims, expected: Dims) -> Result<()> {
 fn sums<'b, E: Element + Pod>(
     gradient: &'b mut ViewMut<'_, E>,
     beside: &'b mut Vec<f32>,
-) -> &'b mut [f32] {
+    poll: &mut Poll<'_>,
+) -> Result<&'b mut [f32]> {
+    /// Elements that are cleared between two polls, in about a millisecond.
+    const CHUNK: usize = 1 << 20;
     let elements = gradient.dims().elements().unwrap_or(0);
     match gradient.as_mut_slice() {
         Some(own) if E::TYPE == ElementType::F32 => {
-            own.fill(E::default());
-            cast_slice_mut(own)
+            let own: &mut [f32] = cast_slice_mut(own);
+            for chunk in own.chunks_mut(CHUNK) {
+                chunk.fill(0.0);
+                if poll().is_break() {
+                    return Err(longspan::Error::Stopped { done: 0, total: 0 }.into());
+                }
+            }
+            Ok(own)
         }
         _ => {
-            beside.resize(elements, 0.0);
-            beside
+            *beside = vec![0.0; elements];
+            Ok(beside)
         }
-    }
-}
-
-/// Writes sums that were added up beside a gradient.
-fn round<E: Element>(sums: &[f32], mut gradient: ViewMut<'_, E>) {
-    let dims = gradient.dims();
-    let mut row = vec![E::default(); dims.dim];
-    for (index, from) in sums.chunks_exact(dims.dim.max(1)).enumerate() {
-        let (head, token) = (index / dims.tokens, index % dims.tokens);
-        row.iter_mut().zip(from).for_each(|(to, from)| *to = E::from_f32(*from));
-        gradient.write_row(head / dims.heads, token, head % dims.heads, &row);
     }
 }
 
@@ -378,11 +404,13 @@ fn prepare(link: &mut Link<'_>, problem: Problem, options: &Options) -> Result<W
     }
     let pattern = want::any_head(&problem.pattern, problem.heads)?;
     let mut sight = Sight::new(&pattern);
-    let wants = (0..ranks).map(|owner| match owner == rank {
-        true => Ok(Want::default()),
-        false => Want::of(&problem, &pattern, &mut sight, rank, owner),
-    });
-    let wants = wants.collect::<Result<Vec<_>>>()?;
+    let wants = link.compute(0, |poll| {
+        let want = |owner| match owner == rank {
+            true => Ok(Want::default()),
+            false => Want::of(&problem, &pattern, &mut sight, rank, owner, poll),
+        };
+        (0..ranks).map(want).collect::<Result<Vec<_>>>()
+    })?;
 
     let (wanted, guests) = ask(link, &wants)?;
     let deal = Deal::of(&problem, rank, wanted);
@@ -393,12 +421,28 @@ fn prepare(link: &mut Link<'_>, problem: Problem, options: &Options) -> Result<W
     let known = Known { rank, wants: &wants, dealt: &dealt, deal: &deal, guests: &guests };
     let schedule = Schedule::new(&problem, &known);
 
+    let works = link.compute(0, |poll| layouts(rank, problem, schedule, options, poll))?;
+    link.gather(END, DONE, "the end of the preparation")?;
+    Ok(works)
+}
+
+/// Compiles the layouts of a schedule.
+fn layouts(
+    rank: usize,
+    problem: Problem,
+    schedule: Schedule,
+    options: &Options,
+    poll: &mut Poll<'_>,
+) -> Result<Works> {
     let held = problem.shards.rank(rank);
-    let scratch = attention(&problem, options, &Positions::default(), &Positions::default())?;
-    let make = |queries: &Positions, keys: &Positions| -> Result<Attention> {
-        Ok(attention(&problem, options, queries, keys)?.share_scratch(&scratch))
+    let nothing = Positions::default();
+    let kernels = attention(&problem, options, &nothing, &nothing, poll)?;
+    let mut make = |queries: &Positions, keys: &Positions| -> Result<Attention> {
+        Ok(attention(&problem, options, queries, keys, poll)?.share_scratch(&kernels))
     };
-    let pieces = |queries: &Positions, keys: &Positions| -> Result<Vec<Piece>> {
+    let hostings = schedule.hostings.iter().map(|hosting| make(&hosting.positions, held));
+    let hostings = hostings.collect::<Result<_>>()?;
+    let mut pieces = |queries: &Positions, keys: &Positions| -> Result<Vec<Piece>> {
         let count = keys.len() as usize;
         let size = if problem.fold == Fold::Overlapped { count } else { TILE };
         let cut = |from: usize| {
@@ -419,10 +463,7 @@ fn prepare(link: &mut Link<'_>, problem: Problem, options: &Options) -> Result<W
         None => pieces(held, &arrival.positions),
     });
     let arrivals = arrivals.collect::<Result<_>>()?;
-    let hostings = schedule.hostings.iter().map(|hosting| make(&hosting.positions, held));
-    let hostings = hostings.collect::<Result<_>>()?;
-    link.gather(END, DONE, "the end of the preparation")?;
-    Ok(Works { problem, schedule, own, arrivals, hostings })
+    Ok(Works { problem, schedule, kernels, own, arrivals, hostings })
 }
 
 /// First steps of what ranks tell each other while they agree; ranks are fewer than between them.
@@ -477,14 +518,16 @@ fn attention(
     options: &Options,
     queries: &Positions,
     keys: &Positions,
+    poll: &mut Poll<'_>,
 ) -> Result<Attention> {
     let tokens = problem.shards.tokens();
     let shape = Shape::new(tokens, tokens).query_map(queries.clone()).key_map(keys.clone());
     let layouts: Layouts = match &problem.pattern {
-        Heads::Same(pattern) => Layout::compile(pattern, &shape)?.into(),
+        Heads::Same(pattern) => Layout::compile_with(pattern, &shape, |_, _| poll())?.into(),
         heads => {
             let padding = Padding::None(problem.batch);
-            LayoutSet::compile(heads, problem.heads, &shape, &padding, None)?.into()
+            let poll = |_, _| poll();
+            LayoutSet::compile_with(heads, problem.heads, &shape, &padding, None, poll)?.into()
         }
     };
     let mut attention = Attention::new(layouts)

@@ -74,8 +74,11 @@ impl<T: Transport + ?Sized> Transport for &mut T {
 /// What a rank says, and whether that is enough.
 pub type Hear<'a> = dyn FnMut(usize, &[u8]) -> ControlFlow<()> + 'a;
 
+/// Moves messages on, and tells whether computing on is in vain.
+pub type Poll<'a> = dyn FnMut() -> ControlFlow<()> + 'a;
+
 /// What is computed while messages travel.
-pub type Meanwhile<'a> = dyn FnMut(&mut dyn FnMut() -> ControlFlow<()>) + 'a;
+pub type Meanwhile<'a> = dyn FnMut(&mut Poll<'_>) + 'a;
 
 /// Messages that travel at the same time.
 #[derive(Debug)]

@@ -11,6 +11,7 @@ use longspan_pattern::{Glance, Sight};
 use crate::error::Result;
 use crate::problem::{Fold, Problem};
 use crate::tokens::{self, Tokens, to_bits};
+use crate::transport::Poll;
 
 /// Queries travel where they take at most this part of the bytes that they save.
 const WORTHWHILE: u64 = 4;
@@ -54,6 +55,7 @@ impl Want {
         sight: &mut Sight,
         asking: usize,
         owner: usize,
+        poll: &mut Poll<'_>,
     ) -> Result<Self> {
         let shards = &problem.shards;
         let glanced = match problem.fold {
@@ -62,22 +64,28 @@ impl Want {
         };
         match glanced {
             Some(keys) => Ok(Want { keys, ..Want::default() }),
-            None => look(problem, pattern, asking, owner),
+            None => look(problem, pattern, asking, owner, poll),
         }
     }
 }
 
 /// What a rank wants of another, from the layout of their tokens.
-fn look(problem: &Problem, pattern: &Pattern, asking: usize, owner: usize) -> Result<Want> {
+fn look(
+    problem: &Problem,
+    pattern: &Pattern,
+    asking: usize,
+    owner: usize,
+    poll: &mut Poll<'_>,
+) -> Result<Want> {
     let shards = &problem.shards;
     let shape = Shape::new(shards.tokens(), shards.tokens())
         .query_map(shards.rank(asking).clone())
         .key_map(shards.rank(owner).clone());
-    let layout = Layout::compile(pattern, &shape)?;
+    let layout = Layout::compile_with(pattern, &shape, |_, _| poll())?;
     if layout.run_count() == 0 {
         return Ok(Want::default());
     }
-    let mut seen = layout.keys_seen(None)?;
+    let mut seen = layout.keys_seen_with(None, |_, _| poll())?;
     if problem.fold == Fold::Reproducible {
         // Whole tiles, which are words.
         let keys = shards.rank(owner).len();
@@ -87,8 +95,8 @@ fn look(problem: &Problem, pattern: &Pattern, asking: usize, owner: usize) -> Re
         return Ok(Want { keys: tokens::of_bits(&seen), ..Want::default() });
     }
     let mut want = Want { keys: tokens::of_bits(&seen), ..Want::default() };
-    let Some((heavy, light)) = heavy_queries(&layout)? else { return Ok(want) };
-    let rest = tokens::of_bits(&layout.keys_seen(Some(&light))?);
+    let Some((heavy, light)) = heavy_queries(&layout, poll)? else { return Ok(want) };
+    let rest = tokens::of_bits(&layout.keys_seen_with(Some(&light), |_, _| poll())?);
     let guests = tokens::of_bits(&heavy);
     let saved = (want.keys.len() - rest.len()) * problem.key_bytes() as u64;
     if WORTHWHILE * guests.len() * problem.guest_bytes() as u64 <= saved {
@@ -150,7 +158,7 @@ fn at_a_glance(sight: &mut Sight, queries: &Positions, keys: &Positions) -> Opti
 
 /// The few queries that see the most keys, and all others that see any, a bit each; nothing where
 /// there is no such difference.
-fn heavy_queries(layout: &Layout) -> Result<Option<(Vec<u64>, Vec<u64>)>> {
+fn heavy_queries(layout: &Layout, poll: &mut Poll<'_>) -> Result<Option<(Vec<u64>, Vec<u64>)>> {
     let blocks = |row| layout.row(row).iter().map(|run| u64::from(run.len)).sum::<u64>();
     let Some(most) = layout.rows().map(blocks).max() else { return Ok(None) };
     let rows = layout.rows().filter(|&row| 2 * blocks(row) >= most).count();
@@ -158,7 +166,7 @@ fn heavy_queries(layout: &Layout) -> Result<Option<(Vec<u64>, Vec<u64>)>> {
     if rows as u64 > most_heavy(layout.rows().len() as u64) {
         return Ok(None);
     }
-    let counts = layout.keys_by_query()?;
+    let counts = layout.keys_by_query_with(|_, _| poll())?;
     let Some(&most) = counts.iter().max() else { return Ok(None) };
     let mut bits = (vec![0_u64; counts.len().div_ceil(64)], vec![0_u64; counts.len().div_ceil(64)]);
     for (query, &count) in counts.iter().enumerate().filter(|(_, count)| **count > 0) {
@@ -170,6 +178,8 @@ fn heavy_queries(layout: &Layout) -> Result<Option<(Vec<u64>, Vec<u64>)>> {
 
 #[cfg(test)]
 mod tests {
+    use std::ops::ControlFlow;
+
     use super::*;
     use crate::shards::Shards;
 
@@ -198,7 +208,9 @@ mod tests {
                     let (queries, keys) = (shards.rank(asking), shards.rank(owner));
                     let Some(glanced) = at_a_glance(&mut sight, queries, keys) else { continue };
                     told += 1;
-                    let looked = look(&problem, &pattern, asking, owner).unwrap();
+                    let looked =
+                        look(&problem, &pattern, asking, owner, &mut || ControlFlow::Continue(()))
+                            .unwrap();
                     let expected = Want { keys: glanced, ..Want::default() };
                     assert_eq!(looked, expected, "{text}: {asking} of {owner}");
                 }

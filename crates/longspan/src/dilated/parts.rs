@@ -13,6 +13,7 @@ use super::{Branch, Counting};
 use crate::attention::Layouts;
 use crate::check::Sizes;
 use crate::error::Result;
+use crate::exec::Monitor;
 use crate::options::Options;
 use crate::score::Score;
 use crate::view::{Selection, Steps};
@@ -55,8 +56,8 @@ impl Part {
 }
 
 /// What parts are made for.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Maker<'a> {
+#[derive(Clone, Copy)]
+pub(super) struct Maker<'a, 'h> {
     pub(super) branches: &'a [Branch],
     pub(super) within: &'a Pattern,
     pub(super) also: Option<&'a Pattern>,
@@ -64,6 +65,7 @@ pub(super) struct Maker<'a> {
     /// The position of the first query.
     pub(super) query_offset: i64,
     pub(super) sizes: Sizes,
+    pub(super) monitor: &'a Monitor<'h>,
 }
 
 /// A stretch of the sequence whose tokens of one offset are `first, first + rate, …`.
@@ -82,7 +84,7 @@ impl Stretch {
     }
 }
 
-impl Maker<'_> {
+impl Maker<'_, '_> {
     /// All calls, branch by branch.
     pub(super) fn parts(&self) -> Result<Vec<Part>> {
         let mut parts = Vec::new();
@@ -99,8 +101,8 @@ impl Maker<'_> {
     /// The call over all tokens of all heads, if they see anything.
     fn everywhere(&self, also: &Pattern) -> Result<Option<Part>> {
         let Sizes { queries, keys, heads, key_heads, .. } = self.sizes;
-        let layout = Layout::compile(&(self.within.clone() & also.clone()), &self.shape())?;
-        let weight = layout.counts()?.active_blocks() as usize * heads;
+        let layout = self.compile(&(self.within.clone() & also.clone()), &self.shape())?;
+        let weight = self.blocks(&layout)? * heads;
         let all = |count| Steps { first: 0, step: 1, count };
         let select = |tokens, heads| Selection {
             entry: 0,
@@ -141,7 +143,7 @@ impl Maker<'_> {
                 let mut weight = 0;
                 for entry in 0..group.len() {
                     for head in 0..patterns.len() {
-                        weight += layouts.get(entry, head).counts()?.active_blocks() as usize;
+                        weight += self.blocks(layouts.get(entry, head))?;
                     }
                 }
                 if weight == 0 {
@@ -248,6 +250,15 @@ impl Maker<'_> {
         Shape::new(queries as u64, keys as u64).query_offset(self.query_offset)
     }
 
+    fn compile(&self, pattern: &Pattern, shape: &Shape) -> Result<Layout> {
+        Ok(Layout::compile_with(pattern, shape, |_, _| self.monitor.flow())?)
+    }
+
+    /// Active blocks of a layout.
+    fn blocks(&self, layout: &Layout) -> Result<usize> {
+        Ok(layout.counts_with(|_, _| self.monitor.flow())?.active_blocks() as usize)
+    }
+
     /// A layout for every stretch and head.
     fn layouts(&self, stretches: &[Stretch], patterns: &[Pattern]) -> Result<LayoutSet> {
         let shape = self.shape();
@@ -261,11 +272,12 @@ impl Maker<'_> {
             for (head, pattern) in patterns.iter().enumerate() {
                 let layout = match patterns[..head].iter().position(|earlier| earlier == pattern) {
                     Some(known) => layouts[own + known].clone(),
-                    None => Arc::new(Layout::compile(pattern, &shape)?),
+                    None => Arc::new(self.compile(pattern, &shape)?),
                 };
                 layouts.push(layout);
             }
         }
-        Ok(LayoutSet::new(stretches.len(), patterns.len(), layouts)?)
+        let (entries, heads) = (stretches.len(), patterns.len());
+        Ok(LayoutSet::new_with(entries, heads, layouts, |_, _| self.monitor.flow())?)
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Only the thread that made the call runs its hook. The other threads read a flag.
 
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread::ThreadId;
@@ -96,6 +97,11 @@ impl<'h> Monitor<'h> {
             }
         }
         self.is_stopped()
+    }
+
+    /// Polls, as a hook of `longspan_pattern`.
+    pub(crate) fn flow(&self) -> ControlFlow<()> {
+        if self.poll() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 
     /// Polls; an error if the call is to stop.

@@ -31,12 +31,13 @@ impl<'a, E: Element + Pod> Forward<'a, E> {
         works: &'a Works,
         inputs: Inputs<'a, E>,
         before: Option<State>,
+        hook: Hook<'_>,
     ) -> Result<Self> {
         let schedule = &works.schedule;
         let dims = works.problem.output_dims(inputs.q.dims().tokens);
         let state = match before {
             Some(mut before) if before.dims() == dims => {
-                before.clear();
+                works.kernels.clear_state(&mut before, hook)?;
                 before
             }
             _ => State::empty(dims)?,
