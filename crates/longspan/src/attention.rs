@@ -291,10 +291,7 @@ impl Attention {
         monitor: &Monitor<'_>,
     ) -> Result<()> {
         let dims = check::inputs(&self.options, &self.layouts, &inputs)?;
-        check::like("dout", &dout, dims.output())?;
-        check::rows("lse", rows.lse.len(), dims.output())?;
-        check::optional_rows("lse_rest", rows.lse_rest, dims.output())?;
-        check::rows("delta", rows.delta.len(), dims.output())?;
+        check::statistics(&dout, &rows, dims.output())?;
         let read = [
             ("dout", dout.memory()),
             ("lse", Memory::of(rows.lse)),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use longspan_pattern::Layout;
 
-use crate::arguments::{Arrived, GradientsMut, Inputs, OutputMut};
+use crate::arguments::{Arrived, GradientsMut, Inputs, OutputMut, RowStatistics};
 use crate::attention::Layouts;
 use crate::element::Element;
 use crate::error::{Error, Result};
@@ -136,16 +136,20 @@ pub(crate) fn optional_rows(what: &'static str, list: Option<&[f32]>, dims: Dims
 
 pub(crate) fn output<E: Element>(inputs: &Inputs<'_, E>, output: &OutputMut<'_, E>) -> Result<()> {
     let (q, v) = (inputs.q.dims(), inputs.v.dims());
-    let dims = Dims { dim: v.dim, ..q };
-    same("out", output.out.dims(), dims)?;
-    rows("lse", output.lse.len(), dims)?;
-    optional_rows("lse_rest", output.lse_rest.as_deref(), dims)?;
+    output_dims(output, Dims { dim: v.dim, ..q })?;
     let outputs = [
         ("out", output.out.memory()),
         ("lse", Memory::of(output.lse)),
         ("lse_rest", Memory::of(output.lse_rest.as_deref().unwrap_or_default())),
     ];
     apart(&outputs, inputs, &[])
+}
+
+/// Whether an output has these dims.
+pub(crate) fn output_dims<E: Element>(output: &OutputMut<'_, E>, dims: Dims) -> Result<()> {
+    same("out", output.out.dims(), dims)?;
+    rows("lse", output.lse.len(), dims)?;
+    optional_rows("lse_rest", output.lse_rest.as_deref(), dims)
 }
 
 pub(crate) fn state(sizes: &Sizes, state: &State) -> Result<()> {
@@ -158,6 +162,17 @@ pub(crate) fn gradients<E: Element, G: Element>(
     read: &[Named],
     gradients: &GradientsMut<'_, G>,
 ) -> Result<()> {
+    gradient_dims(inputs, gradients)?;
+    let GradientsMut { dq, dk, dv } = gradients;
+    let outputs = [("dq", dq.memory()), ("dk", dk.memory()), ("dv", dv.memory())];
+    apart(&outputs, inputs, read)
+}
+
+/// Whether gradients have the shapes of their tensors.
+pub(crate) fn gradient_dims<E: Element, G: Element>(
+    inputs: &Inputs<'_, E>,
+    gradients: &GradientsMut<'_, G>,
+) -> Result<()> {
     let (q, k, v) = (inputs.q.dims(), inputs.k.dims(), inputs.v.dims());
     let GradientsMut { dq, dk, dv } = gradients;
     for (tensor, got, expected) in
@@ -168,8 +183,19 @@ pub(crate) fn gradients<E: Element, G: Element>(
         axis(tensor, "heads", got.heads, expected.heads, "as its tensor")?;
         axis(tensor, "head dim", got.dim, expected.dim, "as its tensor")?;
     }
-    let outputs = [("dq", dq.memory()), ("dk", dk.memory()), ("dv", dv.memory())];
-    apart(&outputs, inputs, read)
+    Ok(())
+}
+
+/// Whether what a backward pass adds the gradients of has the dims of the output.
+pub(crate) fn statistics<E: Element>(
+    dout: &View<'_, E>,
+    statistics: &RowStatistics<'_>,
+    dims: Dims,
+) -> Result<()> {
+    like("dout", dout, dims)?;
+    rows("lse", statistics.lse.len(), dims)?;
+    optional_rows("lse_rest", statistics.lse_rest, dims)?;
+    rows("delta", statistics.delta.len(), dims)
 }
 
 /// Whether what is written shares memory with nothing else, read or written.
@@ -203,3 +229,6 @@ pub(crate) fn arrived<E: Element>(arrived: &Arrived<'_, E>, dims: Dims) -> Resul
         ("dlse", Memory::of(arrived.dlse.unwrap_or_default())),
     ])
 }
+
+#[cfg(test)]
+mod tests;

@@ -32,7 +32,11 @@ pub(crate) mod sealed {
 
     /// Passes over tensors of one element type. They are compiled here, once, not wherever they are
     /// called.
-    pub trait Sealed: Sized {
+    ///
+    /// # Safety
+    ///
+    /// [`Element::TYPE`](super::Element::TYPE) must name this very type: pointers are cast by it.
+    pub unsafe trait Sealed: Sized {
         #[expect(private_interfaces, reason = "nobody outside can call it")]
         fn forward(pass: ForwardPass<'_, '_, Self>) -> Result<()>;
 
@@ -59,18 +63,21 @@ pub(crate) mod sealed {
     }
 
     #[expect(private_interfaces, reason = "as the trait")]
-    impl Sealed for f32 {
+    // SAFETY: `TYPE` is `F32`.
+    unsafe impl Sealed for f32 {
         passes!();
     }
 
     #[expect(private_interfaces, reason = "as the trait")]
-    impl Sealed for half::f16 {
+    // SAFETY: `TYPE` is `F16`.
+    unsafe impl Sealed for half::f16 {
         passes!();
     }
 
     #[expect(private_interfaces, reason = "as the trait")]
     #[cfg_attr(target_arch = "x86_64", expect(private_bounds, reason = "as the trait"))]
-    impl Sealed for half::bf16 {
+    // SAFETY: `TYPE` is `Bf16`.
+    unsafe impl Sealed for half::bf16 {
         passes!();
 
         #[cfg(target_arch = "x86_64")]
@@ -184,7 +191,8 @@ impl FromStr for ElementType {
 /// `S::WIDTH` of them must be readable.
 #[inline(always)]
 pub(crate) unsafe fn load<E: Element, S: Simd>(simd: S, from: *const E) -> S::F {
-    // SAFETY: the caller says so; half types are 16 bits.
+    // SAFETY: `Sealed` demands that `TYPE` names `E`, whose bits are then 32 or 16 wide, and this function
+    // that a vector of them is readable.
     unsafe {
         match E::TYPE {
             ElementType::F32 => simd.load(from.cast()),
@@ -201,7 +209,7 @@ pub(crate) unsafe fn load<E: Element, S: Simd>(simd: S, from: *const E) -> S::F 
 /// `2 · S::WIDTH` of them must be readable.
 #[inline(always)]
 pub(crate) unsafe fn load_pairs<E: Element, S: Simd>(simd: S, from: *const E) -> [S::F; 2] {
-    // SAFETY: the caller says so; half types are 16 bits.
+    // SAFETY: as in `load`, for two vectors that follow each other.
     unsafe {
         match E::TYPE {
             ElementType::Bf16 => simd.load_bf16_pairs(from.cast()),
@@ -228,7 +236,7 @@ pub(crate) fn paired<E: Element, S: Simd>(index: usize) -> usize {
 /// `S::WIDTH` of them must be writable.
 #[inline(always)]
 pub(crate) unsafe fn store<E: Element, S: Simd>(simd: S, to: *mut E, x: S::F) {
-    // SAFETY: the caller says so; half types are 16 bits.
+    // SAFETY: as in `load`, for a vector that is writable.
     unsafe {
         match E::TYPE {
             ElementType::F32 => simd.store(to.cast(), x),

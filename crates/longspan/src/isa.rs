@@ -1,5 +1,8 @@
 //! Which instruction set the kernels use.
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod features;
+
 use std::fmt;
 use std::str::FromStr;
 
@@ -54,25 +57,53 @@ impl Isa {
         match self {
             Isa::Portable => true,
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => {
-                is_x86_feature_detected!("avx2")
-                    && is_x86_feature_detected!("fma")
-                    && is_x86_feature_detected!("f16c")
-            }
+            Isa::Avx2 => features::avx2!(detected),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => {
-                is_x86_feature_detected!("avx512f")
-                    && is_x86_feature_detected!("avx512dq")
-                    && is_x86_feature_detected!("avx512vl")
-                    && is_x86_feature_detected!("avx512bw")
-                    && Isa::Avx2.is_available()
-            }
+            Isa::Avx512 => features::avx512!(detected),
             #[cfg(target_arch = "x86_64")]
             Isa::Amx => crate::tile::amx_is_available(),
+            // Part of every target that `simd::Neon` compiles for.
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => true,
             #[allow(unreachable_patterns)]
             _ => false,
+        }
+    }
+
+    /// The CPU features that its kernels are compiled for, and whether this CPU has each of them. `None`
+    /// where it is an instruction set of another architecture.
+    ///
+    /// A CPU may have all that [`Isa::Amx`] needs, and a system that doesn't let the process use it.
+    ///
+    /// ```
+    /// use longspan::Isa;
+    ///
+    /// for (feature, has) in Isa::Avx2.features().unwrap_or_default() {
+    ///     println!("{feature}: {has}");
+    /// }
+    /// ```
+    pub fn features(self) -> Option<Vec<(&'static str, bool)>> {
+        match self {
+            Isa::Portable => Some(Vec::new()),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => Some(features::avx2!(named).into()),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => Some(features::avx512!(named).into()),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => {
+                let mut all = Isa::Avx512.features()?;
+                let others = features::amx!(named).into_iter().chain(crate::tile::amx_unit());
+                for feature in others {
+                    if !all.contains(&feature) {
+                        all.push(feature);
+                    }
+                }
+                Some(all)
+            }
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => Some(vec![("neon", true)]),
+            #[allow(unreachable_patterns)]
+            _ => None,
         }
     }
 

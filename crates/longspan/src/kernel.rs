@@ -29,10 +29,11 @@ pub(crate) struct Raw<E = f32> {
     pub(crate) strides: Strides,
 }
 
-// SAFETY: kernels write disjoint parts, and only of tensors that came as `ViewMut`.
-unsafe impl<E> Send for Raw<E> {}
+// SAFETY: a `Raw` is an address. Whatever reads or writes there is an `unsafe` block of its own, which has
+// to prove that the element may be read or written by its thread.
+unsafe impl<E: Send> Send for Raw<E> {}
 // SAFETY: as above.
-unsafe impl<E> Sync for Raw<E> {}
+unsafe impl<E: Sync> Sync for Raw<E> {}
 
 impl<E: Copy> Raw<E> {
     pub(crate) fn read(view: &View<'_, E>) -> Self {
@@ -47,12 +48,12 @@ impl<E: Copy> Raw<E> {
     ///
     /// # Safety
     ///
-    /// The indices must be in the tensor.
+    /// `first` and the strides must be those of a tensor that is still borrowed, with these indices.
     #[inline(always)]
     pub(crate) unsafe fn head(self, entry: usize, head: usize, token: usize) -> Strided<E> {
         let Strides { batch, tokens, heads, dim } = self.strides;
         let offset = entry as isize * batch + head as isize * heads + token as isize * tokens;
-        // SAFETY: the caller says that it is in the tensor.
+        // SAFETY: an element that is in the tensor is in its allocation.
         let first = unsafe { self.first.offset(offset) };
         Strided { first, row: tokens, column: dim }
     }

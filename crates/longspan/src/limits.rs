@@ -86,7 +86,7 @@ fn rounds_a_second(threads: NonZeroUsize, round: &(dyn Fn() + Sync)) -> f64 {
 pub fn read_bandwidth<E: Element>(data: &[E], threads: NonZeroUsize) -> f64 {
     const CHUNK: usize = 1 << 18;
     // What the bits mean doesn't matter to reading.
-    // SAFETY: elements are numbers without padding, and any bits are an f32.
+    // SAFETY: `Element` is sealed; f32, bf16 and f16 have no padding, and any 32 bits are an f32.
     let (_, words, _) = unsafe { data.align_to::<f32>() };
     let chunks = Mutex::new(words.chunks(CHUNK));
     let start = Instant::now();
@@ -119,7 +119,8 @@ impl WithSimd for Multiply {
     type Output = f32;
 
     fn with<S: Simd>(self, simd: S) -> f32 {
-        simd.call(self)
+        // SAFETY: `Multiply` has no condition.
+        unsafe { simd.call(self) }
     }
 }
 
@@ -127,7 +128,7 @@ impl Operation for Multiply {
     type Output = f32;
 
     #[inline(always)]
-    fn eval<S: Simd>(self, simd: S) -> f32 {
+    unsafe fn eval<S: Simd>(self, simd: S) -> f32 {
         let x = simd.splat(self.0);
         let mut sums = [x; SUMS];
         for _ in 0..STEPS {
@@ -145,7 +146,8 @@ impl WithSimd for Read<'_> {
     type Output = f32;
 
     fn with<S: Simd>(self, simd: S) -> f32 {
-        simd.call(self)
+        // SAFETY: `Read` has no condition.
+        unsafe { simd.call(self) }
     }
 }
 
@@ -153,11 +155,11 @@ impl Operation for Read<'_> {
     type Output = f32;
 
     #[inline(always)]
-    fn eval<S: Simd>(self, simd: S) -> f32 {
+    unsafe fn eval<S: Simd>(self, simd: S) -> f32 {
         let mut sums = [simd.splat(0.0); SUMS];
         for chunk in self.0.chunks_exact(SUMS * S::WIDTH) {
             for (n, sum) in sums.iter_mut().enumerate() {
-                // SAFETY: the chunk has SUMS vectors.
+                // SAFETY: `chunks_exact` gives SUMS vectors, of which this is number `n`.
                 *sum = simd.add(*sum, unsafe { simd.load(chunk.as_ptr().add(n * S::WIDTH)) });
             }
         }
@@ -173,7 +175,7 @@ fn first<S: Simd>(simd: S, sums: [S::F; SUMS]) -> f32 {
     for sum in sums {
         total = simd.add(total, sum);
     }
-    // SAFETY: no vector has more lanes.
+    // SAFETY: `lanes` has `WIDEST` numbers, and no vector is wider.
     unsafe { simd.store(lanes.as_mut_ptr(), total) };
     lanes[0]
 }
@@ -196,7 +198,8 @@ mod tiles {
     pub(super) fn multiply() {
         let ones = [half::bf16::ONE; 512];
         let _session = Amx::new().session();
-        // SAFETY: the session configured the registers; 16 rows of 64 bytes are read.
+        // SAFETY: the session has configured the registers of this thread, and ends below. A tile is 16
+        // rows of 64 bytes, 64 apart: the 1,024 bytes of `ones`. `STEPS` isn't 0, so that the loop ends.
         unsafe {
             asm!(
                 "tileloadd tmm6, [{ones} + {row}]",

@@ -131,6 +131,11 @@ pub(crate) fn forward<E: Element>(
     monitor: &Monitor<'_>,
 ) -> Result<()> {
     let call = Call::new(options, layouts, inputs, monitor)?;
+    let dims = call.sizes.output();
+    match &rows {
+        Rows::Finish(output) => check::output_dims(output, dims)?,
+        Rows::Extend(state) => check::same("the state", state.dims(), dims)?,
+    }
     let mut space = options.workspaces.take();
     let result = E::forward(ForwardPass { call: &call, rows, space: &mut space });
     options.workspaces.put(space);
@@ -189,13 +194,17 @@ impl<E: Element> Pass<E> for ForwardPass<'_, '_, E> {
             };
             let _session = tiles.session();
             let mut masks = stream.layout.masks_in(std::mem::take(&mut scratch.mask));
-            // SAFETY: the call was checked against the layouts; units have rows of their own.
+            // SAFETY: `check::inputs` has found the sizes of all layouts in the tensors and heads that
+            // fit, `check::tensors` head dims from 1 on, and `forward` those sizes in the target; they
+            // are borrowed for the call. `Plan::forward` gives each row to one unit, or to the parts of
+            // one cut, which have rows of `parts` each. The session is this thread's.
             unsafe { kernel.rows(&stream, unit, target, &mut masks, scratch, call.monitor) };
             scratch.mask = masks.into_words();
         })?;
         for cut in &plan.cuts {
             let stream = call.stream(plan, cut.stream);
-            // SAFETY: all units are done; each cut has rows of its own.
+            // SAFETY: `each` returns when all units are done, so that no other thread uses the rows; they
+            // are in the target and in `parts` as above.
             unsafe { join(&stream, cut, parts, target) };
         }
         Ok(())
@@ -208,13 +217,18 @@ fn part_states(arena: &mut Arena, rows: usize, dim: usize) -> RawState {
     // One row after the other, whatever entry and head it is of.
     let list =
         |first, tokens| Raw { first, strides: Strides { batch: 0, heads: 0, tokens, dim: 1 } };
-    // SAFETY: the three lists add up to the room.
+    // SAFETY: the room is `rows` maxima, `rows` totals and `rows · dim` sums.
     let (totals, sums) = unsafe { (first.add(rows), first.add(2 * rows)) };
     let sums = list(sums, dim as isize);
     RawState { maxima: list(first, 1), totals: list(totals, 1), sums, dim }
 }
 
 /// Merges the states of a row's parts, in the order of their columns, into its target.
+///
+/// # Safety
+///
+/// `parts` must have the rows of the cut and `target` those of its row of blocks and heads, as wide, and
+/// nothing else read or write either.
 unsafe fn join<E: Element>(
     stream: &Stream<'_>,
     cut: &crate::plan::Cut,
@@ -226,7 +240,9 @@ unsafe fn join<E: Element>(
     for lane in 0..cut.lanes as usize {
         let (head, token) = (stream.heads[lane / tokens] as usize, token + lane % tokens);
         let part = |part: u32| cut.first as usize + part as usize * cut.lanes as usize + lane;
-        // SAFETY: rows of parts and of the target belong to this cut alone.
+        // SAFETY: lanes are below those of the cut, so that this function demands their rows. A row of
+        // `into` is never the `other` one: it is the target's, or the first part's with `other` from 1
+        // on.
         unsafe {
             let start = if matches!(target, Target::Extend(_)) { 0 } else { 1 };
             let into = |parts: RawState| match target {
@@ -264,6 +280,8 @@ pub(crate) fn backward<E: Element>(
     monitor: &Monitor<'_>,
 ) -> Result<()> {
     let call = Call::new(options, layouts, inputs, monitor)?;
+    check::statistics(&dout, &rows, call.sizes.output())?;
+    check::gradient_dims(inputs, &gradients)?;
     let mut space = options.workspaces.take();
     let pass =
         BackwardPass { call: &call, dout: Raw::read(&dout), rows, gradients, space: &mut space };
@@ -305,7 +323,7 @@ pub(crate) fn clear<E: Element>(
 ) -> Result<()> {
     let (dims, raw) = (view.dims(), Raw::write(view));
     each_row(dims, workers, monitor, &|entry, head, token| {
-        // SAFETY: the view has these rows, and each is cleared once.
+        // SAFETY: `each_row` gives each row of the view's dims to one thread, once; the view is exclusive.
         unsafe {
             let row = raw.head(entry, head, token);
             if row.column == 1 {
@@ -341,7 +359,8 @@ pub(crate) fn round<E: Element>(
             each_row(dims, workers, monitor, &|entry, head, token| {
                 let row = (entry * dims.heads + head) * dims.tokens + token;
                 let from = &sums[row * dims.dim..][..dims.dim];
-                // SAFETY: the view has these rows, and each is written once.
+                // SAFETY: `each_row` gives each row of the view's dims to one thread, once; the view is
+                // exclusive, and `from` as long as a row.
                 unsafe { simd.call(Narrow { from, to: raw.head(entry, head, token) }) }
             })
         }
@@ -352,7 +371,8 @@ pub(crate) fn round<E: Element>(
 }
 
 /// Makes outputs and log-sum-exps of partial softmaxes: `lse` holds each row's maximum and `rests`
-/// its total, both replaced. Sums lie in `out` itself where there are no others.
+/// its total, both replaced. Sums lie in `out` itself where there are no others: it must then be f32,
+/// with the numbers of a row side by side.
 pub(crate) fn finish<E: Element>(
     options: &Options,
     sums: Option<&mut [f32]>,
@@ -363,14 +383,23 @@ pub(crate) fn finish<E: Element>(
 ) -> Result<()> {
     let (dims, order) = (out.dims(), Order::BatchHeadTokenDim);
     let mut sums = sums;
-    let raw = match &mut sums {
-        Some(sums) => Raw::write(&mut ViewMut::new(sums, dims, order)?),
-        None => Raw { first: out.as_mut_ptr().cast::<f32>(), strides: out.strides() },
+    let in_place = match sums {
+        Some(_) => None,
+        None => out.reborrow().into_f32().ok().filter(|out| out.strides().dim == 1),
+    };
+    let raw = match in_place {
+        Some(mut out) => Raw::write(&mut out),
+        None => {
+            let sums = sums.as_deref_mut().unwrap_or_default();
+            Raw::write(&mut ViewMut::new(sums, dims, order)?)
+        }
     };
     let list = |list| ViewMut::new(list, Dims { dim: 1, ..dims }, order);
     let lists = [Raw::write(&mut list(lse)?), Raw::write(&mut list(rests)?)];
     each_row(dims, options.workers()?, monitor, &|entry, head, token| {
-        // SAFETY: all of them have these rows, and each is written once.
+        // SAFETY: `each_row` gives each row of `dims` to one thread, once. `ViewMut::new` has found lists
+        // of a number per row, and sums of `dims` side by side; so are those of `out` where they are
+        // taken from it. All are exclusive.
         unsafe {
             let [lse, rest] = lists.map(|list| list.head(entry, head, token).first.cast_mut());
             let finished = crate::state::finish(*lse, *rest);
@@ -384,6 +413,10 @@ pub(crate) fn finish<E: Element>(
 }
 
 /// Writes a row of f32, rounded.
+///
+/// # Safety
+///
+/// As many elements of row 0 must be writable as `from` has, and no part of it.
 struct Narrow<'a, E> {
     from: &'a [f32],
     to: Strided<E>,
@@ -393,10 +426,11 @@ impl<E: Element> Operation for Narrow<'_, E> {
     type Output = ();
 
     #[inline(always)]
-    fn eval<S: Simd>(self, simd: S) {
+    unsafe fn eval<S: Simd>(self, simd: S) {
         let Narrow { from, to } = self;
         let whole = if to.column == 1 { from.len() / S::WIDTH * S::WIDTH } else { 0 };
-        // SAFETY: whoever makes the operation vouches for the row.
+        // SAFETY: `at` is below the length of `from`, a vector's end too, and the type demands as many of
+        // the row; vectors are only stored where its elements lie side by side.
         unsafe {
             for at in (0..whole).step_by(S::WIDTH) {
                 let x = simd.load(from.as_ptr().add(at));
@@ -417,13 +451,15 @@ pub(crate) fn deltas<E: Element>(
     monitor: &Monitor<'_>,
 ) -> Result<()> {
     let dims = arrived.out.dims();
+    assert_eq!((arrived.dout.dims(), deltas.len()), (dims, dims.rows()), "dims of the output");
     let (out, dout) = (Raw::read(&arrived.out), Raw::read(&arrived.dout));
     let mut deltas = ViewMut::new(deltas, Dims { dim: 1, ..dims }, Order::BatchHeadTokenDim)?;
     let deltas = Raw::write(&mut deltas);
     each_row(dims, workers, monitor, &|entry, head, token| {
         let row = (entry * dims.heads + head) * dims.tokens + token;
         let dlse = arrived.dlse.map_or(0.0, |dlse| f64::from(dlse[row]));
-        // SAFETY: all of them have these rows, and each is written once.
+        // SAFETY: both tensors have these dims, and there are as many deltas as rows: asserted. `each_row`
+        // gives each row to one thread, once.
         unsafe {
             let sum = dot(out.head(entry, head, token), dout.head(entry, head, token), dims.dim);
             *deltas.head(entry, head, token).first.cast_mut() = (sum - dlse) as f32;
@@ -432,9 +468,13 @@ pub(crate) fn deltas<E: Element>(
 }
 
 /// Σ a · b over the first `len` columns of two rows.
+///
+/// # Safety
+///
+/// Both must be readable.
 unsafe fn dot<E: Element>(a: Strided<E>, b: Strided<E>, len: usize) -> f64 {
     let wide = |x: E| f64::from(x.to_f32());
-    // SAFETY: the caller says that both rows have so many columns.
+    // SAFETY: columns are below `len`, and slices are only made where they lie side by side.
     unsafe {
         if a.column == 1 && b.column == 1 {
             let a = std::slice::from_raw_parts(a.first, len);

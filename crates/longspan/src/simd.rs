@@ -1,8 +1,10 @@
 //! Vectors of f32, whatever the instruction set.
 //!
 //! An instruction set is a zero-sized token, [`Simd`], which can only be had where the CPU has the
-//! set: holding one is the proof that its instructions may run. What is worth vectorising is an
-//! [`Operation`]: a struct of its parameters whose `eval` is written once, over any token.
+//! set: holding one is the proof that its instructions may run. What is worth vectorizing is an
+//! [`Operation`]: a struct of its parameters whose `eval` is written once, over any token. Parameters
+//! are mostly pointers and sizes; what has to hold of them stands in the `# Safety` section of the
+//! struct, and the `unsafe` block that runs the operation proves it.
 //!
 //! ```text
 //! simd.call(operation)  →  fn with #[target_feature]  →  operation.eval(simd), inlined into it
@@ -40,20 +42,31 @@ pub(crate) trait Operation {
     type Output;
 
     /// Does it. Implementations are `#[inline(always)]`.
-    fn eval<S: Simd>(self, simd: S) -> Self::Output;
+    ///
+    /// # Safety
+    ///
+    /// The fields must be as the `# Safety` section of the implementing type says; a type without one
+    /// has no condition.
+    unsafe fn eval<S: Simd>(self, simd: S) -> Self::Output;
 }
 
 /// A token of an instruction set, and what its vectors can do.
 ///
 /// What NaN does is the same everywhere: [`max`](Self::max) and [`min`](Self::min) give their
 /// second argument where either is NaN.
-pub(crate) trait Simd: Copy + Send + Sync + 'static {
+///
+/// # Safety
+///
+/// A value of the type exists only where the CPU has the instructions that its methods use. `WIDTH` is
+/// a power of two, at most [`WIDEST`]. Methods that take pointers read and write the `WIDTH` numbers
+/// (or pairs, or square) that their documentation names, and no others.
+pub(crate) unsafe trait Simd: Copy + Send + Sync + 'static {
     /// A vector of f32.
     type F: Copy;
     /// A choice for each lane.
     type M: Copy;
 
-    /// Numbers a vector; divides [`LANES`].
+    /// Numbers per vector; divides [`LANES`].
     const WIDTH: usize;
     /// Vector registers: decides the shape of a register tile.
     const REGISTERS: usize;
@@ -63,7 +76,11 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     const FUSED: bool = true;
 
     /// Runs an operation as a function compiled for this instruction set.
-    fn call<O: Operation>(self, operation: O) -> O::Output;
+    ///
+    /// # Safety
+    ///
+    /// That of the operation's [`eval`](Operation::eval).
+    unsafe fn call<O: Operation>(self, operation: O) -> O::Output;
 
     /// Every lane the same.
     fn splat(self, x: f32) -> Self::F;
@@ -71,7 +88,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     ///
     /// # Safety
     ///
-    /// They must be readable.
+    /// `WIDTH` numbers must be readable.
     unsafe fn load(self, from: *const f32) -> Self::F;
     /// Writes `WIDTH` numbers, aligned or not.
     ///
@@ -86,7 +103,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// They must be readable.
     #[inline(always)]
     unsafe fn load_bf16(self, from: *const u16) -> Self::F {
-        // SAFETY: the caller's.
+        // SAFETY: both demand that `WIDTH` numbers are readable.
         unsafe { widen(self, from, |bits| bf16::from_bits(bits).to_f32()) }
     }
     /// `2 · WIDTH` bf16 numbers: those at even places, and those at odd ones. A pair is 32 bits, so
@@ -99,11 +116,11 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     unsafe fn load_bf16_pairs(self, from: *const u16) -> [Self::F; 2] {
         let mut numbers = [[0.0; WIDEST]; 2];
         for index in 0..2 * Self::WIDTH {
-            // SAFETY: the caller's.
+            // SAFETY: `index` is below `2 · WIDTH`, and so many are readable.
             let bits = unsafe { *from.add(index) };
             numbers[index % 2][index / 2] = bf16::from_bits(bits).to_f32();
         }
-        // SAFETY: no vector is wider.
+        // SAFETY: both arrays have `WIDEST` numbers, and no vector is wider.
         unsafe { [self.load(numbers[0].as_ptr()), self.load(numbers[1].as_ptr())] }
     }
     /// Writes `WIDTH` bf16 numbers, the nearest ones.
@@ -113,7 +130,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// They must be writable.
     #[inline(always)]
     unsafe fn store_bf16(self, to: *mut u16, x: Self::F) {
-        // SAFETY: the caller's.
+        // SAFETY: both demand that `WIDTH` numbers are writable.
         unsafe { narrow(self, to, x, |x| bf16::from_f32(x).to_bits()) }
     }
     /// Writes `WIDTH` pairs of bf16 numbers, one of `low` before one of `high`: the nearest ones, away
@@ -125,7 +142,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     unsafe fn store_pairs_bf16(self, to: *mut u16, low: Self::F, high: Self::F) {
-        // SAFETY: the caller's.
+        // SAFETY: `2 · WIDTH` numbers are writable; these are the even ones and the odd ones.
         unsafe {
             narrow_by(self, to, 2, low, upper_half);
             narrow_by(self, to.add(1), 2, high, upper_half);
@@ -139,7 +156,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     unsafe fn store_two_bf16(self, to: *mut u16, low: Self::F, high: Self::F) {
-        // SAFETY: the caller's.
+        // SAFETY: `2 · WIDTH` numbers are writable; these are the first half and the second.
         unsafe {
             narrow_by(self, to, 1, low, upper_half);
             narrow_by(self, to.add(Self::WIDTH), 1, high, upper_half);
@@ -152,7 +169,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// They must be readable.
     #[inline(always)]
     unsafe fn load_f16(self, from: *const u16) -> Self::F {
-        // SAFETY: the caller's.
+        // SAFETY: both demand that `WIDTH` numbers are readable.
         unsafe { widen(self, from, |bits| f16::from_bits(bits).to_f32()) }
     }
     /// Writes `WIDTH` f16 numbers, the nearest ones.
@@ -162,7 +179,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// They must be writable.
     #[inline(always)]
     unsafe fn store_f16(self, to: *mut u16, x: Self::F) {
-        // SAFETY: the caller's.
+        // SAFETY: both demand that `WIDTH` numbers are writable.
         unsafe { narrow(self, to, x, |x| f16::from_f32(x).to_bits()) }
     }
     /// `x + y`.
@@ -210,23 +227,25 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     }
     /// Asks for the cache line of a byte, which needn't exist; a hint.
     fn prefetch(self, at: *const u8);
-    /// Writes the transpose of a square of `WIDTH` numbers a side: row `i` of the source starts at
+    /// Writes the transpose of a square of `WIDTH` numbers per side: row `i` of the source starts at
     /// `from + i · from_row`, row `j` of the result at `to + j · to_row`.
     ///
     /// # Safety
     ///
-    /// All of both must be readable and writable; they must not overlap.
+    /// `WIDTH` numbers must be readable in each of the `WIDTH` rows of the source and writable in each
+    /// of those of the result, and none of them may be in both.
     unsafe fn transpose(self, from: *const f32, from_row: isize, to: *mut f32, to_row: isize);
     /// The sums of `WIDTH` vectors that lie one after the other: lane `i` has that of vector `i`.
     ///
     /// # Safety
     ///
-    /// They must be readable.
+    /// Their `WIDTH²` numbers must be readable.
     #[inline(always)]
     unsafe fn sums(self, vectors: *const f32) -> Self::F {
         let mut turned = [0.0_f32; WIDEST * WIDEST];
         let width = Self::WIDTH as isize;
-        // SAFETY: the caller's; a square holds any vector.
+        // SAFETY: `WIDTH²` numbers are readable at `vectors`; `turned`, which nothing else refers to, has
+        // `WIDEST²`, and no vector is wider.
         unsafe {
             self.transpose(vectors, width, turned.as_mut_ptr(), width);
             let mut sums = [self.splat(0.0); WIDEST];
@@ -246,24 +265,37 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
 }
 
 /// Half-precision numbers one by one, where there is no instruction for a vector of them.
+///
+/// # Safety
+///
+/// `S::WIDTH` numbers must be readable.
 #[inline(always)]
 unsafe fn widen<S: Simd>(simd: S, from: *const u16, number: impl Fn(u16) -> f32) -> S::F {
     let mut numbers = [0.0; WIDEST];
     for (index, to) in numbers[..S::WIDTH].iter_mut().enumerate() {
-        // SAFETY: the caller has a vector of them.
+        // SAFETY: `index` is below `S::WIDTH`, and so many are readable.
         *to = number(unsafe { *from.add(index) });
     }
-    // SAFETY: no vector is wider.
+    // SAFETY: `numbers` has `WIDEST`, and no vector is wider.
     unsafe { simd.load(numbers.as_ptr()) }
 }
 
+/// The reverse of [`widen`].
+///
+/// # Safety
+///
+/// `S::WIDTH` numbers must be writable.
 #[inline(always)]
 unsafe fn narrow<S: Simd>(simd: S, to: *mut u16, x: S::F, bits: impl Fn(f32) -> u16) {
-    // SAFETY: the caller has room for a vector of them.
+    // SAFETY: with a step of 1 these are the `S::WIDTH` numbers that are writable.
     unsafe { narrow_by(simd, to, 1, x, bits) }
 }
 
 /// Writes numbers as 16 bits each, `step` apart.
+///
+/// # Safety
+///
+/// `S::WIDTH` numbers, `step` apart, must be writable.
 #[inline(always)]
 unsafe fn narrow_by<S: Simd>(
     simd: S,
@@ -273,10 +305,10 @@ unsafe fn narrow_by<S: Simd>(
     bits: impl Fn(f32) -> u16,
 ) {
     let mut numbers = [0.0; WIDEST];
-    // SAFETY: no vector is wider.
+    // SAFETY: `numbers` has `WIDEST`, and no vector is wider.
     unsafe { simd.store(numbers.as_mut_ptr(), x) };
     for (index, &number) in numbers[..S::WIDTH].iter().enumerate() {
-        // SAFETY: the caller has room for a vector of them.
+        // SAFETY: `index` is below `S::WIDTH`, and so many are writable, `step` apart.
         unsafe { *to.add(step * index) = bits(number) };
     }
 }
@@ -304,10 +336,10 @@ pub(crate) fn dispatch<O: WithSimd>(isa: crate::isa::Isa, operation: O) -> O::Ou
     assert!(isa.is_available(), "{isa} on a CPU without it");
     match isa {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: checked above.
+        // SAFETY: the assertion above, for this `isa`.
         Isa::Avx2 => operation.with(unsafe { Avx2::new_unchecked() }),
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: checked above.
+        // SAFETY: the assertion above; `Isa::Amx` is only available where `Isa::Avx512` is.
         Isa::Avx512 | Isa::Amx => operation.with(unsafe { Avx512::new_unchecked() }),
         #[cfg(target_arch = "aarch64")]
         Isa::Neon => operation.with(Neon),

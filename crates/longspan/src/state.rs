@@ -216,7 +216,8 @@ impl<'a> StateMut<'a> {
         totals: &'a mut [f32],
         sums: ViewMut<'a, f32>,
     ) -> Result<Self> {
-        debug_assert!(sums.strides().dim == 1 || sums.dims().dim <= 1);
+        // `RawState::row` makes slices of them.
+        assert!(sums.strides().dim == 1 || sums.dims().dim <= 1, "numbers of a row side by side");
         let dims = Dims { dim: 1, ..sums.dims() };
         let rows = |list| ViewMut::new(list, dims, Order::BatchHeadTokenDim);
         Ok(StateMut { maxima: rows(maxima)?, totals: rows(totals)?, sums })
@@ -238,6 +239,11 @@ impl<'a> StateMut<'a> {
         }
     }
 
+    pub(crate) fn dims(&self) -> Dims {
+        self.sums.dims()
+    }
+
+    /// What kernels read and write: rows of `dims`, the numbers of each side by side.
     pub(crate) fn raw(&mut self) -> RawState {
         RawState {
             maxima: Raw::write(&mut self.maxima),
@@ -300,7 +306,8 @@ pub fn merge_outputs<E: Element>(
             + token as isize * strides.tokens;
         for dim in 0..dims.dim {
             let theirs = out.get(entry, token, head, dim).expect("dims are the same");
-            // SAFETY: the index lies within the view.
+            // SAFETY: `dims` are the view's, so that the index is in it; it is exclusive, and no other
+            // reference to its elements is alive.
             let at = unsafe { &mut *target.offset(offset + dim as isize * strides.dim) };
             *at = match mine == f32::NEG_INFINITY {
                 true => theirs,
@@ -384,9 +391,9 @@ impl RawState {
     ///
     /// # Safety
     ///
-    /// There must be such a row.
+    /// The three must be tensors that are still borrowed, with such a row.
     pub(crate) unsafe fn rows(self, entry: usize, head: usize, token: usize) -> [Strided; 3] {
-        // SAFETY: the caller says so.
+        // SAFETY: `head` has this function's condition, for each of the three.
         [self.maxima, self.totals, self.sums].map(|raw| unsafe { raw.head(entry, head, token) })
     }
 
@@ -394,9 +401,10 @@ impl RawState {
     ///
     /// # Safety
     ///
-    /// There must be such a row, and nobody else may use it.
+    /// That of [`rows`](Self::rows); `dim` numbers of a row of sums must lie side by side, and nothing
+    /// else read or write the row for as long as it is used.
     pub(crate) unsafe fn row<'a>(self, entry: usize, head: usize, token: usize) -> RowMut<'a> {
-        // SAFETY: the caller says so; the numbers of a row lie side by side.
+        // SAFETY: this function demands the row, of `dim` numbers side by side, for itself alone.
         unsafe {
             let [m, l, sums] = self.rows(entry, head, token).map(|rows| rows.first.cast_mut());
             (&mut *m, &mut *l, std::slice::from_raw_parts_mut(sums, self.dim))

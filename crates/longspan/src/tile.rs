@@ -18,7 +18,7 @@ mod amx;
 mod direct;
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) use self::amx::{Amx, is_available as amx_is_available};
+pub(crate) use self::amx::{Amx, is_available as amx_is_available, unit as amx_unit};
 pub(crate) use self::direct::Direct;
 use crate::element::Element;
 use crate::kernel::backward::differentiate::Differentiate;
@@ -42,11 +42,12 @@ impl<E: Copy> Strided<E> {
     ///
     /// # Safety
     ///
-    /// They must be in the matrix.
+    /// The number at that row and column must be in the allocation that the matrix lies in, or be the
+    /// one right behind it.
     #[inline(always)]
     pub(crate) unsafe fn at(self, row: usize, column: usize) -> Self {
         let offset = row as isize * self.row + column as isize * self.column;
-        // SAFETY: the caller says that it is in the matrix.
+        // SAFETY: the offset stays in the allocation, as this function demands.
         Strided { first: unsafe { self.first.offset(offset) }, ..self }
     }
 
@@ -57,7 +58,7 @@ impl<E: Copy> Strided<E> {
     }
 }
 
-/// A matrix of whole vectors a row.
+/// A matrix of whole vectors per row.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rows {
     /// The number at row 0, column 0.
@@ -71,10 +72,11 @@ impl Rows {
     ///
     /// # Safety
     ///
-    /// They must be in the matrix.
+    /// The number at that row and column must be in the allocation that the matrix lies in, or be the
+    /// one right behind it.
     #[inline(always)]
     pub(crate) unsafe fn at(self, row: usize, column: usize) -> Self {
-        // SAFETY: the caller says that it is in the matrix.
+        // SAFETY: the offset stays in the allocation, as this function demands.
         Rows { first: unsafe { self.first.add(row * self.row + column) }, ..self }
     }
 
@@ -185,7 +187,16 @@ pub(crate) struct Multiply<L, R> {
 ///
 /// An operand is made ready once and used many times, in parts too: keys and values of a stretch
 /// for all queries of a unit, queries for all stretches.
-pub(crate) trait Tiles: Copy + Send + Sync {
+///
+/// # Safety
+///
+/// [`left`](Self::left) writes no more than [`left_room`](Self::left_room) numbers of its room,
+/// [`right`](Self::right) and [`differentiate`](Self::differentiate) no more than
+/// [`right_room`](Self::right_room), and [`multiply`](Self::multiply) no more rows of a target than
+/// those of the product, rounded up to [`TARGET_ROWS`](Self::TARGET_ROWS). An operand that is used
+/// within its `m × k` or `k × n` numbers is read nowhere but in its matrix and its room. Kernels lay
+/// out their scratch by these numbers.
+pub(crate) unsafe trait Tiles: Copy + Send + Sync {
     /// What the caller's tensors hold.
     type Element: Element;
     /// The vectors that go with it.
@@ -203,7 +214,8 @@ pub(crate) trait Tiles: Copy + Send + Sync {
     /// Rows of a target come in multiples of this: the last ones hold nothing of use.
     const TARGET_ROWS: usize;
 
-    /// The most lanes of a stretch, and the most of its keys × lanes.
+    /// The most lanes of a stretch, and the most of its keys × lanes: whole vectors, up to
+    /// [`LANES`](crate::simd::LANES).
     const MOST_LANES: usize;
     const MOST_SCORES: usize;
 
@@ -232,7 +244,8 @@ pub(crate) trait Tiles: Copy + Send + Sync {
     ///
     /// # Safety
     ///
-    /// The matrix must be readable, and the room writable, for as long as the operand is used.
+    /// For as long as the operand is used, the matrix must be readable and not written, and
+    /// `left_room(m, k)` numbers of `room`, which share nothing with it, be its own.
     unsafe fn left(
         self,
         matrix: Strided<Self::Element>,
@@ -245,21 +258,24 @@ pub(crate) trait Tiles: Copy + Send + Sync {
     ///
     /// # Safety
     ///
-    /// They must be in it.
+    /// They must be in it, and multiples of [`GRAIN`](Self::GRAIN).
     unsafe fn part(left: Self::Left, row: usize, column: usize) -> Self::Left;
 
     /// Makes `matrix[k × n]` of scratch ready.
     ///
     /// # Safety
     ///
-    /// The matrix must be readable, and the room writable, for as long as the operand is used.
+    /// `n` must be a whole number of vectors. For as long as the operand is used, the matrix must be
+    /// readable and not written, and `right_room(k, n)` numbers of `room`, which share nothing with
+    /// it, be its own.
     unsafe fn right(self, matrix: Rows, k: usize, n: usize, room: *mut f32) -> Self::Right;
 
     /// What [`right`](Self::right) gave for the same arguments.
     ///
     /// # Safety
     ///
-    /// It must have been called, and the room be as it left it.
+    /// It must have been called, or [`differentiate`](Self::differentiate) with this room, and its
+    /// condition still hold.
     unsafe fn again(self, matrix: Rows, k: usize, n: usize, room: *mut f32) -> Self::Right;
 
     /// The part of an operand that starts at a row, and at a column that is a multiple of a
@@ -267,22 +283,28 @@ pub(crate) trait Tiles: Copy + Send + Sync {
     ///
     /// # Safety
     ///
-    /// They must be in it.
+    /// They must be in it, and the row a multiple of [`GRAIN`](Self::GRAIN).
     unsafe fn right_part(right: Self::Right, row: usize, column: usize) -> Self::Right;
 
     /// Multiplies.
     ///
     /// # Safety
     ///
-    /// The operands must be as large as `size` says, the target writable, and nothing of it shared
-    /// with the operands.
+    /// The operands must be ready (the conditions of [`left`](Self::left) and [`right`](Self::right)
+    /// still hold) and at least `m × k` and `k × n` large, `k` at least 1, `n` a whole number of
+    /// vectors. `n` numbers of `m` rows of the target, rounded up to
+    /// [`TARGET_ROWS`](Self::TARGET_ROWS), must be readable and writable by this thread alone and
+    /// shared with neither operand; there must be `n` factors where it is scaled. A
+    /// [`session`](Self::session) of this thread must be alive.
     unsafe fn multiply(self, work: Multiply<Self::Left, Self::Right>);
 
     /// Scores, softmax and sums of values, for one stretch after the other.
     ///
     /// # Safety
     ///
-    /// As [`multiply`](Self::multiply), for both products of each stretch.
+    /// That of [`multiply`](Self::multiply) for both products of each stretch, keys × lanes and value
+    /// dims × lanes; that of its [`Softmax`]; and `right_room(keys, lanes)` numbers of its room must be
+    /// its own. Stretches are asked for one after the other: what one of them writes, the next may read.
     unsafe fn attend<T: Transform>(self, stretches: impl Iterator<Item = Stretch<Self, T>>);
 
     /// The arithmetic between the products of the backward pass. Probabilities and gradients of
@@ -291,7 +313,9 @@ pub(crate) trait Tiles: Copy + Send + Sync {
     ///
     /// # Safety
     ///
-    /// The matrices of `work` must be as large as it says, and the rooms as large as their operands.
+    /// That of [`Differentiate`]; and the rooms must be this thread's own, `right_room` of the group's
+    /// queries × [`LANES`](crate::simd::LANES) and `left_room` of the group's queries × the slab's keys
+    /// large, with the tile inside.
     unsafe fn differentiate<T: Transform>(self, work: Differentiate<T>, rooms: Rooms);
 
     /// The gradients of products of all tiles of a slab of `k` keys, as an operand on the left.
@@ -299,7 +323,7 @@ pub(crate) trait Tiles: Copy + Send + Sync {
     /// # Safety
     ///
     /// [`differentiate`](Self::differentiate) must have been given this room for the tiles that are
-    /// used.
+    /// used, and nothing have written it or `products` since.
     unsafe fn differentiated(products: Rows, k: usize, room: *mut f32) -> Self::Left;
 }
 
@@ -316,7 +340,7 @@ pub(crate) struct Rooms {
     /// The tile's first query in the group and its first key in the slab, and how many these have.
     pub(crate) queries: (usize, usize),
     pub(crate) keys: (usize, usize),
-    /// Whether somebody reads the matrices afterwards.
+    /// Whether the matrices are read afterwards.
     pub(crate) keep: bool,
 }
 

@@ -230,7 +230,7 @@ pub struct View<'a, T> {
     memory: PhantomData<&'a [T]>,
 }
 
-// SAFETY: a view is a shared borrow of its elements.
+// SAFETY: a view is a shared borrow of its elements: `new` and `strided` take one, `from_raw` demands it.
 unsafe impl<T: Sync> Send for View<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T: Sync> Sync for View<'_, T> {}
@@ -285,7 +285,7 @@ impl<'a, T: Copy> View<'a, T> {
     /// The element at an index, if there is one.
     pub fn get(&self, batch: usize, token: usize, head: usize, dim: usize) -> Option<T> {
         let offset = offset(&self.extent, [batch, token, head, dim])?;
-        // SAFETY: the index lies within the extent, whose elements are readable.
+        // SAFETY: `offset` has found the index in the extent, whose elements a view may read.
         Some(unsafe { *self.first.offset(offset) })
     }
 
@@ -403,7 +403,8 @@ pub struct ViewMut<'a, T> {
     memory: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: a view is an exclusive borrow of its elements.
+// SAFETY: a view is an exclusive borrow of its elements: `new` and `strided` take one, `from_raw` demands
+// it.
 unsafe impl<T: Send> Send for ViewMut<'_, T> {}
 // SAFETY: nothing is written through a shared reference to it.
 unsafe impl<T: Sync> Sync for ViewMut<'_, T> {}
@@ -434,7 +435,7 @@ impl<'a, T: Copy> ViewMut<'a, T> {
     /// # Safety
     ///
     /// Every element of the extent must lie in one allocation, be initialised, and be neither
-    /// read nor written by anybody else for as long as the view lives. Longspan itself refuses
+    /// read nor written by anything else for as long as the view lives. Longspan itself refuses
     /// calls whose outputs overlap each other or an input.
     pub unsafe fn from_raw(first: *mut T, dims: Dims, strides: Strides) -> Result<Self> {
         let extent = Extent { dims, strides };
@@ -492,7 +493,8 @@ impl<'a, T: Copy> ViewMut<'a, T> {
         if len == 0 {
             return Some(&mut []);
         }
-        // SAFETY: so many elements from the first on are those of the view, each once.
+        // SAFETY: where strides are those of contiguous axes, the `len` elements from the first on are
+        // those of the view, each once, and the view is exclusive.
         axes(strides)
             .eq(axes(plain))
             .then(|| unsafe { std::slice::from_raw_parts_mut(self.first, len) })
@@ -511,7 +513,8 @@ impl<'a, T: Copy> ViewMut<'a, T> {
         }
         let row = offset(&self.extent, [batch, token, head, 0]).expect("a row of the view");
         for (dim, &number) in from.iter().enumerate() {
-            // SAFETY: the element lies within the extent, which is ours to write.
+            // SAFETY: `offset` has found the row in the extent, and `dim` is below its length; the view is
+            // exclusive.
             unsafe { *self.first.offset(row + dim as isize * strides.dim) = number };
         }
     }
@@ -525,15 +528,16 @@ impl<'a, T: Copy> ViewMut<'a, T> {
                     let row = batch as isize * strides.batch
                         + token as isize * strides.tokens
                         + head as isize * strides.heads;
-                    // SAFETY: the row lies within the extent, which is ours to write.
+                    // SAFETY: indices are below the dims, so that the row is in the extent.
                     let row = unsafe { self.first.offset(row) };
                     if strides.dim == 1 {
-                        // SAFETY: as above; its elements lie side by side.
+                        // SAFETY: the row is in the extent, its elements side by side; the view is
+                        // exclusive.
                         unsafe { std::slice::from_raw_parts_mut(row, dims.dim) }.fill(value);
                         continue;
                     }
                     for dim in 0..dims.dim {
-                        // SAFETY: as above.
+                        // SAFETY: as above, one by one.
                         unsafe { *row.offset(dim as isize * strides.dim) = value };
                     }
                 }

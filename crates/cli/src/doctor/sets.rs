@@ -55,45 +55,6 @@ pub(super) fn all(threads: NonZeroUsize) -> Result<Vec<Set>> {
         .collect()
 }
 
-/// What a CPU needs for an instruction set, and whether this one has it.
-fn features(isa: Isa) -> Option<Vec<(&'static str, bool)>> {
-    macro_rules! x86 {
-        ($($name:tt),*) => {{
-            #[cfg(target_arch = "x86_64")]
-            { Some(vec![$(($name, is_x86_feature_detected!($name))),*]) }
-            #[cfg(not(target_arch = "x86_64"))]
-            { None::<Vec<(&'static str, bool)>> }
-        }};
-    }
-    match isa {
-        Isa::Portable => Some(vec![]),
-        Isa::Avx2 => x86!("avx2", "fma", "f16c"),
-        Isa::Avx512 => {
-            x86!("avx512f", "avx512dq", "avx512vl", "avx512bw", "avx2", "fma", "f16c")
-        }
-        Isa::Amx => {
-            let mut all = features(Isa::Avx512)?;
-            all.extend(x86!("avx512bf16")?);
-            all.extend(amx_features());
-            Some(all)
-        }
-        Isa::Neon if cfg!(target_arch = "aarch64") => Some(vec![]),
-        _ => None,
-    }
-}
-
-/// What the CPU says of its matrix unit.
-fn amx_features() -> [(&'static str, bool); 2] {
-    #[cfg(target_arch = "x86_64")]
-    let bits = {
-        use std::arch::x86_64::{__cpuid, __cpuid_count};
-        if __cpuid(0).eax >= 7 { __cpuid_count(7, 0).edx } else { 0 }
-    };
-    #[cfg(not(target_arch = "x86_64"))]
-    let bits = 0_u32;
-    [("amx-tile", bits >> 24 & 1 == 1), ("amx-bf16", bits >> 22 & 1 == 1)]
-}
-
 /// The matrix unit of this machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -117,7 +78,7 @@ impl MatrixUnit {
 }
 
 fn has_all(isa: Isa) -> bool {
-    features(isa).is_some_and(|all| all.iter().all(|(_, has)| *has))
+    isa.features().is_some_and(|all| all.iter().all(|(_, has)| *has))
 }
 
 /// What computes with tensors of a type.
@@ -147,7 +108,7 @@ fn missing(isa: Isa) -> Option<String> {
     if isa.is_available() {
         return None;
     }
-    let Some(features) = features(isa) else {
+    let Some(features) = isa.features() else {
         return Some(format!("not an instruction set of {}", std::env::consts::ARCH));
     };
     let lacks: Vec<&str> = features.iter().filter(|(_, has)| !has).map(|(name, _)| *name).collect();

@@ -61,7 +61,7 @@ pub(crate) struct Backward<'a, X: Tiles, T> {
     pub(crate) tiles: X,
     pub(crate) transform: T,
     pub(crate) scale: f32,
-    /// A slope a query head; empty where the transform looks at none.
+    /// A slope per query head; empty where the transform looks at none.
     pub(crate) slopes: &'a [f32],
     pub(crate) q: Raw<X::Element>,
     pub(crate) k: Raw<X::Element>,
@@ -118,7 +118,11 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
     ///
     /// # Safety
     ///
-    /// The tensors must have them; nobody else may write the band's dQ.
+    /// `slab` must be [open](Self::open), for the entry and key head of the stream. The tensors must
+    /// have its entry, `head` and the queries of its layout, and `rows` a number for each of their rows.
+    /// The target must have the band's dQ, which no other thread reads or writes: a buffer from the
+    /// band's first query on to the last one of its last row of blocks. A
+    /// [session](Tiles::session) of this thread must be alive.
     #[allow(clippy::too_many_arguments)]
     pub(crate) unsafe fn band(
         &self,
@@ -143,10 +147,11 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
             for query in (start..end).step_by(QUERIES) {
                 let queries = (end - query).min(QUERIES);
                 let dq = match target {
-                    // SAFETY: the caller's tensor has this row.
+                    // SAFETY: `band` demands a tensor with the queries of the layout.
                     QueryTarget::Tensor => unsafe { self.dq.head(stream.entry, head, query) },
                     QueryTarget::Buffer(buffer) => Strided {
-                        // SAFETY: buffers hold the rows of a band.
+                        // SAFETY: `band` demands a buffer with all queries of the band's rows, which
+                        // start in it.
                         first: unsafe { buffer.add((query - first_of_band) * self.dim) },
                         row: self.dim as isize,
                         column: 1,
@@ -157,18 +162,24 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
                         return;
                     }
                     fault(Site::Kernel);
-                    // SAFETY: the caller's.
+                    // SAFETY: `queries` has the condition of `band`, and `Group` keeps neighbours that
+                    // are whole tiles but for the last one.
                     unsafe { self.queries(slab, stream, head, group.tiles(), masks) };
                     group = Group::EMPTY;
                 }
                 group.push(QueryTile { row, query, queries, within: query - start, dq });
             }
         }
-        // SAFETY: the caller's.
+        // SAFETY: as above.
         unsafe { self.queries(slab, stream, head, group.tiles(), masks) };
     }
 
     /// Neighbouring tiles of queries against the slab.
+    ///
+    /// # Safety
+    ///
+    /// That of [`band`](Self::band), for tiles of queries of its rows, at most `X::GROUP`, that follow
+    /// each other and have `QUERIES` each, but for the last one.
     unsafe fn queries(
         &self,
         slab: &mut Slab,
@@ -180,7 +191,10 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
         let [QueryTile { query, .. }, ..] = *group else { return };
         let queries = group.iter().map(|tile| tile.queries).sum();
         let tiles = self.tiles;
-        // SAFETY: queries and keys are those of the tensors, scratch is our own.
+        // SAFETY: `band` demands tensors and statistics with the queries of the layout. The open slab has
+        // room for operands of `X::GROUP · QUERIES` queries, and `LANES` positions. `at` is made here,
+        // for `queries` of them; all functions have the condition of this one, and are given tiles of
+        // the slab and of the group. A tile is differentiated before it is summed or multiplied.
         unsafe {
             let q = self.q.head(stream.entry, head, query);
             let dout = self.dout.head(stream.entry, head, query);
@@ -254,16 +268,27 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
     }
 
     /// Whether the queries and dO of a tile are finite.
+    ///
+    /// # Safety
+    ///
+    /// `tile` must be number `number` of the group that `at` was made of by [`queries`](Self::queries).
     unsafe fn is_finite(&self, at: &Queries<'_, X>, number: usize, tile: &QueryTile) -> bool {
         let simd = self.tiles.simd();
         [(at.q, self.dim), (at.dout, self.value_dim)].into_iter().all(|(matrix, columns)| {
-            // SAFETY: the tile is in the tensors.
-            let matrix = unsafe { matrix.at(number * QUERIES, 0) };
-            simd.call(AllFinite { matrix, rows: tile.queries, columns })
+            // SAFETY: tiles before it have `QUERIES` rows, and its own are in both tensors.
+            unsafe {
+                let matrix = matrix.at(number * QUERIES, 0);
+                simd.call(AllFinite { matrix, rows: tile.queries, columns })
+            }
         })
     }
 
     /// Probabilities and gradients of products of a tile of queries and a tile of keys.
+    ///
+    /// # Safety
+    ///
+    /// That of [`queries`](Self::queries), for `at` that it made, tile `index` of the slab, and tile
+    /// `number` of the group, of `queries` queries; positions of these keys must be placed.
     unsafe fn differentiate(
         &self,
         slab: &Slab,
@@ -275,7 +300,10 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
     ) {
         let (first, keys) = (number * QUERIES, slab.tile_keys(index).1);
         let (tiles, lanes) = (self.tiles, padded(keys, X::Simd::WIDTH));
-        // SAFETY: the caller's.
+        // SAFETY: `open` has made Kᵗ and Vᵗ of the tile ready, and `queries` its q and dO; scores and
+        // gradients have `QUERIES` rows of `LANES`, a multiple of `TARGET_ROWS`. Statistics have the
+        // rows of the tile, and `corrections` and `positions` numbers of all queries of a group. Products
+        // and rooms are those of the slab, for its keys and the queries of a group.
         unsafe {
             for (target, left, (turned, ready, dims)) in [
                 (slab.scores, at.q_ready, (slab.keys_turned, slab.keys_ready, self.dim)),
@@ -322,11 +350,17 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
     }
 
     /// dVᵗ ← dVᵗ + dOᵗ · P and dKᵗ ← dKᵗ + Qᵗ · D over neighbouring tiles of queries.
+    ///
+    /// # Safety
+    ///
+    /// That of [`differentiate`](Self::differentiate), which must have been called for the tiles of the
+    /// run and tile `index` of the slab, and for no other tile of keys since.
     unsafe fn sum(&self, slab: &Slab, at: &Queries<'_, X>, index: usize, run: Run) {
         if run.queries == 0 {
             return;
         }
-        // SAFETY: the caller's.
+        // SAFETY: `sums` and `add_products` have the condition of `sum`; the run starts with a tile, which
+        // is a multiple of `GRAIN`.
         unsafe {
             for sum in self.sums(slab, at, index, run) {
                 self.add_products(&sum, X::part(sum.turned, 0, run.first), run);
@@ -334,9 +368,14 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
         }
     }
 
-    /// The same for one tile with numbers that aren't finite, which only those who see them may meet.
+    /// The same for one tile with numbers that aren't finite, which only keys that are seen may meet.
+    ///
+    /// # Safety
+    ///
+    /// That of [`sum`](Self::sum), for a run of one tile, whose matrices were kept.
     unsafe fn sum_careful(&self, slab: &Slab, at: &Queries<'_, X>, index: usize, run: Run) {
-        // SAFETY: the caller's.
+        // SAFETY: as in `sum`. `clean_room` is `QUERIES` rows of the wider of both, for elements no larger
+        // than f32, and `left_room` of what is made ready of them behind that.
         unsafe {
             for sum in self.sums(slab, at, index, run) {
                 let (matrix, dims) = (sum.matrix.at(run.first, 0), sum.dims);
@@ -356,10 +395,17 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
         }
     }
 
+    /// Adds the product of one sum.
+    ///
+    /// # Safety
+    ///
+    /// That of [`sum`](Self::sum), which `sum` must be one of; `left` must be ready, `sum.dims` × the
+    /// queries of the run.
     unsafe fn add_products(&self, sum: &Sum<X>, left: X::Left, run: Run) {
         let (target, keep, ahead) = (sum.target, Keep::All, Ahead::NOTHING);
         let size = Size { m: sum.dims, n: sum.lanes, k: run.queries, piece: OVER_TOKENS };
-        // SAFETY: the caller's.
+        // SAFETY: the operand on the right has the queries of the run, and starts with a tile, a multiple of
+        // `GRAIN`; the target has `dims` rows, rounded up to `TARGET_ROWS` (`sums_len`), of `LANES`.
         unsafe {
             let right = X::right_part(sum.right, run.first, 0);
             self.tiles.multiply(Multiply { target, keep, left, right, size, ahead });
@@ -367,9 +413,15 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
     }
 
     /// The two sums over queries of a tile of keys: dV's and dK's.
+    ///
+    /// # Safety
+    ///
+    /// That of [`sum`](Self::sum).
     unsafe fn sums(&self, slab: &Slab, at: &Queries<'_, X>, index: usize, run: Run) -> [Sum<X>; 2] {
         let lanes = padded(slab.tile_keys(index).1, X::Simd::WIDTH);
-        // SAFETY: the caller's.
+        // SAFETY: products have the queries of a group and the keys of the slab, the run and tile `index`
+        // among them; `differentiate` has been given the rooms on the right. There is a tile of sums for
+        // each of keys.
         unsafe {
             let products = slab.products.at(run.first, index * LANES);
             [
@@ -396,6 +448,11 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
     }
 
     /// dQ ← dQ + D · K over neighbouring tiles of keys.
+    ///
+    /// # Safety
+    ///
+    /// That of [`queries`](Self::queries), for tile `number` of the group, which must have been
+    /// differentiated against the pending keys.
     unsafe fn multiply_keys(
         &self,
         slab: &Slab,
@@ -406,7 +463,10 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
     ) {
         let Some(Pending { first, keys }) = pending else { return };
         let (tiles, row, queries) = (self.tiles, self.row_len(), tile.queries);
-        // SAFETY: the slab has these keys, and dQ these rows.
+        // SAFETY: pending keys are some of the slab's, from a tile on, and the slab is open: it has K in
+        // rows, ready, products of the group and of its keys, and `QUERIES` rows of `row` numbers for dQ
+        // alone. `k` has the keys. `tile.dq` has the rows of the tile, which `band` demands that no other
+        // thread reads or writes.
         unsafe {
             let products = slab.products.at(number * QUERIES, first);
             let differentiated = X::differentiated(slab.products, slab.products.row, slab.left[4]);

@@ -10,6 +10,10 @@ use crate::simd::{Operation, Simd};
 use crate::tile::Strided;
 
 /// Whether every number of a matrix is finite.
+///
+/// # Safety
+///
+/// rows × columns numbers must be readable.
 pub(crate) struct AllFinite<E> {
     pub(crate) matrix: Strided<E>,
     pub(crate) rows: usize,
@@ -20,14 +24,15 @@ impl<E: Element> Operation for AllFinite<E> {
     type Output = bool;
 
     #[inline(always)]
-    fn eval<S: Simd>(self, simd: S) -> bool {
+    unsafe fn eval<S: Simd>(self, simd: S) -> bool {
         let AllFinite { matrix, rows, columns } = self;
         // x · 0 is 0 for finite x, else NaN; and NaN stays in a sum.
         let mut sums = [simd.splat(0.0); 4];
         let zero = simd.splat(0.0);
         let mut sum = 0.0_f32;
         let whole = if matrix.column == 1 { columns / S::WIDTH * S::WIDTH } else { 0 };
-        // SAFETY: whoever makes the operation vouches for the matrix.
+        // SAFETY: rows and columns stay below those that the type demands, and vectors are only loaded
+        // where numbers lie side by side; `lanes` has `WIDEST` numbers, and no vector is wider.
         unsafe {
             for row in 0..rows {
                 let row = matrix.at(row, 0);
@@ -54,7 +59,7 @@ impl<E: Element> Operation for AllFinite<E> {
 ///
 /// # Safety
 ///
-/// The matrix must be readable and the copy writable.
+/// rows × columns numbers must be readable at `matrix` and writable at `copy`, none of them shared.
 pub(crate) unsafe fn clean<E: Element>(
     matrix: Strided<E>,
     rows: usize,
@@ -63,7 +68,7 @@ pub(crate) unsafe fn clean<E: Element>(
 ) -> Strided<E> {
     for row in 0..rows {
         for column in 0..columns {
-            // SAFETY: the caller's.
+            // SAFETY: row and column are below those that this function demands of both.
             unsafe {
                 let x = *matrix.at(row, column).first;
                 let finite = x.to_f32().is_finite();
@@ -78,7 +83,7 @@ pub(crate) unsafe fn clean<E: Element>(
 ///
 /// # Safety
 ///
-/// The matrix must be readable.
+/// rows × columns numbers must be readable, also while `add` runs.
 pub(crate) unsafe fn left_out<E: Element>(
     matrix: Strided<E>,
     rows: usize,
@@ -87,7 +92,7 @@ pub(crate) unsafe fn left_out<E: Element>(
 ) {
     for row in 0..rows {
         for column in 0..columns {
-            // SAFETY: the caller's.
+            // SAFETY: row and column are below those that this function demands.
             let x = unsafe { *matrix.at(row, column).first }.to_f32();
             if !x.is_finite() {
                 add(row, column, x);

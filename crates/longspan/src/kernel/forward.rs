@@ -63,7 +63,7 @@ pub(crate) struct Forward<'a, X: Tiles, T> {
     pub(crate) tiles: X,
     pub(crate) transform: T,
     pub(crate) scale: f32,
-    /// A slope a query head; empty where the transform looks at none.
+    /// A slope per query head; empty where the transform looks at none.
     pub(crate) slopes: &'a [f32],
     pub(crate) q: Raw<X::Element>,
     pub(crate) k: Raw<X::Element>,
@@ -84,10 +84,10 @@ pub(crate) enum Target<E> {
     Part(RawState, usize),
 }
 
-// SAFETY: units write disjoint rows.
-unsafe impl<E> Send for Target<E> {}
+// SAFETY: as of `Raw`: these are addresses, and `unsafe` blocks prove what is done with them.
+unsafe impl<E: Send> Send for Target<E> {}
 // SAFETY: as above.
-unsafe impl<E> Sync for Target<E> {}
+unsafe impl<E: Sync> Sync for Target<E> {}
 
 /// The rows of blocks of a unit, and how their tiles are numbered: those of a row together.
 #[derive(Clone, Copy)]
@@ -122,8 +122,11 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     ///
     /// # Safety
     ///
-    /// The tensors and the target must be as large as the layout and the stream say, and nobody
-    /// else may write the rows of this unit.
+    /// `q`, `k` and `v` must be tensors that are readable and not written: `dim`, `dim` and `value_dim`
+    /// wide, with the entry and heads of the stream, the queries of its layout and `keys` keys, which
+    /// are those of the layout too. `dim` and `value_dim` must be at least 1. The target must have the
+    /// rows of this unit, `value_dim` wide, and no other thread may read or write them.
+    /// A [session](Tiles::session) of this thread must be alive.
     pub(crate) unsafe fn rows(
         &self,
         stream: &Stream<'_>,
@@ -138,12 +141,13 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         let lone = tiles == 1;
         let mut stack = Stack { stream, rows: unit.rows, per_row, target, careful: false, lone };
         if unit.rows.1 - unit.rows.0 == 1 && stack.lanes(unit.rows.0) <= few::FEW {
-            // SAFETY: the caller's.
+            // SAFETY: `few` has the condition of `rows`, for one row of at most `FEW` lanes.
             return unsafe { self.few(&mut stack, unit, masks, scratch, monitor) };
         }
         let mut room = self.cut(&mut scratch.numbers, tiles);
         let lists = &mut scratch.lists;
-        // SAFETY: lanes stand for tokens of these rows; keys are those that the layout names.
+        // SAFETY: `attempt` has the condition of `rows`, and `room` was cut for the tiles of all rows; a
+        // second attempt has room for clean values.
         unsafe {
             if self.attempt(&stack, unit, &room, masks, lists, monitor) {
                 return;
@@ -156,6 +160,12 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     }
 
     /// Computes the rows, and writes them unless a careful attempt has to follow or the call stops.
+    ///
+    /// # Safety
+    ///
+    /// That of [`rows`](Self::rows) for the rows of `stack`, which are those of `unit`. `room` must be
+    /// what [`cut`](Self::cut) gave for their tiles, with [`clean_room`](Self::clean_room) numbers for
+    /// clean values if the stack is careful, and be used by nothing else.
     unsafe fn attempt(
         &self,
         stack: &Stack<'_, X::Element>,
@@ -167,7 +177,11 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     ) -> bool {
         let layout = stack.stream.layout;
         let mut masked = false;
-        // SAFETY: the caller's.
+        // SAFETY: all functions here have the condition of `attempt`, and are given rows of the unit, and
+        // keys of the layout: `Lists` takes them from its runs. `ready` is given at most `LONGEST`
+        // keys, from the start of a block or a multiple of `GRAIN` behind it; tiles are started before
+        // they attend, and positions placed before they are looked at. Each stretch attends to scores
+        // of its own, which nothing needs once it is done.
         unsafe {
             for row in unit.rows.0..unit.rows.1 {
                 for tile in self.tiles_of(room, stack, row) {
@@ -241,6 +255,11 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         true
     }
 
+    /// Positions of keys, counted from those of a row, where the transform looks at them.
+    ///
+    /// # Safety
+    ///
+    /// `room` must be as [`attempt`](Self::attempt) demands, and `keys` at most `LONGEST`.
     unsafe fn place_keys(
         &self,
         room: &Room,
@@ -250,7 +269,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         keys: usize,
     ) {
         if T::PLACED {
-            // SAFETY: the room holds STRETCH of them.
+            // SAFETY: the room holds `LONGEST` of them (`lengths`), and nothing else refers to it.
             let into = unsafe { std::slice::from_raw_parts_mut(room.key_positions, keys) };
             let layout = stack.stream.layout;
             let base = super::base(layout, stack.tokens(row).0);
@@ -260,6 +279,11 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
 
     /// The listed pieces of a row, or what is in them of keys that are ready. Returns whether any were
     /// masked.
+    ///
+    /// # Safety
+    ///
+    /// That of [`attempt`](Self::attempt), for a row of the stack whose tiles are started. What is ready
+    /// must be in `room`, and the pieces of `lists` be those of the row.
     #[allow(clippy::too_many_arguments)]
     unsafe fn row(
         &self,
@@ -283,7 +307,8 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
                     return masked;
                 }
                 let keys = even(to - key, LONGEST);
-                // SAFETY: the caller's.
+                // SAFETY: `ready` and `mixed` have the condition of `attempt`; `even` gives at most
+                // `LONGEST` keys, those of the pieces, and they are among those that are ready.
                 masked |= unsafe {
                     let own = ready.is_none().then(|| self.ready(room, stack, key, keys));
                     let ready = ready.or(own.as_ref()).expect("one of both");
@@ -297,6 +322,10 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     }
 
     /// A stretch of keys of one row, some of them masked. Returns whether any were.
+    ///
+    /// # Safety
+    ///
+    /// That of [`row`](Self::row); the keys must be at most `LONGEST` and among those that are ready.
     #[allow(clippy::too_many_arguments)]
     unsafe fn mixed(
         &self,
@@ -312,7 +341,8 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         let (layout, tokens) = (stack.stream.layout, stack.tokens(row).1);
         let per_row = layout.block().words();
         let mut masked = false;
-        // SAFETY: the caller's.
+        // SAFETY: all functions here have the condition of `row`, and are given its tiles and its keys;
+        // there is a word of bits per key.
         unsafe {
             self.place_keys(room, stack, row, key, keys);
             for piece in pieces {

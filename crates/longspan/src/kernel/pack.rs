@@ -9,6 +9,10 @@ const SQUARE: usize = WIDEST * WIDEST;
 
 /// Writes the first `tokens` rows of `source[tokens × dims]` as columns `lane..lane + tokens` of
 /// `target[dims × LANES]`. The tokens that follow a tile later are asked for meanwhile.
+///
+/// # Safety
+///
+/// The rows must be readable, the columns be below `LANES` and writable, and no number be in both.
 pub(crate) struct ToLanes<E> {
     pub(crate) source: Strided<E>,
     pub(crate) tokens: usize,
@@ -21,11 +25,13 @@ impl<E: Element> Operation for ToLanes<E> {
     type Output = ();
 
     #[inline(always)]
-    fn eval<S: Simd>(self, simd: S) {
+    unsafe fn eval<S: Simd>(self, simd: S) {
         let ToLanes { source, tokens, dims, target, lane } = self;
         debug_assert!(lane + tokens <= LANES);
         let mut square = [0.0_f32; SQUARE];
-        // SAFETY: whoever makes the operation vouches for both matrices; squares lie within them.
+        // SAFETY: tokens and dims stay below those of both matrices, which the type demands: squares take
+        // the whole vectors of both, `copy` the others. Rows of a square are only loaded as vectors
+        // where their numbers lie side by side.
         unsafe {
             let squares = if source.column == 1 { tokens / S::WIDTH } else { 0 };
             let whole = dims / S::WIDTH * S::WIDTH;
@@ -74,10 +80,15 @@ pub(crate) enum Meet {
 
 /// Writes columns `lane..lane + tokens` of `source[dims × LANES]`, each multiplied by its factor
 /// where there are factors, as the rows of `target[tokens × dims]`. The source is used up.
+///
+/// # Safety
+///
+/// The columns must be readable and writable and their factors readable, the rows writable, and
+/// readable where they are added to; no number may be in two of them.
 pub(crate) struct FromLanes<E> {
     pub(crate) source: Rows,
     pub(crate) lane: usize,
-    /// A factor a lane, or null.
+    /// A factor per lane, or null.
     pub(crate) factors: *const f32,
     pub(crate) tokens: usize,
     pub(crate) dims: usize,
@@ -89,11 +100,11 @@ impl<E: Element> Operation for FromLanes<E> {
     type Output = ();
 
     #[inline(always)]
-    fn eval<S: Simd>(self, simd: S) {
+    unsafe fn eval<S: Simd>(self, simd: S) {
         let FromLanes { source, lane, factors, tokens, dims, target, meet } = self;
         let mut square = [0.0_f32; SQUARE];
         let width = S::WIDTH as isize;
-        // SAFETY: whoever makes the operation vouches for both matrices; squares lie within them.
+        // SAFETY: as in `ToLanes`, with source and target exchanged.
         unsafe {
             let squares = if target.column == 1 { tokens / S::WIDTH } else { 0 };
             let whole = dims / S::WIDTH * S::WIDTH;

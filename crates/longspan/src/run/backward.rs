@@ -59,11 +59,13 @@ impl<E: Element> Pass<E> for BackwardPass<'_, '_, E> {
             .iter()
             .for_each(|turn| turn.store(0, Ordering::Relaxed));
         Tasks::counted(plan.units.len(), call.monitor).run(workers, &|unit| {
-            // SAFETY: the call was checked against the layouts; the plan gives each number one
-            // writer at a time.
+            // SAFETY: `check::inputs` has found the sizes of all layouts in the tensors and heads that
+            // fit, and head dims from 1 on; `backward` has found those sizes in dO, the statistics and the
+            // gradients. All are borrowed for the call. `Plan::fill` made the unit for these layouts.
             unsafe { work.unit(&plan.units[unit], &mut work.space.scratch()) };
         })?;
-        // SAFETY: all units are done, so nobody else writes.
+        // SAFETY: `Tasks::run` returns when all units are done, so that no other thread uses gradients or
+        // buffers; the sizes are as above.
         unsafe { work.add_up() };
         Ok(())
     }
@@ -79,7 +81,7 @@ struct Buffers {
     queries: usize,
 }
 
-// SAFETY: each buffer has one writer at a time, by the plan.
+// SAFETY: these are addresses; the `unsafe` blocks that write there prove that no other thread does.
 unsafe impl Sync for Buffers {}
 
 impl Buffers {
@@ -90,7 +92,7 @@ impl Buffers {
         let queries = plan.query_buffers;
         let first = arena.room(queries * query + plan.key_buffers * key);
         // dQ buffers are added to from the start, dK/dV buffers are written.
-        // SAFETY: the room is that large.
+        // SAFETY: the room begins with so many numbers, which nothing else refers to.
         unsafe { std::ptr::write_bytes(first, 0, queries * query) };
         Buffers { first, query, key, queries }
     }
@@ -113,12 +115,22 @@ struct Work<'a, 'h, X: Tiles, T> {
 
 impl<X: Tiles, T: Transform> Work<'_, '_, X, T> {
     /// A slab, or some bands of it.
+    ///
+    /// # Safety
+    ///
+    /// The tensors, statistics and gradients of the kernel must have the sizes of the call and its
+    /// layouts, and nothing but units of this plan read or write gradients and buffers. The plan must be
+    /// made for the layouts, `unit` be one of it, and not be run twice.
     unsafe fn unit(&self, unit: &Unit, scratch: &mut Scratch) {
         let (kernel, plan, monitor) = (&self.kernel, &self.space.backward, self.call.monitor);
         let _session = kernel.tiles.session();
         let family = plan.families[unit.family as usize];
         let at = (family.entry as usize, family.key_head as usize);
-        // SAFETY: the caller's.
+        // SAFETY: `open`, `band` and `close` are given the entry, key head, slab, streams and bands of the
+        // plan, which are those of the tensors, statistics and layouts. The session is this thread's, and
+        // scratch is used for this slab alone. Of dQ, a band of a head, in the tensor or in one buffer,
+        // is a chain: `Turnstile` lets one unit at a time have it. dK and dV of a slab belong to its one
+        // unit, or each part of it has a buffer, `grid.slab` rows of both.
         unsafe {
             let mut slab = kernel.open(scratch, at, unit.slab);
             for number in family.streams.0..family.streams.1 {
@@ -167,10 +179,16 @@ impl<X: Tiles, T: Transform> Work<'_, '_, X, T> {
     }
 
     /// Adds the buffers to the gradients, in the order of the plan.
+    ///
+    /// # Safety
+    ///
+    /// That of [`unit`](Self::unit); all units must be done.
     unsafe fn add_up(&self) {
         let (kernel, plan) = (&self.kernel, &self.space.backward);
         let sizes = &self.call.sizes;
-        // SAFETY: the caller's; buffers hold the rows that the plan gave them.
+        // SAFETY: entries, heads, keys and queries are those of the plan, and so of the gradients. A buffer
+        // has the rows of a slab, or those of a band from its first query on: both fit, as `cut` made
+        // them, and no thread writes any more.
         unsafe {
             for unit in &plan.units {
                 let Some(buffer) = unit.buffer else { continue };
@@ -207,10 +225,14 @@ impl<X: Tiles, T: Transform> Work<'_, '_, X, T> {
 }
 
 /// Adds contiguous rows to strided ones.
+///
+/// # Safety
+///
+/// rows × dims numbers must be readable at `from`, and readable and writable at `to`, none of them shared.
 unsafe fn add_rows(to: crate::tile::Strided, from: *const f32, rows: usize, dims: usize) {
     for row in 0..rows {
         for dim in 0..dims {
-            // SAFETY: the caller says that both have these rows.
+            // SAFETY: row and dim are below those that this function demands of both.
             unsafe { *to.at(row, dim).first.cast_mut() += *from.add(row * dims + dim) };
         }
     }

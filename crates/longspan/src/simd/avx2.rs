@@ -3,8 +3,9 @@
 use std::arch::x86_64::*;
 
 use super::{Operation, Simd};
+use crate::isa::features;
 
-/// The token: this CPU has AVX2, FMA and F16C.
+/// The token: this CPU has what [`features::avx2`] lists.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Avx2(());
 
@@ -17,20 +18,27 @@ impl Avx2 {
     }
 }
 
-#[target_feature(enable = "avx2,fma,f16c")]
-fn compiled<O: Operation>(simd: Avx2, operation: O) -> O::Output {
-    operation.eval(simd)
+features::avx2! { enable
+    /// # Safety
+    ///
+    /// That of [`Simd::call`]; the CPU must have what [`features::avx2`] lists, as a token proves.
+    unsafe fn compiled<O: Operation>(simd: Avx2, operation: O) -> O::Output {
+        // SAFETY: `eval` has the condition of `call`, which is that of this function.
+        unsafe { operation.eval(simd) }
+    }
 }
 
-/// Instructions of this set, under the token's promise.
+/// Instructions of this set, in methods of the token.
 macro_rules! have {
     ($e:expr) => {
-        // SAFETY: the token is only made where the CPU has the instruction set.
+        // SAFETY: `new_unchecked`, the only way to a token, demands that the CPU has the set. Where
+        // memory is read or written, the method is one whose condition in `Simd` is that it may be.
         unsafe { $e }
     };
 }
 
-impl Simd for Avx2 {
+// SAFETY: a `__m256` is 8 f32, and every method reads and writes as many as the trait says.
+unsafe impl Simd for Avx2 {
     type F = __m256;
     type M = __m256;
 
@@ -38,7 +46,7 @@ impl Simd for Avx2 {
     const REGISTERS: usize = 16;
 
     #[inline(always)]
-    fn call<O: Operation>(self, operation: O) -> O::Output {
+    unsafe fn call<O: Operation>(self, operation: O) -> O::Output {
         have!(compiled(self, operation))
     }
 

@@ -3,8 +3,9 @@
 use std::arch::x86_64::*;
 
 use super::{Operation, Simd};
+use crate::isa::features;
 
-/// The token: this CPU has AVX-512 F, BW, DQ and VL, and AVX2 with FMA.
+/// The token: this CPU has what [`features::avx512`] lists.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Avx512(());
 
@@ -17,20 +18,27 @@ impl Avx512 {
     }
 }
 
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,f16c")]
-fn compiled<O: Operation>(simd: Avx512, operation: O) -> O::Output {
-    operation.eval(simd)
+features::avx512! { enable
+    /// # Safety
+    ///
+    /// That of [`Simd::call`]; the CPU must have what [`features::avx512`] lists, as a token proves.
+    unsafe fn compiled<O: Operation>(simd: Avx512, operation: O) -> O::Output {
+        // SAFETY: `eval` has the condition of `call`, which is that of this function.
+        unsafe { operation.eval(simd) }
+    }
 }
 
-/// Instructions of this set, under the token's promise.
+/// Instructions of this set, in methods of the token.
 macro_rules! have {
     ($e:expr) => {
-        // SAFETY: the token is only made where the CPU has the instruction set.
+        // SAFETY: `new_unchecked`, the only way to a token, demands that the CPU has the set. Where
+        // memory is read or written, the method is one whose condition in `Simd` is that it may be.
         unsafe { $e }
     };
 }
 
-impl Simd for Avx512 {
+// SAFETY: a `__m512` is 16 f32, and every method reads and writes as many as the trait says.
+unsafe impl Simd for Avx512 {
     type F = __m512;
     type M = __mmask16;
 
@@ -38,7 +46,7 @@ impl Simd for Avx512 {
     const REGISTERS: usize = 32;
 
     #[inline(always)]
-    fn call<O: Operation>(self, operation: O) -> O::Output {
+    unsafe fn call<O: Operation>(self, operation: O) -> O::Output {
         have!(compiled(self, operation))
     }
 

@@ -108,7 +108,7 @@ mod tests {
         type Output = f32;
 
         #[inline(always)]
-        fn eval<S: Simd>(self, simd: S) -> f32 {
+        unsafe fn eval<S: Simd>(self, simd: S) -> f32 {
             let value = match self {
                 At::Difference(x, y) => exp_difference(simd, simd.splat(x), simd.splat(y)),
                 At::Tanh(x) => tanh(simd, simd.splat(x)),
@@ -116,7 +116,7 @@ mod tests {
                 At::Exp2(x) => exp2_coarse(simd, simd.splat(x)),
             };
             let mut lanes = [0.0; 16];
-            // SAFETY: no vector has more lanes.
+            // SAFETY: `lanes` has `WIDEST` numbers, and no vector is wider.
             unsafe { simd.store(lanes.as_mut_ptr(), value) };
             lanes[0]
         }
@@ -126,7 +126,8 @@ mod tests {
         type Output = f32;
 
         fn with<S: Simd>(self, simd: S) -> f32 {
-            simd.call(self)
+            // SAFETY: `At` has no condition.
+            unsafe { simd.call(self) }
         }
     }
 

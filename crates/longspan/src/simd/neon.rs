@@ -4,14 +4,17 @@ use std::arch::aarch64::*;
 
 use super::{Operation, Simd};
 
-/// The token.
+/// The token. Every target that this file is compiled for has the set.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Neon;
 
-/// Instructions of this set, which is part of the base architecture.
+const _: () = assert!(cfg!(target_feature = "neon"), "a target with Advanced SIMD");
+
+/// Instructions of this set, in methods of the token.
 macro_rules! have {
     ($e:expr) => {
-        // SAFETY: every aarch64 CPU that Rust's targets name has it.
+        // SAFETY: the assertion above stops the build for a target without the set. Where memory is
+        // read or written, the method is one whose condition in `Simd` is that it may be.
         #[allow(unused_unsafe)]
         unsafe {
             $e
@@ -19,7 +22,8 @@ macro_rules! have {
     };
 }
 
-impl Simd for Neon {
+// SAFETY: a `float32x4_t` is 4 f32, and every method reads and writes as many as the trait says.
+unsafe impl Simd for Neon {
     type F = float32x4_t;
     type M = uint32x4_t;
 
@@ -27,8 +31,9 @@ impl Simd for Neon {
     const REGISTERS: usize = 32;
 
     #[inline(never)]
-    fn call<O: Operation>(self, operation: O) -> O::Output {
-        operation.eval(self)
+    unsafe fn call<O: Operation>(self, operation: O) -> O::Output {
+        // SAFETY: `eval` has the condition of `call`.
+        unsafe { operation.eval(self) }
     }
 
     #[inline(always)]

@@ -17,7 +17,9 @@ fn zip(x: F, y: F, with: impl Fn(f32, f32) -> f32) -> F {
     [with(x[0], y[0]), with(x[1], y[1]), with(x[2], y[2]), with(x[3], y[3])]
 }
 
-impl Simd for Portable {
+// SAFETY: a vector is 4 f32, and every method reads and writes as many as the trait says; any CPU has
+// what plain Rust compiles to.
+unsafe impl Simd for Portable {
     type F = F;
     type M = [bool; WIDTH];
 
@@ -26,8 +28,9 @@ impl Simd for Portable {
     const FUSED: bool = false;
 
     #[inline(never)]
-    fn call<O: Operation>(self, operation: O) -> O::Output {
-        operation.eval(self)
+    unsafe fn call<O: Operation>(self, operation: O) -> O::Output {
+        // SAFETY: `eval` has the condition of `call`.
+        unsafe { operation.eval(self) }
     }
 
     #[inline(always)]
@@ -37,13 +40,13 @@ impl Simd for Portable {
 
     #[inline(always)]
     unsafe fn load(self, from: *const f32) -> F {
-        // SAFETY: the caller says so.
+        // SAFETY: `load` demands that `WIDTH` numbers are readable.
         unsafe { from.cast::<F>().read_unaligned() }
     }
 
     #[inline(always)]
     unsafe fn store(self, to: *mut f32, x: F) {
-        // SAFETY: the caller says so.
+        // SAFETY: `store` demands that `WIDTH` numbers are writable.
         unsafe { to.cast::<F>().write_unaligned(x) }
     }
 
@@ -124,7 +127,7 @@ impl Simd for Portable {
     unsafe fn transpose(self, from: *const f32, from_row: isize, to: *mut f32, to_row: isize) {
         for i in 0..WIDTH as isize {
             for j in 0..WIDTH as isize {
-                // SAFETY: the caller says so.
+                // SAFETY: `i` and `j` are below `WIDTH`, and `transpose` demands both squares.
                 unsafe { *to.offset(j * to_row + i) = *from.offset(i * from_row + j) };
             }
         }

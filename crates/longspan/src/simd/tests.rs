@@ -42,8 +42,9 @@ impl<E: Element> Operation for Convert<'_, E> {
     type Output = ();
 
     #[inline(always)]
-    fn eval<S: Simd>(self, simd: S) {
-        // SAFETY: both lists have whole vectors, which the widest divides.
+    unsafe fn eval<S: Simd>(self, simd: S) {
+        // SAFETY: lengths are asserted to be whole vectors of the widest set, which those of any set
+        // divide; `resize` makes the other list as long.
         unsafe {
             match self {
                 Convert::Widen(from, to) => {
@@ -72,7 +73,8 @@ impl<E: Element> WithSimd for Convert<'_, E> {
     type Output = ();
 
     fn with<S: Simd>(self, simd: S) {
-        simd.call(self);
+        // SAFETY: `Convert` has no condition: its `eval` asserts the lengths of its lists.
+        unsafe { simd.call(self) };
     }
 }
 
@@ -151,16 +153,20 @@ impl<E: Element> WithSimd for Pairs<'_, E> {
     type Output = ();
 
     fn with<S: Simd>(self, simd: S) {
+        /// # Safety
+        ///
+        /// The list must consist of whole pairs of the widest vectors.
         struct Load<'a, E>(&'a [E], &'a std::cell::RefCell<Vec<f32>>);
         impl<E: Element> Operation for Load<'_, E> {
             type Output = ();
 
             #[inline(always)]
-            fn eval<S: Simd>(self, simd: S) {
+            unsafe fn eval<S: Simd>(self, simd: S) {
                 let mut to = self.1.borrow_mut();
                 to.resize(self.0.len(), 0.0);
                 for at in (0..self.0.len()).step_by(2 * S::WIDTH) {
-                    // SAFETY: both lists have whole pairs of vectors.
+                    // SAFETY: the list has whole pairs of vectors, as the type demands, and `resize`
+                    // made the other one as long.
                     unsafe {
                         let [first, second] = load_pairs(simd, self.0.as_ptr().add(at));
                         simd.store(to.as_mut_ptr().add(at), first);
@@ -170,7 +176,9 @@ impl<E: Element> WithSimd for Pairs<'_, E> {
             }
         }
         let found = std::cell::RefCell::new(Vec::new());
-        simd.call(Load(self.0, &found));
+        assert!(self.0.len().is_multiple_of(2 * WIDEST));
+        // SAFETY: just asserted.
+        unsafe { simd.call(Load(self.0, &found)) };
         let found = found.into_inner();
         for (index, x) in self.0.iter().enumerate() {
             assert_eq!(found[paired::<E, S>(index)], x.to_f32(), "number {index} of {}", E::TYPE);
@@ -195,19 +203,24 @@ impl WithSimd for Sums {
     type Output = ();
 
     fn with<S: Simd>(self, simd: S) {
+        /// # Safety
+        ///
+        /// The list must have as many numbers as the widest square.
         struct Add<'a>(&'a [f32], &'a std::cell::RefCell<[f32; WIDEST]>);
         impl Operation for Add<'_> {
             type Output = ();
 
             #[inline(always)]
-            fn eval<S: Simd>(self, simd: S) {
-                // SAFETY: the square is as large as the widest vector's.
+            unsafe fn eval<S: Simd>(self, simd: S) {
+                // SAFETY: the square is as large as the widest vector's, as the type demands, and
+                // the sums have `WIDEST` numbers.
                 unsafe { simd.store(self.1.borrow_mut().as_mut_ptr(), simd.sums(self.0.as_ptr())) }
             }
         }
         let numbers: Vec<f32> = (0..WIDEST * WIDEST).map(|n| (n * n % 97) as f32).collect();
         let found = std::cell::RefCell::new([0.0; WIDEST]);
-        simd.call(Add(&numbers, &found));
+        // SAFETY: `numbers` has `WIDEST²`.
+        unsafe { simd.call(Add(&numbers, &found)) };
         for (lane, sum) in found.into_inner().into_iter().enumerate().take(S::WIDTH) {
             let vector = &numbers[lane * S::WIDTH..][..S::WIDTH];
             assert_eq!(sum, vector.iter().sum::<f32>(), "lane {lane}");

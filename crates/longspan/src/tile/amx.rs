@@ -15,11 +15,13 @@
 mod pack;
 
 use std::arch::asm;
-use std::arch::x86_64::__cpuid_count;
+use std::arch::x86_64::{__cpuid, __cpuid_count};
+use std::marker::PhantomData;
 use std::sync::OnceLock;
 
 use self::pack::{left_columns, left_numbers, left_rows, right_rounded};
 use super::{Ahead, Keep, Multiply, Rooms, Rows, Size, Stretch, Strided, Tiles};
+use crate::isa::features;
 use crate::kernel::backward::QUERIES;
 use crate::kernel::backward::coarse::{self, Coarse};
 use crate::kernel::backward::differentiate::Differentiate;
@@ -34,20 +36,21 @@ const TERMS: usize = 32;
 /// bf16 numbers of a block.
 const BLOCK: usize = SIDE * TERMS;
 
-/// Whether this CPU has the unit and the system lets this process use it.
+/// Whether this CPU has the unit, all that goes with it, and the system lets this process use it.
 pub(crate) fn is_available() -> bool {
     static AVAILABLE: OnceLock<bool> = OnceLock::new();
-    *AVAILABLE.get_or_init(|| has_unit() && ask_permission())
+    *AVAILABLE.get_or_init(|| {
+        crate::Isa::Avx512.is_available()
+            && features::amx!(detected)
+            && unit().iter().all(|&(_, has)| has)
+            && ask_permission()
+    })
 }
 
-fn has_unit() -> bool {
-    const BF16: u32 = 1 << 22;
-    const TILE: u32 = 1 << 24;
-    // The leaf exists wherever AVX-512 does.
-    let leaf = || __cpuid_count(7, 0).edx;
-    crate::Isa::Avx512.is_available()
-        && is_x86_feature_detected!("avx512bf16")
-        && leaf() & (BF16 | TILE) == BF16 | TILE
+/// What the CPU says of the unit.
+pub(crate) fn unit() -> [(&'static str, bool); 2] {
+    let bits = if __cpuid(0).eax >= 7 { __cpuid_count(7, 0).edx } else { 0 };
+    [("amx-tile", bits >> 24 & 1 == 1), ("amx-bf16", bits >> 22 & 1 == 1)]
 }
 
 /// Tile registers are large, so Linux saves them only for processes that ask; threads there are and
@@ -58,7 +61,8 @@ fn ask_permission() -> bool {
     const ARCH_REQ_XCOMP_PERM: usize = 0x1023;
     const XTILEDATA: usize = 18;
     let result: isize;
-    // SAFETY: the call changes nothing but what the kernel saves for this process.
+    // SAFETY: `arch_prctl` with this code takes a number, touches no memory of the process and changes
+    // nothing but what the kernel saves for its threads; the call clobbers `rcx` and `r11` alone.
     unsafe {
         asm!(
             "syscall",
@@ -88,7 +92,7 @@ impl Amx {
     /// If it isn't [available](is_available).
     pub(crate) fn new() -> Self {
         assert!(is_available(), "AMX on a CPU without it");
-        // SAFETY: the unit is only available with AVX-512.
+        // SAFETY: `is_available` is only true where `Isa::Avx512` is available.
         Amx(unsafe { Avx512::new_unchecked() })
     }
 }
@@ -103,14 +107,18 @@ pub(crate) struct Blocks {
 
 impl Blocks {
     /// From a block across and a block along the terms on.
+    ///
+    /// # Safety
+    ///
+    /// It must be a block of the operand, or the one right behind the last.
     unsafe fn at(self, across: usize, along: usize) -> Self {
-        // SAFETY: the caller says that they are in it.
+        // SAFETY: the offset stays in the operand, as this function demands.
         Blocks { first: unsafe { self.first.add((across * self.along + along) * BLOCK) }, ..self }
     }
 }
 
-/// A thread's tile registers, configured.
-pub(crate) struct Session(());
+/// A thread's tile registers, configured. It stays on its thread.
+pub(crate) struct Session(PhantomData<*const ()>);
 
 #[repr(C, align(64))]
 struct Configuration {
@@ -127,20 +135,24 @@ impl Session {
         row_bytes[..8].fill(64);
         rows[..8].fill(SIDE as u8);
         let all = Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows };
-        // SAFETY: the unit is there, and the configuration a legal one.
+        // SAFETY: the only caller has an `Amx`, so that the unit is there. 64 bytes are read, those of
+        // the configuration: palette 1 with eight registers of 16 rows of 64 bytes, as it allows.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &all, options(nostack, readonly)) };
-        Session(())
+        Session(PhantomData)
     }
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // SAFETY: the registers hold nothing that anybody needs.
+        // SAFETY: `begin` has configured the registers of this thread, since a session isn't `Send`;
+        // sums are stored before each product ends, so that nothing is lost.
         unsafe { asm!("tilerelease", options(nostack, nomem)) };
     }
 }
 
-impl Tiles for Amx {
+// SAFETY: blocks cover operands whose sides are rounded up to `SIDE` and `TERMS`, 2 bytes each, as
+// `left_room` and `right_room` count in numbers of 4; `multiply` writes blocks of `SIDE` rows.
+unsafe impl Tiles for Amx {
     type Element = half::bf16;
     type Simd = Avx512;
     type Left = Blocks;
@@ -180,7 +192,8 @@ impl Tiles for Amx {
     ) -> Blocks {
         let to = room.cast::<u16>();
         let matrix = cast(matrix);
-        // SAFETY: the caller's.
+        // SAFETY: `left` demands that the matrix is readable and `left_room(m, k)` numbers, those of all
+        // blocks, are its own; an `Amx` proves the features of `features::amx`.
         unsafe {
             match (matrix.row, matrix.column) {
                 (_, 1) => left_rows(matrix, m, k, to),
@@ -193,13 +206,14 @@ impl Tiles for Amx {
 
     unsafe fn part(left: Blocks, row: usize, column: usize) -> Blocks {
         debug_assert!(row.is_multiple_of(SIDE) && column.is_multiple_of(TERMS));
-        // SAFETY: the caller's.
+        // SAFETY: `part` demands that they are in the operand.
         unsafe { left.at(row / SIDE, column / TERMS) }
     }
 
     unsafe fn right(self, matrix: Rows, k: usize, n: usize, room: *mut f32) -> Blocks {
         let to = room.cast::<u16>();
-        // SAFETY: the caller's; the unit is only there with AVX-512 and its bf16 conversions.
+        // SAFETY: `right` demands that the matrix is readable, `n` whole vectors and `right_room(k, n)`
+        // numbers, those of all blocks, its own; an `Amx` proves the features of `features::amx`.
         unsafe { right_rounded(matrix, k, n, to) };
         Blocks { first: to, along: k.div_ceil(TERMS) }
     }
@@ -210,7 +224,7 @@ impl Tiles for Amx {
 
     unsafe fn right_part(right: Blocks, row: usize, column: usize) -> Blocks {
         debug_assert!(row.is_multiple_of(TERMS) && column.is_multiple_of(SIDE));
-        // SAFETY: the caller's.
+        // SAFETY: `right_part` demands that they are in the operand.
         unsafe { right.at(column / SIDE, row / TERMS) }
     }
 
@@ -219,7 +233,10 @@ impl Tiles for Amx {
         debug_assert!(size.n.is_multiple_of(SIDE));
         let (rows, columns) = (size.m.div_ceil(SIDE), size.n / SIDE);
         let terms = size.k.div_ceil(TERMS);
-        // SAFETY: the caller's matrices have these blocks.
+        debug_assert!(terms > 0);
+        // SAFETY: `multiply` demands operands of m × k and k × n numbers, which have these blocks, a
+        // target of rows rounded up to `SIDE` and of n columns, a multiple of a vector's `SIDE` numbers,
+        // a factor per column where it is scaled, at least one term, and a session.
         unsafe {
             if let Keep::Scaled(factors) = keep {
                 self.0.call(ScaleColumns { target, factors, m: size.m, n: size.n });
@@ -241,18 +258,23 @@ impl Tiles for Amx {
             let (keys, n) = (softmax.keys, softmax.lanes);
             let (target, keep, ahead) = (softmax.scores, Keep::Nothing, Ahead::NOTHING);
             let size = Size { m: keys, n, k: stretch.dim, piece: stretch.dim };
-            // SAFETY: the caller's.
+            // SAFETY: `attend` demands what `multiply` does of this product.
             unsafe { self.multiply(Multiply { target, keep, left, right, size, ahead }) };
 
             let packed = stretch.room.cast::<u16>();
-            self.0.call(Begin { softmax: &softmax });
-            self.0.call(Weigh { softmax: &softmax, packed });
+            // SAFETY: `attend` demands what `Softmax` does, and `right_room(keys, n)` numbers of room,
+            // those of the blocks; the product has written the scores. `Avx512` is `WIDEST`.
+            unsafe {
+                self.0.call(Begin { softmax: &softmax });
+                self.0.call(Weigh { softmax: &softmax, packed });
+            }
 
             let (target, keep) = (stretch.sums, Keep::Scaled(softmax.factors));
             let right = Blocks { first: packed, along: keys.div_ceil(TERMS) };
             let (left, size) =
                 (stretch.values, Size { m: stretch.value_dim, n, k: keys, piece: keys });
-            // SAFETY: the caller's.
+            // SAFETY: `attend` demands what `multiply` does of this product; `Weigh` has written all
+            // blocks of its right operand, and `Begin` the factors.
             unsafe { self.multiply(Multiply { target, keep, left, right, size, ahead }) };
         }
     }
@@ -267,7 +289,9 @@ impl Tiles for Amx {
         let (query, key) = (rooms.queries.0, rooms.keys.0);
         let [right_along, left_along] =
             [rooms.queries.1, rooms.keys.1].map(|terms| terms.div_ceil(TERMS));
-        // SAFETY: the caller's.
+        // SAFETY: `differentiate` demands what `Differentiate` does, of which bits of `QUERIES` queries
+        // are a part that is alive here, and rooms with the blocks of the tile inside: from its first
+        // query, a multiple of `TERMS`, and its first key, one of `LANES`, on.
         unsafe {
             self.0.call(Coarse {
                 work: &work,
@@ -293,6 +317,12 @@ impl Tiles for Amx {
 }
 
 /// Sums of up to two by two blocks.
+///
+/// # Safety
+///
+/// `rows` blocks across of `left` and `columns` of `right`, two at most, must have `terms` blocks each,
+/// one at least. The `SIDE × SIDE` sums of each pair must be readable and writable at `target`, and
+/// shared with neither operand. A [`Session`] of this thread must be alive.
 unsafe fn few(
     target: Rows,
     left: Blocks,
@@ -301,7 +331,8 @@ unsafe fn few(
     terms: usize,
     keep: bool,
 ) {
-    // SAFETY: the caller has these blocks and sums.
+    // SAFETY: a second block of rows or columns is only used where there is one, and this function
+    // demands the rest.
     unsafe {
         if rows > 1 && columns > 1 {
             let (left, right) = ([left, left.at(1, 0)], [right, right.at(1, 0)]);
@@ -322,8 +353,15 @@ fn cast(matrix: Strided<half::bf16>) -> Strided<u16> {
 }
 
 /// Sums of two by two blocks.
+///
+/// # Safety
+///
+/// That of [`few`] with two rows and two columns.
 unsafe fn four(target: Rows, left: [Blocks; 2], right: [Blocks; 2], terms: usize, keep: bool) {
-    // SAFETY: the caller has these blocks and sums; tile registers are configured by a session.
+    // SAFETY: `tileloadd` reads and `tilestored` writes 16 rows of 64 bytes: of operands a block of 1,024
+    // bytes, `terms` of them one after the other, of the target 16 sums of 16 rows that are
+    // `target.row` numbers apart. This function demands them all, and that a session has configured
+    // the registers. `terms` isn't 0, so that the loop ends. All registers it writes are outputs.
     unsafe {
         asm!(
             "test {keep:e}, {keep:e}",
@@ -375,8 +413,12 @@ unsafe fn four(target: Rows, left: [Blocks; 2], right: [Blocks; 2], terms: usize
 }
 
 /// Sums of one block.
+///
+/// # Safety
+///
+/// That of [`few`] with one row and one column.
 unsafe fn one(target: Rows, left: Blocks, right: Blocks, terms: usize, keep: bool) {
-    // SAFETY: as `four`.
+    // SAFETY: as in `four`, for one block of each operand and of sums.
     unsafe {
         asm!(
             "test {keep:e}, {keep:e}",
@@ -408,6 +450,11 @@ unsafe fn one(target: Rows, left: Blocks, right: Blocks, terms: usize, keep: boo
 }
 
 /// Multiplies columns by their factors, but for vectors of them where all are 1.
+///
+/// # Safety
+///
+/// m rows of n numbers of `target`, whole vectors, must be readable and writable, and n factors be
+/// readable and no part of it.
 struct ScaleColumns {
     target: Rows,
     factors: *const f32,
@@ -419,9 +466,9 @@ impl Operation for ScaleColumns {
     type Output = ();
 
     #[inline(always)]
-    fn eval<S: Simd>(self, simd: S) {
+    unsafe fn eval<S: Simd>(self, simd: S) {
         let ScaleColumns { target, factors, m, n } = self;
-        // SAFETY: whoever makes the operation vouches for the target and a factor a column.
+        // SAFETY: rows and columns stay below `m` and `n`, and the type demands the rest.
         unsafe {
             for column in (0..n).step_by(S::WIDTH) {
                 let own = std::slice::from_raw_parts(factors.add(column), S::WIDTH);

@@ -42,7 +42,9 @@ impl<S, E> Direct<S, E> {
     }
 }
 
-impl<S: Simd, E: Element> Tiles for Direct<S, E> {
+// SAFETY: `left` writes `m · k` numbers, `right` and `differentiate` none of their rooms, and `multiply`
+// the rows of the product; operands are matrices themselves, or copies of `m · k` numbers.
+unsafe impl<S: Simd, E: Element> Tiles for Direct<S, E> {
     type Element = E;
     type Simd = S;
     type Left = Strided;
@@ -82,14 +84,16 @@ impl<S: Simd, E: Element> Tiles for Direct<S, E> {
         let turned = column != 1 && row == 1;
         let (source, rows, columns) =
             if turned { (matrix.transposed(), k, m) } else { (matrix, m, k) };
-        self.0.call(Widen { source, rows, columns, target: room });
+        // SAFETY: `left` demands that the matrix is readable and `left_room(m, k)`, which is
+        // rows · columns, numbers of the room are its own.
+        unsafe { self.0.call(Widen { source, rows, columns, target: room }) };
         let wide = Strided { first: room.cast_const(), row: columns as isize, column: 1 };
         if turned { wide.transposed() } else { wide }
     }
 
     #[inline(always)]
     unsafe fn part(left: Strided, row: usize, column: usize) -> Strided {
-        // SAFETY: the caller's.
+        // SAFETY: `part` demands that they are in the operand.
         unsafe { left.at(row, column) }
     }
 
@@ -105,7 +109,7 @@ impl<S: Simd, E: Element> Tiles for Direct<S, E> {
 
     #[inline(always)]
     unsafe fn right_part(right: Rows, row: usize, column: usize) -> Rows {
-        // SAFETY: the caller's.
+        // SAFETY: `right_part` demands that they are in the operand.
         unsafe { right.at(row, column) }
     }
 
@@ -116,14 +120,21 @@ impl<S: Simd, E: Element> Tiles for Direct<S, E> {
         let mut done = 0;
         loop {
             let k = (size.k - done).min(piece);
-            // SAFETY: parts of operands that the caller vouches for.
+            // SAFETY: `done` is below `size.k`, and `multiply` demands operands of so many columns and
+            // rows.
             let (left, right) = unsafe { (left.at(0, done), right.at(done, 0)) };
             let ahead = ahead.share(done, done + k, size.k);
             let operands = Operands { target, left, right, size: Size { k, ..size }, ahead };
-            match keep {
-                Keep::Nothing => self.0.call(Product { operands, keep: Overwrite }),
-                Keep::All => self.0.call(Product { operands, keep: Add }),
-                Keep::Scaled(factors) => self.0.call(Product { operands, keep: Scale(factors) }),
+            // SAFETY: `multiply` demands these operands, of which `done..done + k` is a part, this
+            // target, and a factor per column where it is scaled.
+            unsafe {
+                match keep {
+                    Keep::Nothing => self.0.call(Product { operands, keep: Overwrite }),
+                    Keep::All => self.0.call(Product { operands, keep: Add }),
+                    Keep::Scaled(factors) => {
+                        self.0.call(Product { operands, keep: Scale(factors) });
+                    }
+                }
             }
             keep = Keep::All;
             done += k;
@@ -140,21 +151,24 @@ impl<S: Simd, E: Element> Tiles for Direct<S, E> {
             let (target, keep) = (scores, Keep::Nothing);
             let [ahead, later] = stretch.ahead;
             let size = Size { m: keys, n, k: stretch.dim, piece: OVER_DIMS };
-            // SAFETY: the caller's.
+            // SAFETY: `attend` demands what `multiply` does of this product.
             unsafe { self.multiply(Multiply { target, keep, left, right, size, ahead }) };
 
             let (target, keep) = (stretch.sums, Keep::Scaled(softmax.factors));
-            self.0.call(softmax);
+            // SAFETY: `attend` demands what `Softmax` does; the product has written the scores.
+            unsafe { self.0.call(softmax) };
 
             let (left, right, ahead) = (stretch.values, scores, later);
             let size = Size { m: stretch.value_dim, n, k: keys, piece: OVER_TOKENS };
-            // SAFETY: the caller's.
+            // SAFETY: `attend` demands what `multiply` does of this product; its right operand are the
+            // keys × lanes scores, rows of whole vectors, and `Softmax` has written the factors.
             unsafe { self.multiply(Multiply { target, keep, left, right, size, ahead }) };
         }
     }
 
     unsafe fn differentiate<T: Transform>(self, work: Differentiate<T>, _: Rooms) {
-        self.0.call(work);
+        // SAFETY: `differentiate` demands what `Differentiate` does.
+        unsafe { self.0.call(work) };
     }
 
     unsafe fn differentiated(products: Rows, _: usize, _: *mut f32) -> Strided {
@@ -163,6 +177,10 @@ impl<S: Simd, E: Element> Tiles for Direct<S, E> {
 }
 
 /// Writes a matrix as f32, row after row.
+///
+/// # Safety
+///
+/// rows × columns numbers must be readable at `source` and writable at `target`, none of them shared.
 struct Widen<E> {
     source: Strided<E>,
     rows: usize,
@@ -174,10 +192,11 @@ impl<E: Element> Operation for Widen<E> {
     type Output = ();
 
     #[inline(always)]
-    fn eval<S: Simd>(self, simd: S) {
+    unsafe fn eval<S: Simd>(self, simd: S) {
         let Widen { source, rows, columns, target } = self;
         let whole = if source.column == 1 { columns / S::WIDTH * S::WIDTH } else { 0 };
-        // SAFETY: whoever makes the operation vouches for both matrices.
+        // SAFETY: rows and columns stay below those of both matrices, which the type demands; vectors
+        // are only loaded from numbers that lie side by side.
         unsafe {
             for row in 0..rows {
                 let (from, to) = (source.at(row, 0), target.add(row * columns));
@@ -203,11 +222,12 @@ struct Operands {
 
 /// How a register tile meets the target.
 trait Meet: Copy {
-    /// The new row of `N` vectors at `target`, given its sums.
+    /// The new vector at `target`, given its sums.
     ///
     /// # Safety
     ///
-    /// `target` must be readable, and there must be a factor for each column.
+    /// `S::WIDTH` numbers of `target` must be readable, and as many factors, where there are any, from
+    /// that of `column` on.
     unsafe fn meet<S: Simd>(self, simd: S, target: *const f32, column: usize, sum: S::F) -> S::F;
 }
 
@@ -228,7 +248,7 @@ impl Meet for Overwrite {
 impl Meet for Add {
     #[inline(always)]
     unsafe fn meet<S: Simd>(self, simd: S, target: *const f32, _: usize, sum: S::F) -> S::F {
-        // SAFETY: the caller says so.
+        // SAFETY: `meet` demands that the vector is readable.
         simd.add(unsafe { simd.load(target) }, sum)
     }
 }
@@ -236,11 +256,18 @@ impl Meet for Add {
 impl Meet for Scale {
     #[inline(always)]
     unsafe fn meet<S: Simd>(self, simd: S, target: *const f32, column: usize, sum: S::F) -> S::F {
-        // SAFETY: the caller says so.
+        // SAFETY: `meet` demands that the vector and its factors are readable.
         unsafe { simd.fma(simd.load(target), simd.load(self.0.add(column)), sum) }
     }
 }
 
+/// `target ← keep(target) + left · right`.
+///
+/// # Safety
+///
+/// `left` must have m × k readable numbers and `right` k rows of n, `n` be a whole number of vectors,
+/// m rows of n numbers of `target` be readable and writable and shared with neither, and n factors be
+/// readable where it is scaled.
 struct Product<K> {
     operands: Operands,
     keep: K,
@@ -251,11 +278,12 @@ impl<K: Meet> Operation for Product<K> {
 
     /// Panels of four, two and one vectors; the rows of a register tile are what then fits.
     #[inline(always)]
-    fn eval<S: Simd>(self, simd: S) {
+    unsafe fn eval<S: Simd>(self, simd: S) {
         let vectors = self.operands.size.n / S::WIDTH;
         debug_assert_eq!(self.operands.size.n % S::WIDTH, 0);
         let mut vector = 0;
-        // SAFETY: the panels are parts of matrices that the caller of `multiply` vouches for.
+        // SAFETY: `panel` is given `N` vectors from one on that is at most `vectors - N`, the condition of
+        // each arm, and the matrices are as the type demands.
         unsafe {
             if S::REGISTERS >= 32 {
                 while vector + 4 <= vectors {
@@ -282,11 +310,16 @@ impl<K: Meet> Operation for Product<K> {
 
 impl<K: Meet> Product<K> {
     /// All rows of `N` vectors of columns.
+    ///
+    /// # Safety
+    ///
+    /// That of [`Product`]; and `vector + N` vectors must be in a row of the target.
     #[inline(always)]
     unsafe fn panel<S: Simd, const M: usize, const N: usize>(&self, simd: S, vector: usize) {
         let mut row = 0;
         let m = self.operands.size.m;
-        // SAFETY: rows stay below `m`.
+        // SAFETY: `tile` is given `M` rows from one on that is at most `m - M`, the condition of each
+        // arm; the vectors are in the rows, as this function demands.
         unsafe {
             while row + M <= m {
                 self.tile::<S, M, N>(simd, row, vector);
@@ -306,6 +339,10 @@ impl<K: Meet> Product<K> {
     }
 
     /// `M` rows of `N` vectors, their sums in registers.
+    ///
+    /// # Safety
+    ///
+    /// That of [`Product`]; and `row + M` rows and `vector + N` vectors must be in the target.
     #[inline(always)]
     unsafe fn tile<S: Simd, const M: usize, const N: usize>(
         &self,
@@ -314,7 +351,9 @@ impl<K: Meet> Product<K> {
         vector: usize,
     ) {
         let Operands { target, left, right, size, ahead } = self.operands;
-        // SAFETY: rows, columns and steps stay within the sizes that the caller vouches for.
+        // SAFETY: `row + M` rows are in `left` and `target`, `vector + N` vectors in the rows of `right`
+        // and `target`, as this function demands. `Reader` takes `size.k` steps in all: the turns of
+        // four, and what is left.
         unsafe {
             let column = vector * S::WIDTH;
             let mut at = Reader::new(left.at(row, 0), right.at(0, column));
@@ -377,13 +416,18 @@ impl Reader {
     }
 
     /// Adds one column of the left times one row of the right, and moves on.
+    ///
+    /// # Safety
+    ///
+    /// The column that it has come to must have `M` readable rows, and the row `N` readable vectors.
     #[inline(always)]
     unsafe fn step<S: Simd, const M: usize, const N: usize>(
         &mut self,
         simd: S,
         sums: &mut [[S::F; N]; M],
     ) {
-        // SAFETY: the caller's matrices have this row and column.
+        // SAFETY: this function demands both; row `m` of the left is `m % 4` rows behind pointer
+        // `m / 4`. Pointers move on by wrapping offsets, since the last step leads past the end.
         unsafe {
             let mut vectors = [simd.splat(0.0); N];
             for n in 0..N {

@@ -4,6 +4,11 @@ use crate::simd::{Operation, Simd};
 use crate::tile::{Rows, Strided};
 
 /// `to[rows × columns] ← to + from`.
+///
+/// # Safety
+///
+/// rows × columns numbers must be readable at `from` and readable and writable at `to`, none of them
+/// shared.
 pub(super) struct AddRows {
     pub(super) from: Rows,
     pub(super) to: Strided,
@@ -15,10 +20,11 @@ impl Operation for AddRows {
     type Output = ();
 
     #[inline(always)]
-    fn eval<S: Simd>(self, simd: S) {
+    unsafe fn eval<S: Simd>(self, simd: S) {
         let AddRows { from, to, rows, columns } = self;
         let vectors = if to.column == 1 { columns / S::WIDTH * S::WIDTH } else { 0 };
-        // SAFETY: whoever makes the operation vouches for rows × columns numbers of both.
+        // SAFETY: rows and columns stay below those that the type demands of both, and vectors are only
+        // loaded and stored where numbers lie side by side.
         unsafe {
             for row in 0..rows {
                 let (from, target) = (from.at(row, 0).first, to.at(row, 0).first.cast_mut());

@@ -18,6 +18,12 @@ const TERMS: usize = 2 * WIDEST;
 const BLOCK: usize = SIDE * TERMS;
 
 /// Scores become bf16 probabilities, and the gradient of probabilities that of the products.
+///
+/// # Safety
+///
+/// That of [`Differentiate`], for at most `QUERIES` queries. Blocks must be writable, without a number
+/// that is read: at `right` those of queries, rounded up to 32, for each 16 lanes, `right_along` blocks
+/// apart; at `left` those of lanes, rounded up to 32, for each 16 queries, `left_along` blocks apart.
 pub(crate) struct Coarse<'a, T> {
     pub(crate) work: &'a Differentiate<T>,
     pub(crate) shared: &'a Shared,
@@ -50,9 +56,13 @@ fn is_far(lse: f32) -> bool {
 }
 
 /// What the queries of a tile share.
-pub(crate) fn shared<T>(work: &Differentiate<T>) -> Shared {
+///
+/// # Safety
+///
+/// That of [`Differentiate`], for at most `QUERIES` queries.
+pub(crate) unsafe fn shared<T>(work: &Differentiate<T>) -> Shared {
     let mut shared = Shared { lse: [0.0; QUERIES], delta: [0.0; QUERIES], far: false };
-    // SAFETY: whoever makes the operation vouches for its rows.
+    // SAFETY: `Differentiate` demands a log-sum-exp, correction and delta per query.
     let [lse, correction, delta] = [work.lse, work.corrections, work.delta]
         .map(|first| unsafe { std::slice::from_raw_parts(first, work.queries) });
     for query in 0..work.queries {
@@ -72,10 +82,10 @@ impl<T: Transform> Operation for Coarse<'_, T> {
     type Output = ();
 
     #[inline(always)]
-    fn eval<S: Simd>(self, simd: S) {
+    unsafe fn eval<S: Simd>(self, simd: S) {
         assert_eq!(S::WIDTH, WIDEST, "blocks are as wide as a vector");
         let odd = self.keep || self.shared.far;
-        // SAFETY: whoever makes the operation vouches for queries × lanes numbers and their blocks.
+        // SAFETY: `all` has the condition of the type, and is masked where there are bits.
         unsafe {
             match (odd, self.work.bits.is_null()) {
                 (false, true) => self.all::<S, false, false>(simd),
@@ -89,13 +99,17 @@ impl<T: Transform> Operation for Coarse<'_, T> {
 
 impl<T: Transform> Coarse<'_, T> {
     /// Two queries and two vectors of keys at a time. `ODD` where some row is far, or numbers are kept.
+    ///
+    /// # Safety
+    ///
+    /// That of [`Coarse`]; `MASKED` only where bits aren't null, and a vector must be `WIDEST`.
     #[inline(always)]
     unsafe fn all<S: Simd, const MASKED: bool, const ODD: bool>(&self, simd: S) {
         let (queries, lanes) = (self.work.queries, self.work.lanes);
         for lane in (0..lanes).step_by(TERMS) {
             for query in (0..queries.next_multiple_of(TERMS)).step_by(2) {
                 let next = (query + 1, lane + WIDEST);
-                // SAFETY: the caller's.
+                // SAFETY: `some` has the condition of `all`, whatever the query and lane.
                 let ([(p00, d00), (p01, d01)], [(p10, d10), (p11, d11)]) = unsafe {
                     (
                         [
@@ -113,7 +127,9 @@ impl<T: Transform> Coarse<'_, T> {
                     (column * self.right_along + query / TERMS) * BLOCK + query % TERMS / 2 * TERMS;
                 let left =
                     (query / SIDE * self.left_along + lane / TERMS) * BLOCK + query % SIDE * TERMS;
-                // SAFETY: these are the blocks of the queries and lanes.
+                // SAFETY: `query` is below the queries rounded up to 32, `lane` below the lanes: `right` is
+                // the pair of rows in their block, `left` those of the queries where they are below
+                // what is rounded up to 16. `Coarse` demands all of them.
                 unsafe {
                     simd.store_pairs_bf16(self.right[0].add(right), p00, p10);
                     simd.store_pairs_bf16(self.right[1].add(right), d00, d10);
@@ -132,6 +148,10 @@ impl<T: Transform> Coarse<'_, T> {
     }
 
     /// 0 beyond the last query or lane.
+    ///
+    /// # Safety
+    ///
+    /// That of [`all`](Self::all).
     #[inline(always)]
     unsafe fn some<S: Simd, const MASKED: bool, const ODD: bool>(
         &self,
@@ -140,13 +160,19 @@ impl<T: Transform> Coarse<'_, T> {
         lane: usize,
     ) -> (S::F, S::F) {
         if query < self.work.queries && lane < self.work.lanes {
-            // SAFETY: it is in the matrices.
+            // SAFETY: `one` has the condition of `all`, for a query and lane that the condition above
+            // puts in the matrices.
             unsafe { self.one::<S, MASKED, ODD>(simd, query, lane) }
         } else {
             (simd.splat(0.0), simd.splat(0.0))
         }
     }
 
+    /// Probabilities and gradients of products of one query and one vector of keys.
+    ///
+    /// # Safety
+    ///
+    /// That of [`all`](Self::all); the query and the vector must end within the matrices.
     #[inline(always)]
     unsafe fn one<S: Simd, const MASKED: bool, const ODD: bool>(
         &self,
@@ -156,7 +182,8 @@ impl<T: Transform> Coarse<'_, T> {
     ) -> (S::F, S::F) {
         let work = self.work;
         let zero = simd.splat(0.0);
-        // SAFETY: queries and lanes stay within the matrices.
+        // SAFETY: query and vector are in the matrices, as this function demands, and so in all lists of
+        // `Differentiate`.
         unsafe {
             let (scale, log2) = (simd.splat(work.scale), simd.splat(LOG2_E));
             let mut score = simd.load(work.scores.at(query, lane).first);

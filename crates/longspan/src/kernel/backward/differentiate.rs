@@ -6,6 +6,14 @@ use crate::simd::{Operation, Simd};
 use crate::tile::Rows;
 
 /// Scores become probabilities, and the gradient of probabilities that of the products q·k.
+///
+/// # Safety
+///
+/// queries × lanes numbers, `lanes` a whole number of vectors up to 64, must be readable and writable at
+/// `scores`, readable at `gradients` and writable at `products`. There must be a readable word of bits
+/// per query, unless they are null, and a log-sum-exp, correction and delta. Where the transform is
+/// placed, positions of the lanes and of the queries must be readable. Nothing that is written may be
+/// shared with anything else here.
 pub(crate) struct Differentiate<T> {
     pub(crate) scores: Rows,
     pub(crate) gradients: Rows,
@@ -17,7 +25,7 @@ pub(crate) struct Differentiate<T> {
     pub(crate) lanes: usize,
     pub(crate) scale: f32,
     pub(crate) transform: T,
-    /// A word a query, or null where all is seen.
+    /// A word per query, or null where all is seen.
     pub(crate) bits: *const u64,
     pub(crate) lse: *const f32,
     /// `exp(−rest)` of each query's log-sum-exp.
@@ -41,8 +49,8 @@ impl<T: Transform> Operation for Differentiate<T> {
     type Output = ();
 
     #[inline(always)]
-    fn eval<S: Simd>(self, simd: S) {
-        // SAFETY: whoever makes the operation vouches for queries × lanes numbers.
+    unsafe fn eval<S: Simd>(self, simd: S) {
+        // SAFETY: `rows` has the condition of the type, and is masked where there are bits.
         unsafe {
             if self.bits.is_null() {
                 self.rows::<S, false>(simd)
@@ -54,11 +62,15 @@ impl<T: Transform> Operation for Differentiate<T> {
 }
 
 impl<T: Transform> Differentiate<T> {
+    /// # Safety
+    ///
+    /// That of [`Differentiate`]; `MASKED` only where bits aren't null.
     #[inline(always)]
     unsafe fn rows<S: Simd, const MASKED: bool>(&self, simd: S) {
         let (zero, one) = (simd.splat(0.0), simd.splat(1.0));
         let scale = simd.splat(self.scale);
-        // SAFETY: queries and lanes stay within the matrices.
+        // SAFETY: queries are below `queries`, vectors of lanes below `lanes`, as the type demands of all
+        // matrices and lists.
         unsafe {
             for query in 0..self.queries {
                 let lse = *self.lse.add(query);

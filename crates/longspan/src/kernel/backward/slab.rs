@@ -13,12 +13,12 @@ use crate::tile::{Rows, Strided, Tiles};
 pub(crate) struct Slab {
     pub(super) first: usize,
     pub(super) keys: usize,
-    /// LANES keys a tile: Kᵗ, Vᵗ, dKᵗ, dVᵗ, one tile after the other.
+    /// LANES keys per tile: Kᵗ, Vᵗ, dKᵗ, dVᵗ, one tile after the other.
     pub(super) keys_turned: *mut f32,
     pub(super) values_turned: *mut f32,
     pub(super) dk_turned: *mut f32,
     pub(super) dv_turned: *mut f32,
-    /// K, whole vectors a row, with 0 in place of what isn't finite.
+    /// K, whole vectors per row, with 0 in place of what isn't finite.
     pub(super) key_rows: Rows,
     /// Whether the keys of each tile are finite.
     pub(super) finite: [bool; MOST_TILES],
@@ -102,7 +102,10 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
     ///
     /// # Safety
     ///
-    /// The tensors must have this entry, head and slab.
+    /// `q`, `k`, `v` and `dout` must be tensors that are readable and not written, `dim`, `dim`,
+    /// `value_dim` and `value_dim` wide, at least 1 each. `k` and `v` must have this entry, key head, and
+    /// `keys` keys, the first one of the slab among them. The slab is open until the scratch is used
+    /// otherwise.
     pub(crate) unsafe fn open(
         &self,
         scratch: &mut Scratch,
@@ -112,7 +115,7 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
         let mut next = scratch.numbers.room(self.room());
         let parts = self.lengths().map(|len| {
             let part = next;
-            // SAFETY: the parts add up to the room.
+            // SAFETY: `room` is the sum of these lengths, so that each part ends in it.
             next = unsafe { next.add(len.next_multiple_of(LANES)) };
             part
         });
@@ -162,7 +165,9 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
             clean: scratch.clean.room(self.clean_room()),
         };
         let simd = self.tiles.simd();
-        // SAFETY: scratch of our own; the keys are in the tensors.
+        // SAFETY: the parts of the room are as large as `lengths` says: for tiles of `LANES` keys, of which
+        // the slab has `tiles`, and for its keys in rows of `row` numbers. Nothing else refers to them.
+        // Keys of the slab are in `k` and `v`, as this function demands.
         unsafe {
             let tiles = slab.keys.div_ceil(LANES);
             std::ptr::write_bytes(dk_turned, 0, tiles * Self::sums_len(self.dim));
@@ -204,7 +209,9 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
     ///
     /// # Safety
     ///
-    /// Nobody else may write them.
+    /// `slab` must be open, for this entry and key head. `dk` and `dv` must be tensors with its keys,
+    /// which no other thread reads or writes; or else the buffer have `grid.slab` rows of both for it
+    /// alone.
     pub(crate) unsafe fn close(
         &self,
         slab: &Slab,
@@ -212,7 +219,9 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
         buffer: Option<*mut f32>,
     ) {
         let simd = self.tiles.simd();
-        // SAFETY: the caller's tensors have these keys, and buffers are as large as a slab.
+        // SAFETY: keys of the slab are in the tensors, or in the buffer from the slab's first on, as this
+        // function demands; sums of a tile have at least `dims` rows of `LANES` numbers, and are the
+        // slab's own.
         unsafe {
             for tile in 0..slab.keys.div_ceil(LANES) {
                 let (key, tokens) = slab.tile_keys(tile);
@@ -237,9 +246,13 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
     }
 }
 
-/// Tile `index` of those of `len` numbers, LANES a row, that lie one after the other.
+/// Tile `index` of those of `len` numbers, LANES per row, that lie one after the other.
+///
+/// # Safety
+///
+/// There must be so many tiles in the allocation of `first`.
 pub(super) unsafe fn tile_of(first: *mut f32, len: usize, index: usize) -> Rows {
-    // SAFETY: the caller has so many tiles.
+    // SAFETY: the tile is in the allocation, as this function demands.
     Rows { first: unsafe { first.add(index * len) }, row: LANES }
 }
 

@@ -20,11 +20,20 @@ const BLOCK_KEYS: usize = 32;
 const BLOCK: usize = BLOCK_KEYS * WIDEST;
 
 /// Finds what the sums of a stretch are relative to, and the factors of older sums.
+///
+/// # Safety
+///
+/// That of [`Softmax`].
 pub(crate) struct Begin<'a, T> {
     pub(crate) softmax: &'a Softmax<T>,
 }
 
 /// Scores of a stretch become bf16 probabilities.
+///
+/// # Safety
+///
+/// That of [`Softmax`], which [`Begin`] must have been through; and the blocks of its keys × lanes must be
+/// writable at `packed`, without a number that is read.
 pub(crate) struct Weigh<'a, T> {
     pub(crate) softmax: &'a Softmax<T>,
     /// For each 16 lanes, blocks of 32 keys: pairs of keys side by side.
@@ -35,9 +44,9 @@ impl<T: Transform> Operation for Begin<'_, T> {
     type Output = ();
 
     #[inline(always)]
-    fn eval<S: Simd>(self, simd: S) {
+    unsafe fn eval<S: Simd>(self, simd: S) {
         let masked = self.softmax.mask.is_some();
-        // SAFETY: whoever makes the operation vouches for keys × lanes scores.
+        // SAFETY: `lanes` is a whole number of vectors, so that each of these ends within them.
         unsafe {
             for lane in (0..self.softmax.lanes).step_by(S::WIDTH) {
                 match (masked, raw(self.softmax)) {
@@ -54,9 +63,10 @@ impl<T: Transform> Operation for Weigh<'_, T> {
     type Output = ();
 
     #[inline(always)]
-    fn eval<S: Simd>(self, simd: S) {
+    unsafe fn eval<S: Simd>(self, simd: S) {
         assert_eq!(S::WIDTH, WIDEST, "blocks are as wide as a vector");
-        // SAFETY: whoever makes the operation vouches for keys × lanes scores and their blocks.
+        // SAFETY: `lanes` is a whole number of vectors, so that each of these ends within them, and there
+        // is a maximum per lane.
         unsafe {
             for lane in (0..self.softmax.lanes).step_by(S::WIDTH) {
                 let maxima = self.softmax.maxima.add(lane);
@@ -99,12 +109,18 @@ fn raw<T: Transform>(softmax: &Softmax<T>) -> bool {
 const TOGETHER: usize = 4;
 
 impl<T: Transform> Begin<'_, T> {
+    /// One vector of lanes.
+    ///
+    /// # Safety
+    ///
+    /// That of [`Begin`]; the vector must end within the lanes.
     #[inline(always)]
     unsafe fn lanes<S: Simd, const MASKED: bool, const RAW: bool>(&self, simd: S, lane: usize) {
         let softmax = self.softmax;
         let (zero, nothing) = (simd.splat(0.0), simd.splat(f32::NEG_INFINITY));
         let whole = softmax.keys / TOGETHER * TOGETHER;
-        // SAFETY: lanes and keys stay within the scores and the lists that belong to them.
+        // SAFETY: keys are below `keys`, and the vector ends within the lanes, as this function demands:
+        // `Softmax` demands scores and lists of so many.
         unsafe {
             let mut greatest = [nothing; TOGETHER];
             for key in (0..whole).step_by(TOGETHER) {
@@ -134,6 +150,10 @@ impl<T: Transform> Begin<'_, T> {
     }
 
     /// Scores of `K` keys and one vector of lanes: as they are, or changed, masked and written.
+    ///
+    /// # Safety
+    ///
+    /// That of [`Begin`]; the keys and the vector must end within its keys and lanes.
     #[inline(always)]
     unsafe fn scores<S: Simd, const K: usize, const MASKED: bool, const RAW: bool>(
         &self,
@@ -143,7 +163,8 @@ impl<T: Transform> Begin<'_, T> {
     ) -> [S::F; K] {
         let softmax = self.softmax;
         let zero = simd.splat(0.0);
-        // SAFETY: as `lanes`.
+        // SAFETY: this function demands keys and lanes of the softmax, and `Softmax` its scores, and
+        // positions where the transform is placed.
         unsafe {
             if !RAW {
                 let mut place = Place { lanes: zero, other: zero, slopes: zero };
@@ -164,12 +185,18 @@ impl<T: Transform> Begin<'_, T> {
 
 impl<T: Transform> Weigh<'_, T> {
     /// One vector of lanes.
+    ///
+    /// # Safety
+    ///
+    /// That of [`Weigh`]; the vector must end within the lanes.
     #[inline(always)]
     unsafe fn lanes<S: Simd, const MASKED: bool, const SCORE: u8>(&self, simd: S, lane: usize) {
         let softmax = self.softmax;
         let chunks = softmax.keys.div_ceil(BLOCK_KEYS);
         let blocks = self.packed.wrapping_add(lane / S::WIDTH * chunks * BLOCK);
-        // SAFETY: lanes and keys stay within the scores, the lists and blocks that belong to them.
+        // SAFETY: keys are below `keys`, and the vector ends within the lanes, as this function demands:
+        // `Softmax` demands scores and lists of so many. A vector has `chunks` blocks of `BLOCK` numbers,
+        // of which each quad of keys writes two rows; `Weigh` demands them.
         unsafe {
             let maxima = simd.load(softmax.maxima.add(lane));
             let seen = simd.less(simd.splat(f32::NEG_INFINITY), maxima);
@@ -213,6 +240,11 @@ impl<T: Transform> Weigh<'_, T> {
         simd.fma(score, simd.splat(self.softmax.scale * log2), reference)
     }
 
+    /// The probabilities of one key and one vector of lanes.
+    ///
+    /// # Safety
+    ///
+    /// That of [`Weigh`]; the key and the vector must end within its keys and lanes.
     #[inline(always)]
     unsafe fn weigh<S: Simd, const MASKED: bool, const SCORE: u8>(
         &self,
@@ -223,7 +255,8 @@ impl<T: Transform> Weigh<'_, T> {
     ) -> S::F {
         let log2 = simd.splat(std::f32::consts::LOG2_E);
         let scale = self.softmax.scale;
-        // SAFETY: as `lanes`.
+        // SAFETY: this function demands a key and lanes of the softmax, and `Softmax` its scores and a
+        // word of the mask per key.
         unsafe {
             let at = self.softmax.scores.at(key, lane).first;
             let score = simd.load(at);

@@ -27,11 +27,17 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     }
 
     /// Packs the queries, and sets the state to what it starts from.
+    ///
+    /// # Safety
+    ///
+    /// That of [`attempt`](Self::attempt), for a tile of a row of the stack.
     pub(super) unsafe fn start(&self, tile: &Tile, stack: &Stack<'_, X::Element>, row: u32) {
         let simd = self.tiles.simd();
         let (stream, target) = (stack.stream, stack.target);
         let (first, tokens) = stack.tokens(row);
-        // SAFETY: the tile is scratch of our own; rows of tensors are those of its lanes.
+        // SAFETY: `tile` has room for `dim` and `sum_rows + 1` rows of `LANES`, lists of `LANES`, and the
+        // operand (`tile_len`), which nothing else refers to. `pieces` are heads of the stream and tokens
+        // of the row, each in a lane of the tile: `rows` demands tensors and a target with them.
         unsafe {
             if tile.lanes < LANES {
                 std::ptr::write_bytes(tile.queries.first, 0, self.dim * LANES);
@@ -74,12 +80,17 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     }
 
     /// Writes what the tile has come to.
+    ///
+    /// # Safety
+    ///
+    /// That of [`attempt`](Self::attempt), for a tile of a row of the stack that was started.
     pub(super) unsafe fn end(&self, tile: &Tile, stack: &Stack<'_, X::Element>, row: u32) {
         let simd = self.tiles.simd();
         let (stream, target) = (stack.stream, stack.target);
         let (first, tokens) = stack.tokens(row);
         let dims = self.value_dim;
-        // SAFETY: rows written are those of the tile's lanes, which are this unit's own.
+        // SAFETY: as in `start`; the rows of the target that are written are those of the tile's lanes,
+        // which no other thread reads or writes.
         unsafe {
             let folded = (*tile.counts)[1] > 0;
             if folded {
@@ -129,20 +140,25 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     }
 
     /// Whether the sums of all rows are finite.
+    ///
+    /// # Safety
+    ///
+    /// That of [`attempt`](Self::attempt); the tiles of all rows must have been started.
     pub(super) unsafe fn all_finite(
         &self,
         stack: &Stack<'_, X::Element>,
         unit: &Unit,
         room: &Room,
     ) -> bool {
-        (unit.rows.0..unit.rows.1).all(|row| {
+        // SAFETY: rows are those of the stack. Sums, and what was folded of them, have more than
+        // `value_dim` rows of `LANES` numbers; both are the tile's own, as its counts are.
+        (unit.rows.0..unit.rows.1).all(|row| unsafe {
             self.tiles_of(room, stack, row).all(|tile| {
                 let finite = |sums: Rows| {
                     let (matrix, rows) = (sums.strided(), self.value_dim);
                     self.tiles.simd().call(AllFinite { matrix, rows, columns: tile.lanes })
                 };
-                // SAFETY: the tile is scratch of our own.
-                let folded = unsafe { (*tile.counts)[1] > 0 };
+                let folded = (*tile.counts)[1] > 0;
                 finite(tile.sums) && (!folded || finite(tile.folded))
             })
         })

@@ -64,7 +64,7 @@ struct Queries {
     /// Where the transform looks at them.
     positions: [f32; FEW],
     slopes: [f32; FEW],
-    /// A bit a key of the stretch.
+    /// A bit per key of the stretch.
     bits: [[u64; WORDS]; FEW],
 }
 
@@ -104,7 +104,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         let [queries, sums, scores, turned, values, key_positions] =
             self.few_lengths().map(|len| {
                 let part = next;
-                // SAFETY: the parts add up to the room.
+                // SAFETY: `few_room` is the sum of these lengths, so that each part ends in it.
                 next = unsafe { next.add(len.next_multiple_of(LANES)) };
                 part
             });
@@ -119,6 +119,11 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     }
 
     /// Computes a unit of one row of blocks that has few queries; see [`rows`](Self::rows).
+    ///
+    /// # Safety
+    ///
+    /// That of [`rows`](Self::rows), for the one row of `stack`, which is that of `unit`; it must have at
+    /// most `FEW` lanes.
     pub(super) unsafe fn few(
         &self,
         stack: &mut Stack<'_, X::Element>,
@@ -129,7 +134,8 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     ) {
         let room = self.cut_few(&mut scratch.numbers);
         let row = unit.rows.0;
-        // SAFETY: queries and keys are those that the layout names, scratch is our own.
+        // SAFETY: all functions here have the condition of `few`, and `room` is what `cut_few` gave; it
+        // has `FEW` rows of sums of at least `value_dim` numbers, as the operation demands.
         unsafe {
             let mut queries = self.begin_few(stack, &room, row);
             let lists = &mut scratch.lists;
@@ -150,6 +156,11 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     }
 
     /// Copies the queries, and sets the state to what it starts from.
+    ///
+    /// # Safety
+    ///
+    /// That of [`few`](Self::few); `room` must be what [`cut_few`](Self::cut_few) gave, and used by
+    /// nothing else.
     unsafe fn begin_few(&self, stack: &Stack<'_, X::Element>, room: &Room, row: u32) -> Queries {
         let (stream, (first, tokens)) = (stack.stream, stack.tokens(row));
         let mut queries = Queries {
@@ -160,7 +171,9 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
             slopes: [0.0; FEW],
             bits: [[0; WORDS]; FEW],
         };
-        // SAFETY: the tensors have these queries, and the room holds FEW of them.
+        // SAFETY: `rows` demands tensors and a target with the queries of the row and the heads of the
+        // stream. There are at most `FEW`, for which the room has rows of `query_row` and `sum_row`
+        // numbers; `place` gives a number below `dim`.
         unsafe {
             std::ptr::write_bytes(room.sums.first, 0, FEW * self.sum_row());
             for query in 0..queries.count {
@@ -198,6 +211,10 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     }
 
     /// Writes what the queries have come to.
+    ///
+    /// # Safety
+    ///
+    /// That of [`begin_few`](Self::begin_few), which must have given `queries`.
     unsafe fn end_few(
         &self,
         stack: &Stack<'_, X::Element>,
@@ -209,7 +226,8 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         for query in 0..queries.count {
             let (head, token) = (stream.heads[query / tokens] as usize, first + query % tokens);
             let (m, l) = (queries.maxima[query], queries.totals[query]);
-            // SAFETY: the rows written are those of this unit's queries.
+            // SAFETY: as in `begin_few`; the rows written are those of the unit, which no other thread
+            // reads or writes.
             unsafe {
                 let sums = room.sums.at(query, 0).first.cast_const();
                 let sums = std::slice::from_raw_parts(sums, self.value_dim);
@@ -238,6 +256,10 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     }
 
     /// Every key that the row sees, unless the call stops. Returns whether any were masked.
+    ///
+    /// # Safety
+    ///
+    /// That of [`begin_few`](Self::begin_few), which must have given `queries`.
     #[allow(clippy::too_many_arguments)]
     unsafe fn all_keys(
         &self,
@@ -262,7 +284,8 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
                 let keys = even(end - key, LONGEST);
                 let partial = see(stack, row, pieces, (key, keys), masks, queries);
                 masked |= partial;
-                // SAFETY: the caller's.
+                // SAFETY: keys of pieces are the layout's, and `even` gives at most `LONGEST`; `see` has
+                // written the bits where some are masked.
                 unsafe { self.stretch_of_few(stack, room, row, (key, keys), partial, queries) };
                 key += keys;
             }
@@ -271,6 +294,10 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     }
 
     /// A stretch of keys: scores, softmax, sums of values.
+    ///
+    /// # Safety
+    ///
+    /// That of [`all_keys`](Self::all_keys); the keys must be the layout's, from 1 to `LONGEST`.
     unsafe fn stretch_of_few(
         &self,
         stack: &Stack<'_, X::Element>,
@@ -285,7 +312,10 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         // In f32, whatever the elements: nothing is gained by matrix units here.
         let tiles = Direct::<_, f32>::new(simd);
         let (count, value_row) = (queries.count, self.value_row());
-        // SAFETY: keys are the layout's, and scratch is our own.
+        // SAFETY: `rows` demands tensors with the keys of the layout. The room has `FEW` rows of `LONGEST`
+        // scores, a multiple of any vector's width, of `query_row` and of `sum_row` numbers, and
+        // `LONGEST` positions; all of them were written before, if only with numbers without meaning.
+        // `sum_row` is at least `value_row`. `Direct` has sessions that do nothing.
         unsafe {
             let source = self.k.head(entry, head, key);
             if dots_pay::<X::Simd>(count, self.dim) {
@@ -369,6 +399,10 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     }
 
     /// Scores, with keys turned 64 at a time.
+    ///
+    /// # Safety
+    ///
+    /// That of [`stretch_of_few`](Self::stretch_of_few), for `tokens` readable keys and `rows` queries.
     unsafe fn turn_and_multiply(
         &self,
         keys: Strided<X::Element>,
@@ -379,7 +413,9 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         let simd = self.tiles.simd();
         for first in (0..tokens).step_by(LANES) {
             let some = (tokens - first).min(LANES);
-            // SAFETY: the caller's keys; scratch is our own.
+            // SAFETY: `first + some` is at most `tokens`; the room has `dim` rows of `LANES` for turned keys,
+            // and scores up to `first + lanes`, which is at most `LONGEST`, since both are multiples of
+            // a vector's width.
             unsafe {
                 let (source, dims, target) = (keys.at(first, 0), self.dim, room.turned);
                 simd.call(ToLanes { source, tokens: some, dims, target, lane: 0 });
@@ -397,6 +433,11 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     }
 
     /// Values as rows of whole f32 vectors: as they lie, or a copy, which may be a clean one.
+    ///
+    /// # Safety
+    ///
+    /// `keys` values, `LONGEST` at most, must be readable; `room` must be what
+    /// [`cut_few`](Self::cut_few) gave. What this gives is to be read, not written.
     unsafe fn value_rows(
         &self,
         values: Strided<X::Element>,
@@ -409,13 +450,22 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
             return Rows { first: values.first.cast_mut().cast(), row: values.row as usize };
         }
         let (source, columns) = (values, self.value_dim);
-        self.tiles.simd().call(ValueRows { source, keys, columns, clean, target: room.values });
+        // SAFETY: the values are readable, as this function demands, and the room has `LONGEST` rows of
+        // `value_row` numbers for them.
+        unsafe {
+            self.tiles.simd().call(ValueRows { source, keys, columns, clean, target: room.values });
+        }
         room.values
     }
 }
 
 /// Copies values to rows of whole vectors, 0 behind them, and in place of what isn't finite if that
 /// is asked for.
+///
+/// # Safety
+///
+/// keys × columns numbers must be readable at `source`, and `keys` rows of as many, rounded up to whole
+/// vectors, be writable at `target`, none of them shared.
 struct ValueRows<E> {
     source: Strided<E>,
     keys: usize,
@@ -428,12 +478,13 @@ impl<E: Element> Operation for ValueRows<E> {
     type Output = ();
 
     #[inline(always)]
-    fn eval<S: Simd>(self, simd: S) {
+    unsafe fn eval<S: Simd>(self, simd: S) {
         let ValueRows { source, keys, columns, clean, target } = self;
         let quick = source.column == 1 && !clean;
         let whole = if quick { columns / S::WIDTH * S::WIDTH } else { 0 };
         for key in 0..keys {
-            // SAFETY: whoever makes the operation vouches for both matrices.
+            // SAFETY: keys are below `keys`; columns are read below `columns` and written below the next
+            // multiple of a vector's width, as the type demands.
             unsafe {
                 let (from, to) = (source.at(key, 0), target.at(key, 0).first);
                 for column in (0..whole).step_by(S::WIDTH) {

@@ -29,12 +29,17 @@ pub(super) struct Part {
     pub(super) offset: usize,
     /// The first lane, and how many.
     pub(super) lanes: (usize, usize),
-    /// A word a key, where some are masked: bit `i` is lane `i` of the tile.
+    /// A word per key, where some are masked: bit `i` is lane `i` of the tile.
     pub(super) bits: Option<*const u64>,
 }
 
 impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     /// Makes keys and their values ready.
+    ///
+    /// # Safety
+    ///
+    /// That of [`attempt`](Self::attempt); `key..key + keys` must be keys of the layout, `LONGEST` at
+    /// most. They are ready until the next call with the same room.
     pub(super) unsafe fn ready(
         &self,
         room: &Room,
@@ -43,7 +48,8 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         keys: usize,
     ) -> Ready<X> {
         let (entry, head) = (stack.stream.entry, stack.stream.key_head);
-        // SAFETY: keys are the layout's, and the room holds LONGEST of them.
+        // SAFETY: `rows` demands tensors with the keys of the layout, and the room has parts for `LONGEST`
+        // keys and values (`lengths`), which nothing but what this gives refers to.
         unsafe {
             let k = self.k.head(entry, head, key);
             let v = self.v.head(entry, head, key).transposed();
@@ -61,6 +67,11 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     /// Queries see different keys at the edge of a window: vectors of them are then worked on by
     /// themselves, in groups of four, two or one, over no more keys than a group sees. The widest
     /// groups are the fastest, so the choice is that of least work.
+    ///
+    /// # Safety
+    ///
+    /// That of [`attempt`](Self::attempt), for a tile that was started; keys from `key` on, one per word,
+    /// must be among those that are ready and have their positions placed.
     pub(super) unsafe fn masked(
         &self,
         tile: &Tile,
@@ -102,7 +113,8 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
                 let lanes = (lane, (tile.lanes - lane).min(size * width));
                 let keys = (key + start, end - start);
                 let bits = Some(bits[start..].as_ptr());
-                // SAFETY: parts of what the caller vouches for.
+                // SAFETY: `stretches` has this function's condition, and is given a part of its keys, a
+                // word of bits for each, and lanes of the tile.
                 unsafe {
                     self.stretches(
                         tile,
@@ -117,6 +129,10 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     }
 
     /// Keys for some lanes of a tile, in as many stretches as their scores have room for.
+    ///
+    /// # Safety
+    ///
+    /// That of [`stretch`](Self::stretch), and [`attempt`](Self::attempt).
     pub(super) unsafe fn stretches(
         &self,
         tile: &Tile,
@@ -125,7 +141,9 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         ready: &Ready<X>,
         part: Part,
     ) {
-        // SAFETY: the caller's.
+        // SAFETY: `parts` cuts the part into ones with at most `MOST_LANES` lanes and `most_keys` keys, as
+        // `stretch` demands. Its scores are used by one stretch after the other; after a careful one
+        // they hold its probabilities, as `add_left_out` demands.
         unsafe {
             if stack.careful && part.bits.is_some() {
                 for part in self.parts(part) {
@@ -162,7 +180,14 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         })
     }
 
-    /// Keys for some lanes of a tile.
+    /// Keys for some lanes of a tile: what [`attend`](Tiles::attend) may be given.
+    ///
+    /// # Safety
+    ///
+    /// `tile`, `room` and `stack` must be as [`attempt`](Self::attempt) demands and the tile be started.
+    /// The keys of the part must be among those of `ready`, from a multiple of `GRAIN` on, with
+    /// positions from `offset` on and a readable word of bits each; lanes must be the tile's, from a
+    /// whole vector on. Of both there may be as many as [`parts`](Self::parts) gives.
     pub(super) unsafe fn stretch(
         &self,
         tile: &Tile,
@@ -174,7 +199,10 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         let (key, keys) = part.keys;
         let (lane, lanes) = (part.lanes.0, padded(part.lanes.1, X::Simd::WIDTH));
         let (tiles, entry, head) = (self.tiles, stack.stream.entry, stack.stream.key_head);
-        // SAFETY: keys are the layout's, lanes the tile's, and scratch is our own.
+        // SAFETY: `start` made the queries ready in the tile; lanes, rounded up to whole vectors, are below
+        // `LANES`, the length of all lists of a tile and of its rows. Keys of `ready` are in the tensors;
+        // `next` isn't 0 where there is a key behind them. Scores of at most `MOST_SCORES` numbers, with
+        // rows rounded up to `TARGET_ROWS`, and probabilities of `LONGEST` keys have parts of the room.
         unsafe {
             let queries = tiles.again(tile.queries, self.dim, LANES, tile.ready);
             let values = self.v.head(entry, head, key);
@@ -218,8 +246,12 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         }
     }
 
-    /// Adds what clean values left out to those who see it. The probabilities are those of the
+    /// Adds what clean values left out to lanes that see it. The probabilities are those of the
     /// stretch that was just done.
+    ///
+    /// # Safety
+    ///
+    /// That of [`stretch`](Self::stretch), for the part that the room's scores are of.
     unsafe fn add_left_out(
         &self,
         tile: &Tile,
@@ -230,7 +262,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         let (key, keys) = part.keys;
         let lanes = padded(part.lanes.1, X::Simd::WIDTH);
         let probabilities = Rows { first: room.scores, row: lanes };
-        // SAFETY: as `stretch`.
+        // SAFETY: as in `stretch`: keys of the tensors, scores of keys × lanes, sums of `value_dim` rows.
         unsafe {
             let values = self.v.head(stack.stream.entry, stack.stream.key_head, key);
             let sums = tile.sums.at(0, part.lanes.0);
@@ -246,11 +278,16 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     }
 
     /// Counts keys of a tile, and folds its sums when they are many.
+    ///
+    /// # Safety
+    ///
+    /// The tile must be one of [`tiles_of`](Self::tiles_of) that was started, and used by nothing else.
     pub(super) unsafe fn count(&self, tile: &Tile, keys: usize) {
         if !X::FOLDS {
             return;
         }
-        // SAFETY: the tile is scratch of our own.
+        // SAFETY: counts are a part of the tile, written by `start`, and its alone; `fold` has the
+        // condition of this function, and has folded before where it was counted.
         unsafe {
             let counts = &mut *tile.counts;
             counts[0] += keys as u32;
@@ -262,13 +299,19 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     }
 
     /// Values without what isn't finite, ready.
+    ///
+    /// # Safety
+    ///
+    /// `keys` values, `LONGEST` at most, must be readable, and `room.clean` have
+    /// [`clean_room`](Self::clean_room) numbers.
     unsafe fn clean_values(
         &self,
         room: &Room,
         values: Strided<X::Element>,
         keys: usize,
     ) -> X::Left {
-        // SAFETY: a careful attempt has room for LONGEST of them, and for what is made of them.
+        // SAFETY: `clean_room` is `LONGEST · value_dim` numbers of the copy (elements are no larger than
+        // f32), and `left_room` of what is made ready of it behind them.
         unsafe {
             let copy = clean(values, keys, self.value_dim, room.clean.cast());
             let after = room.clean.add(LONGEST * self.value_dim);
@@ -276,10 +319,18 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         }
     }
 
-    /// Adds the sums to those of earlier stretches, and begins anew.
+    /// Adds the sums to those of earlier stretches, and restarts them at 0.
+    ///
+    /// # Safety
+    ///
+    /// The tile must be one of [`tiles_of`](Self::tiles_of) that was started, and used by nothing else;
+    /// unless it is the first time, it must have been folded before.
     pub(super) unsafe fn fold(&self, tile: &Tile, first: bool) {
         let Tile { sums, folded, maxima, folded_maxima, .. } = *tile;
         let rows = self.sum_rows() + 1;
-        self.tiles.simd().call(Fold { sums, folded, maxima, folded_maxima, rows, first });
+        // SAFETY: a tile has `rows` rows of `LANES` for both, and `LANES` maxima for both.
+        unsafe {
+            self.tiles.simd().call(Fold { sums, folded, maxima, folded_maxima, rows, first });
+        }
     }
 }

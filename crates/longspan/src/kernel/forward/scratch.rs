@@ -77,11 +77,12 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         self.few_room().max(many)
     }
 
+    /// Scratch for so many tiles.
     pub(super) fn cut(&self, arena: &mut Arena, tiles: usize) -> Room {
         let mut next = arena.room(self.room(tiles));
         let [tiles, scores, key_positions, keys, values, right] = self.lengths(tiles).map(|len| {
             let part = next;
-            // SAFETY: the parts add up to the room.
+            // SAFETY: `room` is at least the sum of these lengths, so that each part ends in it.
             next = unsafe { next.add(len.next_multiple_of(LANES)) };
             part
         });
@@ -90,10 +91,22 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     }
 
     /// Tile `index` of a row.
-    fn tile(&self, room: &Room, stack: &Stack<'_, X::Element>, row: u32, index: usize) -> Tile {
+    ///
+    /// # Safety
+    ///
+    /// `room` must be what [`cut`](Self::cut) gave for the tiles of all rows of `stack`, and `index` be
+    /// below the number of tiles of `row`, one of them.
+    unsafe fn tile(
+        &self,
+        room: &Room,
+        stack: &Stack<'_, X::Element>,
+        row: u32,
+        index: usize,
+    ) -> Tile {
         let lanes = stack.lanes(row);
         let number = (row - stack.rows.0) as usize * stack.per_row + index;
-        // SAFETY: `room` holds the tiles of all rows.
+        // SAFETY: `number` is below the number of tiles of all rows, of which the room has as many parts
+        // of `tile_len` numbers; what follows are the parts of one, in the order that it adds them up.
         unsafe {
             let queries = room.tiles.add(number * room.tile);
             let sums = queries.add(self.dim * LANES);
@@ -117,13 +130,20 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     }
 
     /// The tiles of a row.
-    pub(super) fn tiles_of(
+    ///
+    /// # Safety
+    ///
+    /// `room` must be what [`cut`](Self::cut) gave for the tiles of all rows of `stack`, and `row` be one
+    /// of them.
+    pub(super) unsafe fn tiles_of(
         &self,
         room: &Room,
         stack: &Stack<'_, X::Element>,
         row: u32,
     ) -> impl Iterator<Item = Tile> + Clone {
         let lanes = stack.lanes(row);
-        (0..lanes.div_ceil(LANES)).map(move |index| self.tile(room, stack, row, index))
+        let tiles = 0..lanes.div_ceil(LANES);
+        // SAFETY: `tile` has the condition of this function, and a row so many tiles.
+        tiles.map(move |index| unsafe { self.tile(room, stack, row, index) })
     }
 }

@@ -11,6 +11,11 @@ use crate::simd::{LANES, Operation, Simd};
 use crate::tile::Rows;
 
 /// `folded ← folded · exp(folded_maxima − maxima) + sums`, or just `sums` the first time.
+///
+/// # Safety
+///
+/// `rows` rows of `LANES` numbers must be readable and writable at `sums` and `folded`, and `LANES` maxima
+/// at each list, none of them shared.
 pub(super) struct Fold {
     pub(super) sums: Rows,
     pub(super) folded: Rows,
@@ -24,11 +29,11 @@ impl Operation for Fold {
     type Output = ();
 
     #[inline(always)]
-    fn eval<S: Simd>(self, simd: S) {
+    unsafe fn eval<S: Simd>(self, simd: S) {
         let zero = simd.splat(0.0);
         let nothing = simd.splat(f32::NEG_INFINITY);
         for lane in (0..LANES).step_by(S::WIDTH) {
-            // SAFETY: whoever makes the operation vouches for rows × LANES sums.
+            // SAFETY: vectors of lanes below `LANES` and rows below `rows` are what the type demands.
             unsafe {
                 let maxima = simd.load(self.maxima.add(lane));
                 let before = simd.load(self.folded_maxima.add(lane));
@@ -50,6 +55,13 @@ impl Operation for Fold {
 }
 
 /// Scores become probabilities, relative to the new maximum of each lane.
+///
+/// # Safety
+///
+/// keys × lanes scores must be readable and writable, `lanes` a whole number of vectors. As many maxima
+/// and totals must be readable and writable, factors writable, and a word of the mask per key readable,
+/// where there is one. Where the transform is placed, positions and slopes of the lanes and positions of
+/// the keys must be readable. Nothing that is written may be shared with anything else here.
 pub(crate) struct Softmax<T> {
     pub(crate) scores: Rows,
     pub(crate) keys: usize,
@@ -57,7 +69,7 @@ pub(crate) struct Softmax<T> {
     pub(crate) lanes: usize,
     pub(crate) scale: f32,
     pub(crate) transform: T,
-    /// A word a key, and the bit of the first lane.
+    /// A word per key, and the bit of the first lane.
     pub(crate) mask: Option<(*const u64, usize)>,
     /// Whether probabilities have to be left where the scores were.
     #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only matrix units ask"))]
@@ -74,10 +86,11 @@ impl<T: Transform> Operation for Softmax<T> {
     type Output = ();
 
     #[inline(always)]
-    fn eval<S: Simd>(self, simd: S) {
+    unsafe fn eval<S: Simd>(self, simd: S) {
         let vectors = self.lanes / S::WIDTH;
         let mut vector = 0;
-        // SAFETY: whoever makes the operation vouches for keys × lanes scores.
+        // SAFETY: `columns` is given `N` vectors from one on that is at most `vectors - N`, the condition
+        // of each arm, and the rest is as the type demands.
         unsafe {
             while vector + 4 <= vectors {
                 self.columns::<S, 4>(simd, vector * S::WIDTH);
@@ -100,16 +113,23 @@ const TOGETHER: usize = 4;
 
 impl<T: Transform> Softmax<T> {
     /// `N` vectors of lanes from `lane` on.
+    ///
+    /// # Safety
+    ///
+    /// That of [`Softmax`]; the vectors must end within the lanes.
     #[inline(always)]
     unsafe fn columns<S: Simd, const N: usize>(&self, simd: S, lane: usize) {
         match self.mask {
-            // SAFETY: the caller's.
+            // SAFETY: both functions have the same condition.
             None => unsafe { self.masked_columns::<S, N, false>(simd, lane) },
-            // SAFETY: the caller's.
+            // SAFETY: both functions have the same condition.
             Some(_) => unsafe { self.masked_columns::<S, N, true>(simd, lane) },
         }
     }
 
+    /// # Safety
+    ///
+    /// That of [`columns`](Self::columns).
     #[inline(always)]
     unsafe fn masked_columns<S: Simd, const N: usize, const MASKED: bool>(
         &self,
@@ -119,7 +139,8 @@ impl<T: Transform> Softmax<T> {
         let zero = simd.splat(0.0);
         let nothing = simd.splat(f32::NEG_INFINITY);
         let whole = self.keys / TOGETHER * TOGETHER;
-        // SAFETY: lanes and keys stay within the scores and the lists that belong to them.
+        // SAFETY: vectors end within the lanes, as `columns` demands, and keys are below `keys`: `Softmax`
+        // demands scores and lists of so many.
         unsafe {
             let scores = self.scores.at(0, lane);
             let mut places = [Place { lanes: zero, other: zero, slopes: zero }; N];
@@ -185,6 +206,10 @@ impl<T: Transform> Softmax<T> {
     }
 
     /// Scores of `K` keys and one vector of lanes: scaled, transformed, masked.
+    ///
+    /// # Safety
+    ///
+    /// That of [`Softmax`]; the keys and the vector must end within its keys and lanes.
     #[inline(always)]
     pub(super) unsafe fn transform<S: Simd, const K: usize, const MASKED: bool>(
         &self,
@@ -195,7 +220,8 @@ impl<T: Transform> Softmax<T> {
     ) -> [S::F; K] {
         let zero = simd.splat(0.0);
         let mut scores = [zero; K];
-        // SAFETY: as `columns`.
+        // SAFETY: this function demands keys and lanes of the softmax, and `Softmax` its scores, a word of
+        // the mask per key, and positions where the transform is placed.
         unsafe {
             for k in 0..K {
                 let key = key + k;
@@ -218,11 +244,15 @@ impl<T: Transform> Softmax<T> {
 }
 
 /// Scores of `K` keys and one vector of lanes become probabilities relative to a maximum.
+///
+/// # Safety
+///
+/// A vector of each of `K` rows must be readable and writable.
 #[inline(always)]
 unsafe fn weigh<S: Simd, const K: usize>(simd: S, scores: Rows, maxima: S::F) -> [S::F; K] {
     let mut weights = [maxima; K];
     for k in 0..K {
-        // SAFETY: the caller has so many rows.
+        // SAFETY: `k` is below `K`, and a vector of so many rows is demanded.
         unsafe {
             let at = scores.at(k, 0).first;
             weights[k] = exp_difference(simd, simd.load(at), maxima);

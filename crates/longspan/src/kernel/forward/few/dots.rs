@@ -34,6 +34,11 @@ pub(super) fn place<E: Element, S: Simd>(column: isize, dims: usize, dim: usize)
 
 /// Numbers of a token from `dim` on, of `dims`, with 0 behind them: two vectors, in the order of
 /// [`paired`] where they lie in one piece.
+///
+/// # Safety
+///
+/// `dims` numbers of the token must be readable. Where `PLAIN`, they must lie side by side, and `dim` be
+/// at least a pair of vectors before the end.
 #[inline(always)]
 unsafe fn vectors<S: Simd, E: Element, const PLAIN: bool>(
     simd: S,
@@ -41,7 +46,8 @@ unsafe fn vectors<S: Simd, E: Element, const PLAIN: bool>(
     dim: usize,
     dims: usize,
 ) -> [S::F; 2] {
-    // SAFETY: the caller has the token.
+    // SAFETY: a pair of vectors is in the token where `PLAIN`; else numbers below `dims` are read.
+    // `numbers` has a pair of the widest vectors.
     unsafe {
         if PLAIN {
             return load_pairs(simd, token.first.add(dim));
@@ -55,6 +61,12 @@ unsafe fn vectors<S: Simd, E: Element, const PLAIN: bool>(
 }
 
 /// The products of `rows` queries with `tokens` keys, in whole vectors of keys.
+///
+/// # Safety
+///
+/// tokens × dims numbers of `keys` must be readable, one token at least; so must `rows` rows of `queries`
+/// of dims, rounded up to pairs of vectors. As many rows of scores of tokens, rounded up to whole
+/// vectors, must be writable, and shared with neither.
 pub(super) struct Dots<E> {
     pub(super) keys: Strided<E>,
     pub(super) tokens: usize,
@@ -69,8 +81,8 @@ impl<E: Element> Operation for Dots<E> {
     type Output = ();
 
     #[inline(always)]
-    fn eval<S: Simd>(self, simd: S) {
-        // SAFETY: whoever makes the operation vouches for the matrices.
+    unsafe fn eval<S: Simd>(self, simd: S) {
+        // SAFETY: the matrices are as the type demands, and `is_plain` says what it has to.
         unsafe {
             match is_plain::<S>(self.keys.column, self.dims) {
                 true => self.scores::<S, true>(simd),
@@ -81,10 +93,15 @@ impl<E: Element> Operation for Dots<E> {
 }
 
 impl<E: Element> Dots<E> {
+    /// # Safety
+    ///
+    /// That of [`Dots`]; `PLAIN` only where [`is_plain`].
     #[inline(always)]
     unsafe fn scores<S: Simd, const PLAIN: bool>(&self, simd: S) {
         let mut square = [0.0_f32; WIDEST * WIDEST];
-        // SAFETY: the caller's; a square holds any vector.
+        // SAFETY: tokens are below `tokens`, queries below `rows`; dims go up by pairs of vectors, which
+        // `queries` has whole, and keys where `PLAIN`; scores are stored a vector at a time. `Dots`
+        // demands all of them. `square` holds one of the widest vectors.
         unsafe {
             for first in (0..self.tokens).step_by(S::WIDTH) {
                 for query in 0..self.rows {
@@ -113,6 +130,12 @@ impl<E: Element> Dots<E> {
 }
 
 /// Adds the values of `tokens` keys, each times its probability, to the sums of `rows` queries.
+///
+/// # Safety
+///
+/// tokens × dims numbers of `values` must be readable, and `rows` rows of `tokens` weights. As many rows
+/// of sums of dims, rounded up to pairs of vectors, must be readable and writable, and shared with
+/// neither.
 pub(super) struct Weigh<E> {
     pub(super) values: Strided<E>,
     pub(super) tokens: usize,
@@ -134,9 +157,9 @@ impl<E: Element> Operation for Weigh<E> {
     type Output = ();
 
     #[inline(always)]
-    fn eval<S: Simd>(self, simd: S) {
+    unsafe fn eval<S: Simd>(self, simd: S) {
         let plain = is_plain::<S>(self.values.column, self.dims);
-        // SAFETY: whoever makes the operation vouches for the matrices.
+        // SAFETY: queries are below `rows`, and `first` below `dims`; `PLAIN` is what `is_plain` says.
         unsafe {
             for query in 0..self.rows {
                 for first in (0..self.dims).step_by(TOGETHER * 2 * S::WIDTH) {
@@ -154,6 +177,11 @@ impl<E: Element> Operation for Weigh<E> {
 
 impl<E: Element> Weigh<E> {
     /// `N` pairs of vectors of the sums of a query, from dim `first` on.
+    ///
+    /// # Safety
+    ///
+    /// That of [`Weigh`], for a query below `rows` and a dim below `dims` that is a multiple of a pair of
+    /// vectors; `PLAIN` only where [`is_plain`].
     #[inline(always)]
     unsafe fn columns<S: Simd, const N: usize, const PLAIN: bool>(
         &self,
@@ -162,7 +190,8 @@ impl<E: Element> Weigh<E> {
         first: usize,
     ) {
         let zero = [[simd.splat(0.0); 2]; N];
-        // SAFETY: as `eval`.
+        // SAFETY: keys are below `tokens`, as `add` demands; sums are only touched in pairs of vectors that
+        // begin below `dims`, which `Weigh` demands. `numbers` has a pair of the widest vectors.
         unsafe {
             let weights = self.weights.at(query, 0).first.cast_const();
             let mut total = zero;
@@ -209,6 +238,10 @@ impl<E: Element> Weigh<E> {
     }
 
     /// Adds the values of one key.
+    ///
+    /// # Safety
+    ///
+    /// That of [`columns`](Self::columns), for a key below `tokens` and the weights of the query.
     #[inline(always)]
     unsafe fn add<S: Simd, const N: usize, const PLAIN: bool>(
         &self,
@@ -218,7 +251,7 @@ impl<E: Element> Weigh<E> {
         key: usize,
         first: usize,
     ) {
-        // SAFETY: as `eval`.
+        // SAFETY: the key has a weight and `dims` values, as `Weigh` demands.
         unsafe {
             let (weight, row) = (simd.splat(*weights.add(key)), self.values.at(key, 0));
             for n in 0..N {

@@ -8,6 +8,11 @@ use crate::simd::math::exp_difference;
 use crate::simd::{Operation, Simd, WIDEST};
 
 /// Scores of one query become probabilities, relative to its new maximum. Gives that and their sum.
+///
+/// # Safety
+///
+/// Scores of `keys`, rounded up to whole vectors, must be readable and writable. Where the transform is
+/// placed, as many positions must be readable, and no part of them.
 pub(super) struct RowSoftmax<'a, T> {
     pub(super) scores: *mut f32,
     pub(super) keys: usize,
@@ -27,8 +32,8 @@ impl<T: Transform> Operation for RowSoftmax<'_, T> {
     type Output = (f32, f32);
 
     #[inline(always)]
-    fn eval<S: Simd>(self, simd: S) -> (f32, f32) {
-        // SAFETY: whoever makes the operation vouches for the scores, in whole vectors.
+    unsafe fn eval<S: Simd>(self, simd: S) -> (f32, f32) {
+        // SAFETY: both functions have the condition of the type.
         unsafe {
             match self.bits {
                 None => self.masked_row::<S, false>(simd),
@@ -39,11 +44,15 @@ impl<T: Transform> Operation for RowSoftmax<'_, T> {
 }
 
 impl<T: Transform> RowSoftmax<'_, T> {
+    /// # Safety
+    ///
+    /// That of [`RowSoftmax`].
     #[inline(always)]
     unsafe fn masked_row<S: Simd, const MASKED: bool>(&self, simd: S) -> (f32, f32) {
         let whole = self.keys / (TOGETHER * S::WIDTH) * (TOGETHER * S::WIDTH);
         let word = |lane: usize| self.bits.map_or(u64::MAX, |bits| bits[lane / 64] >> (lane % 64));
-        // SAFETY: the caller's.
+        // SAFETY: vectors begin below `keys`, as `vector` and `weigh` demand; `lanes` has `WIDEST` numbers,
+        // and no vector is wider.
         unsafe {
             let mut maxima = [simd.splat(f32::NEG_INFINITY); TOGETHER];
             for lane in (0..whole).step_by(TOGETHER * S::WIDTH) {
@@ -90,9 +99,13 @@ impl<T: Transform> RowSoftmax<'_, T> {
     }
 
     /// A vector of scores becomes probabilities relative to a maximum.
+    ///
+    /// # Safety
+    ///
+    /// That of [`RowSoftmax`]; `lane` must be a whole number of vectors below `keys`.
     #[inline(always)]
     unsafe fn weigh<S: Simd>(&self, simd: S, lane: usize, maximum: S::F) -> S::F {
-        // SAFETY: as `masked_row`.
+        // SAFETY: the vector begins below `keys`, so that `RowSoftmax` demands it.
         unsafe {
             let at = self.scores.add(lane);
             let weights = exp_difference(simd, simd.load(at), maximum);
@@ -102,10 +115,14 @@ impl<T: Transform> RowSoftmax<'_, T> {
     }
 
     /// A vector of scores: scaled, transformed, masked.
+    ///
+    /// # Safety
+    ///
+    /// That of [`weigh`](Self::weigh).
     #[inline(always)]
     unsafe fn vector<S: Simd, const MASKED: bool>(&self, simd: S, lane: usize, word: u64) -> S::F {
         let zero = simd.splat(0.0);
-        // SAFETY: as `masked_row`.
+        // SAFETY: the vector begins below `keys`, so that `RowSoftmax` demands it, and that of positions.
         unsafe {
             let at = self.scores.add(lane);
             let mut place = Place { lanes: zero, other: zero, slopes: zero };
