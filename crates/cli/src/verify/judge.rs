@@ -46,11 +46,7 @@ impl Verdict {
     pub(super) fn of_limit(&self) -> Option<f64> {
         match self {
             Verdict::Measured(measures) => {
-                let share = |measure: &Measure| match measure.error {
-                    0.0 => 0.0,
-                    error => error / measure.limit(),
-                };
-                measures.iter().map(share).reduce(f64::max)
+                measures.iter().map(Measure::of_limit).reduce(f64::max)
             }
             Verdict::Refused(_) => None,
         }
