@@ -11,8 +11,8 @@ use longspan::{
 };
 use longspan_ring::Fold;
 use longspan_testing::{
-    Measure, Precision, Problem, Sample, Seen, Sizes, Transform, Values, largest_difference,
-    naive, truth,
+    Measure, Precision, Problem, Sample, Seen, Sizes, Transform, Values, largest_difference, naive,
+    truth,
 };
 
 use super::job::{Job, Numbers, alone, flat, lens};

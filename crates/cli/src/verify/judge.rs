@@ -45,9 +45,7 @@ impl Verdict {
     /// The largest error as a share of what it may be; 0 where nothing may be wrong and is.
     pub(super) fn of_limit(&self) -> Option<f64> {
         match self {
-            Verdict::Measured(measures) => {
-                measures.iter().map(Measure::of_limit).reduce(f64::max)
-            }
+            Verdict::Measured(measures) => measures.iter().map(Measure::of_limit).reduce(f64::max),
             Verdict::Refused(_) => None,
         }
     }
