@@ -159,7 +159,7 @@ fn another_repeat_or_check_on_one_rank() {
     let pattern = ["--pattern", "causal & window(99, 0)"];
     for (option, two, third) in [
         ("--repeat: rank 0 has 2, rank 2 has 3", &["--repeat", "2"][..], &["--repeat", "3"][..]),
-        ("--check: rank 0 has 0, rank 2 has 1", &[], &["--check"]),
+        ("--check: rank 0 has 0, rank 2 has 1", &[][..], &["--check"][..]),
     ] {
         let said = disagreement(&[&pattern[..], two].concat(), &[&pattern[..], third].concat());
         assert_eq!(said.matches(&format!("ranks disagree about {option}")).count(), 3, "{said}");
