@@ -44,7 +44,7 @@ def tolerance(factor: float, problem: Problem) -> float:
 
 def difference(got: torch.Tensor, expected: torch.Tensor) -> float:
     """The largest one, relative to the largest number expected."""
-    if not bool(torch.isfinite(got).all()):
+    if not all(bool(torch.isfinite(x).all()) for x in (got, expected)):
         return math.inf
     got, expected = got.double(), expected.double()
     return float((got - expected).abs().max() / expected.abs().max())

@@ -12,6 +12,7 @@ SOURCES = [
     RING / "transport.rs",
     RING / "transport" / "mpi.rs",
     ROOT / "crates" / "cli" / "src" / "ring.rs",
+    ROOT / "crates" / "cli" / "src" / "ring" / "agree.rs",
     ROOT / "python" / "src" / "ring.rs",
     *sorted((ROOT / "python" / "longspan" / "torch").glob("_r*.py")),
     ROOT / "python" / "longspan" / "torch" / "_post.py",

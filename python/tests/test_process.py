@@ -151,7 +151,8 @@ def test_a_handler_that_raises_nothing_lets_a_call_go_on():
 
 @posix
 def test_fork():
-    q = numpy.ones((1, 2, 500, 16), dtype="float32")
+    # 2 heads of 136 blocks: from 64 on (at 64 + 64 dims) a call wakes other threads.
+    q = numpy.ones((1, 2, 1000, 64), dtype="float32")
     expected = longspan.attention(q, q, q, "causal", threads=2)
     child = os.fork()
     if child == 0:
@@ -202,7 +203,8 @@ def test_other_threads_run_meanwhile():
 
 def test_calls_from_many_threads():
     rng = numpy.random.default_rng(0)
-    q = rng.standard_normal((1, 2, 700, 16), dtype="float32")
+    # 2 heads of 136 blocks: from 64 on (at 64 + 64 dims) a call wakes other threads.
+    q = rng.standard_normal((1, 2, 1000, 64), dtype="float32")
     expected = longspan.attention(q, q, q, "causal")
     results = [None] * 6
 

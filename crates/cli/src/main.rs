@@ -11,12 +11,14 @@
 //! | `plan` | what a ring of many ranks would take |
 //! | `doctor`, `machine`, `choice` | what there is, what would be used, and why |
 //! | `element` | from the name of an element type to the type |
+//! | `memory` | what happens when memory runs out |
 //! | `number`, `table` | what people read |
 //! | `progress` | something to look at while work takes long |
 //!
-//! Exit codes: 0 done, 2 the input is at fault (its message on standard error), 1 anything else.
+//! Exit codes: 0 done, 2 the input is at fault (its message on standard error), 1 anything else, running out
+//! of memory included.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod args;
 mod bench;
@@ -26,6 +28,8 @@ mod doctor;
 mod element;
 mod inspect;
 mod machine;
+#[allow(unsafe_code, reason = "an allocator can't be written without")]
+mod memory;
 mod number;
 mod plan;
 mod plot;
@@ -43,6 +47,9 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use args::{Cli, Command};
+
+#[global_allocator]
+static ALLOCATOR: memory::Reporting = memory::Reporting;
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {

@@ -7,6 +7,7 @@
 //!
 //! Whatever fails, every rank that fails says so on standard error with its number.
 
+mod agree;
 mod check;
 mod job;
 #[cfg(feature = "mpi")]

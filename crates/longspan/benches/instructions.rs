@@ -90,7 +90,7 @@ fn run(call: &Call) -> longspan::Result<()> {
     let (q, k, v) = (tensor(dims_q, 0.0), tensor(dims_k, 1.0), tensor(dims_k, 2.0));
     let inputs = Inputs { q: q.view(), k: k.view(), v: v.view() };
     let dout = tensor(dims_q, 3.0);
-    let zeros = |dims| Tensor::filled(0.0, dims, Order::BatchTokenHeadDim);
+    let zeros = |dims| Tensor::zeros(dims, Order::BatchTokenHeadDim);
     let (mut out, mut lse) = (zeros(dims_q)?, vec![0.0; heads * queries]);
     let mut lse_rest = lse.clone();
     let (mut dq, mut dk, mut dv) = (zeros(dims_q)?, zeros(dims_k)?, zeros(dims_k)?);

@@ -82,7 +82,7 @@ impl Engine {
         };
         let (q, k, v, dout) = (tensor(0.0)?, tensor(1.0)?, tensor(2.0)?, tensor(3.0)?);
         let inputs = Inputs { q: q.view(), k: k.view(), v: v.view() };
-        let mut out = Tensor::filled(0.0, dims, Order::BatchTokenHeadDim)?;
+        let mut out = Tensor::zeros(dims, Order::BatchTokenHeadDim)?;
         let mut lse = vec![0.0; dims.heads * tokens];
         let mut lse_rest = lse.clone();
         let start = Instant::now();
@@ -90,7 +90,7 @@ impl Engine {
             OutputMut { out: out.view_mut(), lse: &mut lse, lse_rest: Some(&mut lse_rest) };
         self.forward(inputs, output)?;
         let forward = start.elapsed().as_secs_f64();
-        let zeros = || Tensor::filled(0.0, dims, Order::BatchTokenHeadDim);
+        let zeros = || Tensor::zeros(dims, Order::BatchTokenHeadDim);
         let (mut dq, mut dk, mut dv) = (zeros()?, zeros()?, zeros()?);
         let start = Instant::now();
         let into = GradientsMut { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() };

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use crate::check;
 use crate::element::Element;
 use crate::error::Result;
-use crate::view::{Dims, Order, Tensor, View, ViewMut};
+use crate::view::{Dims, Order, Tensor, View, ViewMut, allocatable, allocate};
 
 /// The three tensors that attention reads.
 #[derive(Debug, Clone, Copy)]
@@ -35,8 +35,8 @@ pub struct Output<E = f32> {
 impl<E: Element> Output<E> {
     /// Zeros, to write an output to.
     pub fn zeros(dims: Dims, order: Order) -> Result<Self> {
-        let out = Tensor::filled(E::default(), dims, order)?;
-        Ok(Output { out, lse: vec![0.0; dims.rows()], lse_rest: vec![0.0; dims.rows()] })
+        let rows = || allocate::zeros(allocatable::<f32>(Dims { dim: 1, ..dims })?);
+        Ok(Output { out: Tensor::zeros(dims, order)?, lse: rows()?, lse_rest: rows()? })
     }
 
     /// All of it, to write.
@@ -114,7 +114,7 @@ impl<E: Element> Gradients<E> {
     /// # Ok::<_, longspan::Error>(())
     /// ```
     pub fn zeros(inputs: &Inputs<'_, E>) -> Result<Self> {
-        let like = |view: &View<'_, E>| Tensor::filled(E::default(), view.dims(), view.order());
+        let like = |view: &View<'_, E>| Tensor::zeros(view.dims(), view.order());
         Ok(Gradients { dq: like(&inputs.q)?, dk: like(&inputs.k)?, dv: like(&inputs.v)? })
     }
 

@@ -238,7 +238,7 @@ impl Dilated {
         let OutputMut { mut out, lse, lse_rest } = output;
         let (dims, workspaces) = (sizes.output(), &self.options.workspaces);
         // A row's maximum and total stand where its log-sum-exp and the rest of it will.
-        let mut own = if lse_rest.is_none() { workspaces.rows(dims.rows()) } else { Vec::new() };
+        let mut own = if lse_rest.is_none() { workspaces.rows(dims.rows())? } else { Vec::new() };
         let totals = lse_rest.unwrap_or(&mut own);
         let mut sums = Vec::new();
         let result = match out.reborrow().into_f32() {
@@ -247,7 +247,7 @@ impl Dilated {
                 self.extend(&parts, &inputs, &mut state, &monitor)
             }
             _ => {
-                sums = workspaces.rows(allocatable::<f32>(dims)?);
+                sums = workspaces.rows(allocatable::<f32>(dims)?)?;
                 let sums = ViewMut::new(&mut sums, dims, Order::BatchHeadTokenDim)?;
                 let mut state = StateMut::over(lse, totals, sums)?;
                 self.extend(&parts, &inputs, &mut state, &monitor)
@@ -337,20 +337,21 @@ impl Dilated {
         let dims = dout.dims();
         each(parts, dims.batch, monitor, |entry, part, monitor| {
             let (queries, keys) = (part.queries(entry), part.keys(entry));
-            let gather = |list: &[f32]| {
+            let gather = |list: &[f32]| -> Result<Vec<f32>> {
                 let Selection { stretches, tokens, heads, .. } = queries;
-                let mut own = self.options.workspaces.rows(0);
-                own.reserve(stretches.count * tokens.count * heads.count);
+                let mut own =
+                    self.options.workspaces.rows(stretches.count * tokens.count * heads.count)?;
+                own.clear();
                 for first in indices(stretches) {
                     for head in indices(heads) {
                         let row = (entry * dims.heads + head) * dims.tokens + first;
                         own.extend(indices(tokens).map(|token| list[row + token]));
                     }
                 }
-                own
+                Ok(own)
             };
-            let (lse, delta) = (gather(rows.lse), gather(rows.delta));
-            let rest = rows.lse_rest.map(gather);
+            let (lse, delta) = (gather(rows.lse)?, gather(rows.delta)?);
+            let rest = rows.lse_rest.map(gather).transpose()?;
             let rows = RowStatistics { lse: &lse, lse_rest: rest.as_deref(), delta: &delta };
             let into = GradientsMut {
                 dq: gradients.dq.select(&queries),

@@ -26,6 +26,15 @@ pub enum Error {
         /// Its axes.
         dims: Dims,
     },
+    /// Memory that the system hasn't got.
+    #[error(
+        "out of memory: an allocation of {bytes} bytes failed; use fewer tokens, heads or batch \
+         entries, or a smaller element type"
+    )]
+    OutOfMemory {
+        /// What was asked for.
+        bytes: usize,
+    },
     /// A slice has another length than its axes say.
     #[error("{what} has {len} elements, expected {expected}")]
     Length {

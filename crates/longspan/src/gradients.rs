@@ -38,7 +38,7 @@ pub(crate) fn differentiate<E: Element>(
     accumulate: impl FnOnce(RowStatistics<'_>, GradientsMut<'_>) -> Result<()>,
 ) -> Result<()> {
     check::arrived(arrived, dims)?;
-    let mut delta = options.workspaces.rows(dims.rows());
+    let mut delta = options.workspaces.rows(dims.rows())?;
     run::deltas(arrived, &mut delta, options.workers()?, monitor)?;
     let Arrived { lse, lse_rest, .. } = *arrived;
     let rows = RowStatistics { lse, lse_rest, delta: &delta };
@@ -64,8 +64,7 @@ fn round<E: Element>(
 ) -> Result<()> {
     let GradientsMut { dq, dk, dv } = gradients;
     let order = Order::BatchHeadTokenDim;
-    let sums =
-        |dims: Dims| -> Result<Vec<f32>> { Ok(options.workspaces.rows(allocatable::<f32>(dims)?)) };
+    let sums = |dims: Dims| options.workspaces.rows(allocatable::<f32>(dims)?);
     let (q_dims, k_dims, v_dims) = (dq.dims(), dk.dims(), dv.dims());
     let mut sums = [sums(q_dims)?, sums(k_dims)?, sums(v_dims)?];
     let [q, k, v] = &mut sums;

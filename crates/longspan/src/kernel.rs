@@ -9,7 +9,7 @@
 //! What never happens: a number that no token stands for enters a sum. Lanes without a token hold
 //! zeros, and their results are thrown away. A masked score becomes −∞ and its probability 0; but
 //! 0 · ∞ is NaN, so where a Partial block meets a number that isn't finite, products leave the zeros
-//! out ([`Terms`](crate::tile::Terms)).
+//! out ([`finite`]).
 
 pub(crate) mod backward;
 pub(crate) mod finite;

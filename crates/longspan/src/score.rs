@@ -1,7 +1,7 @@
 //! What is done to scores between the product of queries and keys and the softmax.
 //!
 //! A transform is a type parameter of both kernels: [`Transform::apply`] gives the new score,
-//! [`Transform::slope`] its derivative with respect to the old one. Another transform is another
+//! [`Transform::pull`] takes a gradient back through it. Another transform is another
 //! implementation here and another arm in `run.rs`, and nothing else.
 
 use std::sync::Arc;

@@ -20,7 +20,7 @@ use crate::exec::{Monitor, Workers};
 use crate::kernel::Raw;
 use crate::run;
 use crate::tile::Strided;
-use crate::view::{Dims, Order, Selection, View, ViewMut, allocatable};
+use crate::view::{Dims, Order, Selection, View, ViewMut, allocatable, allocate};
 
 /// Partial softmaxes of many rows.
 ///
@@ -48,9 +48,9 @@ impl State {
         let rows = allocatable::<f32>(Dims { dim: 1, ..dims })?;
         Ok(State {
             dims,
-            maxima: vec![f32::NEG_INFINITY; rows],
-            totals: vec![0.0; rows],
-            sums: vec![0.0; elements],
+            maxima: allocate::filled(f32::NEG_INFINITY, rows)?,
+            totals: allocate::zeros(rows)?,
+            sums: allocate::zeros(elements)?,
         })
     }
 

@@ -9,6 +9,7 @@
 //! [`View`] reads and [`ViewMut`] writes memory of somebody else's; [`Tensor`] owns its own. What
 //! is written must not overlap itself: a [`ViewMut`] whose elements share memory can't be made.
 
+pub(crate) mod allocate;
 #[cfg(feature = "ndarray")]
 mod from_ndarray;
 mod memory;

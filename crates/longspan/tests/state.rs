@@ -333,6 +333,7 @@ fn merging_is_stable() {
         let output = merged(&one_key(score, 1.0), &one_key(score, 3.0)).finish(ORDER).unwrap();
         assert_eq!(output.out.as_slice(), [2.0], "{score}");
         let expected = (f64::from(score) + 2.0_f64.ln()) as f32;
+        // One rounding to f32, 2⁻²⁴ of it, and two thirds of one for the logarithm's own error.
         assert!((output.lse[0] - expected).abs() <= expected.abs() * 1e-7, "{score}");
         // A lower one weighs nothing beside it.
         if score > -1e30 {
@@ -351,7 +352,9 @@ fn merging_is_stable() {
     }
     let output = state.finish(ORDER).unwrap();
     assert_eq!(output.out.as_slice(), [1.0]);
-    assert!((output.lse[0] - (-500.0 + 1024_f32.ln())).abs() < 1e-4);
+    // Totals of equal scores are whole numbers, so exact; both sides are rounded to f32 near 493,
+    // by half of 2⁻¹⁵ each.
+    assert!((output.lse[0] - (-500.0 + 1024_f32.ln())).abs() <= 2.0_f32.powi(-15));
 }
 
 /// How far the log-sum-exp in two parts is above a score.
@@ -359,7 +362,9 @@ fn above(score: f32, lse: f32, lse_rest: f32) -> f64 {
     (f64::from(lse) - f64::from(score)) + f64::from(lse_rest)
 }
 
-/// The log-sum-exp of three equal scores is ln 3 above them, though one f32 can't say so.
+/// The log-sum-exp of three equal scores is ln 3 above them, though one f32 can't say so. A logarithm of
+/// f32 near 1 is off by up to an ulp, 2⁻²³ = 1.2e-7, and its two parts by a rounding of the second;
+/// outputs are averages of 1, off by a few units of 2⁻²⁴, of which 16 are 1e-6.
 #[test]
 fn the_rest_is_what_rounding_leaves_out() {
     for score in [0.0, 1e-30, 7.3, -80.0, 12345.6, -3e8, 2.0e9, 1e30, -1e30, 3e38] {
@@ -395,6 +400,8 @@ fn a_key_seen_twice_counts_twice() {
     let state = some_state(3);
     let (once, twice) =
         (state.finish(ORDER).unwrap(), merged(&state, &state).finish(ORDER).unwrap());
+    // Log-sum-exps below 32 are rounded to 2⁻²⁰ = 1e-6, here three times, and the logarithm is off by a
+    // fraction of that. An output is divided by a total that is off by a few units of 2⁻²⁴; 16 are 1e-6.
     for (a, b) in once.lse.iter().zip(&twice.lse) {
         assert!(a == b && a.is_infinite() || (a + 2.0_f32.ln() - b).abs() < 4e-6, "{a} {b}");
     }

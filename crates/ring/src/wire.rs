@@ -236,6 +236,7 @@ fn smallest<E: Element>(block: &[E], bound: f32) -> Format {
 #[cfg(test)]
 mod tests {
     use half::f16;
+    use longspan_testing::largest_difference;
 
     use super::*;
 
@@ -260,8 +261,8 @@ mod tests {
         let extent = Extent { heads: 3, tokens: 150, dim: 7 };
         let rows: Vec<E> = numbers(extent.numbers());
         let off = |back: &[E]| {
-            let off = rows.iter().zip(back).map(|(a, b)| (a.to_f32() - b.to_f32()).abs());
-            off.fold(0.0, f32::max)
+            let wide = |list: &[E]| list.iter().map(|x| x.to_f32()).collect::<Vec<_>>();
+            largest_difference(&wide(&rows), &wide(back))
         };
         assert_eq!(there_and_back(Wire::Exact, &rows, extent).1, rows);
         assert!(off(&there_and_back(Wire::Bf16, &rows, extent).1) <= 5.0 / 256.0);
@@ -270,7 +271,7 @@ mod tests {
         let mut before = usize::MAX;
         for bound in [0.0, 1e-3, 1e-2, 1e-1] {
             let (len, back) = there_and_back(Wire::within(bound).unwrap(), &rows, extent);
-            assert!(off(&back) <= bound, "{bound}");
+            assert!(off(&back) <= f64::from(bound), "{bound}");
             assert!(len <= before);
             before = len;
         }

@@ -33,12 +33,14 @@
 //! | `case.rs` | a case and its truth |
 //! | `generate.rs`, `generate/` | random cases: lengths and offsets, rules, maps |
 //! | `attention.rs`, `attention/` | the definition of attention in `f64` and in naive `f32`, formats of 16 bits, errors and their bounds, cases |
+//! | `close.rs` | elements that have to be near each other, one by one |
 //! | `longnet.rs` | the equations of LongNet's paper, branch by branch |
 
 #![forbid(unsafe_code)]
 
 mod attention;
 mod case;
+mod close;
 mod generate;
 mod longnet;
 mod rule;
@@ -49,6 +51,7 @@ pub use attention::{
     Transform, Values, attention_cases, naive, normals, truth,
 };
 pub use case::{Case, Steps, Truth};
+pub use close::{assert_close, largest_difference};
 pub use longnet::LongNet;
 pub use rule::{Level, Rule};
 pub use splitmix::seeded_bytes;

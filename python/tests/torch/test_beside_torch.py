@@ -128,7 +128,8 @@ class Windows(torch.utils.data.Dataset):
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_data_loader_workers(threads):
     torch.set_num_threads(2)
-    q = torch.randn(1, 2, 500, 16)
+    # 2 heads of 136 blocks: from 64 on (at 64 + 64 dims) a call wakes other threads.
+    q = torch.randn(1, 2, 1000, 64)
     expected = attention(q, q, q, "causal")
     loader = torch.utils.data.DataLoader(
         Windows(), num_workers=2, multiprocessing_context="fork", timeout=60

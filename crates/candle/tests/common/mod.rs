@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use candle_core::{D, DType, Device, Result, Tensor, Var};
 use longspan_candle::SparseAttention;
+use longspan_testing::{assert_close, largest_difference};
 
 /// Whether a query position sees a key position, by batch entry and head.
 pub(crate) type Sees = fn(usize, usize, i64, i64) -> bool;
@@ -175,6 +176,12 @@ pub(crate) fn numbers(tensor: &Tensor) -> Result<Vec<f64>> {
     tensor.to_dtype(DType::F64)?.flatten_all()?.to_vec1()
 }
 
+/// The largest difference of two tensors of one shape; infinite where an element is NaN.
+pub(crate) fn difference(a: &Tensor, b: &Tensor) -> Result<f64> {
+    assert_eq!(a.dims(), b.dims());
+    Ok(largest_difference(&numbers(a)?, &numbers(b)?))
+}
+
 #[track_caller]
 pub(crate) fn compare(what: &str, found: &Tensor, expected: &Tensor, tolerance: f64) {
     assert_eq!(found.dims(), expected.dims(), "{what}");
@@ -182,10 +189,7 @@ pub(crate) fn compare(what: &str, found: &Tensor, expected: &Tensor, tolerance: 
     // Gradients may cancel to 0 (one key, equal values); what they are summed of is near 1.
     let finite = |x: &&f64| x.is_finite();
     let most = expected.iter().filter(finite).fold(1.0, |most: f64, x| most.max(x.abs()));
-    for (index, (found, expected)) in found.iter().zip(&expected).enumerate() {
-        let same = found == expected || (found - expected).abs() <= tolerance * most;
-        assert!(same, "{what}, element {index}: {found}, expected {expected} of at most {most}");
-    }
+    assert_close(what, &found, &expected, tolerance * most);
 }
 
 /// Normal numbers by Box and Muller from a splitmix of the seed, f32: candle's own can't be seeded

@@ -59,7 +59,7 @@ impl Sizes {
         let layout = Layout::compile(&Pattern::full(), &Shape::new(1, 1))?;
         let one = |dims: Dims| {
             let dims = Dims { batch: 1, tokens: 1, ..dims };
-            Tensor::filled(E::default(), dims, Order::BatchHeadTokenDim)
+            Tensor::<E>::zeros(dims, Order::BatchHeadTokenDim)
         };
         let (q, k, v) = (one(self.dims_q())?, one(self.dims_k())?, one(self.dims_v())?);
         let (mut out, mut lse) = (one(self.dims_out())?, vec![0.0; self.heads]);

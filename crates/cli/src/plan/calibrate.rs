@@ -151,7 +151,7 @@ fn passes<E: Element>(
 
     let rows = HEADS * tokens as usize;
     let (mut lse, mut rest, mut delta) = (vec![0.0; rows], vec![0.0; rows], vec![0.0; rows]);
-    let mut out = Tensor::filled(E::default(), dims, order)?;
+    let mut out = Tensor::<E>::zeros(dims, order)?;
     let output = OutputMut { out: out.view_mut(), lse: &mut lse, lse_rest: Some(&mut rest) };
     attention.forward_into(inputs, output, Hook::none())?;
     let arrived = Arrived {
@@ -162,7 +162,7 @@ fn passes<E: Element>(
         dlse: None,
     };
     row_deltas(arrived, &mut delta)?;
-    let zeros = || Tensor::filled(0.0_f32, dims, order);
+    let zeros = || Tensor::<f32>::zeros(dims, order);
     let (mut dq, mut dk, mut dv) = (zeros()?, zeros()?, zeros()?);
     let rows = RowStatistics { lse: &lse, lse_rest: Some(&rest), delta: &delta };
     let backward = typical(together, || {

@@ -11,7 +11,8 @@ use longspan::{
 };
 use longspan_ring::Fold;
 use longspan_testing::{
-    Measure, Precision, Problem, Sample, Seen, Sizes, Transform, Values, naive, truth,
+    Measure, Precision, Problem, Sample, Seen, Sizes, Transform, Values, largest_difference, naive,
+    truth,
 };
 
 use super::job::{Job, Numbers, alone, flat, lens};
@@ -50,15 +51,7 @@ pub(super) fn check<E: Element + Pod>(job: &Job, results: &[Vec<f32>]) -> Result
     };
     let one = flat(&output, &gradients);
 
-    let differ = |(a, b): (&f32, &f32)| match a.to_bits() == b.to_bits() {
-        true => 0.0,
-        // NaN where only one is, so that it isn't lost in a maximum.
-        false => (f64::from(*a) - f64::from(*b)).abs(),
-    };
-    let max_error = got.iter().zip(&one).map(differ).fold(0.0, |most, next| match next.is_nan() {
-        true => f64::INFINITY,
-        false => f64::max(most, next),
-    });
+    let max_error = largest_difference(&got, &one);
     let [out, lse, ..] = lens(job, tokens);
     let same = |part: std::ops::Range<usize>| {
         got[part.clone()].iter().zip(&one[part]).all(|(a, b)| a.to_bits() == b.to_bits())
@@ -85,10 +78,6 @@ pub(super) fn check<E: Element + Pod>(job: &Job, results: &[Vec<f32>]) -> Result
         false => measure,
     });
     let measures: Vec<Measure> = measures.collect();
-    let share = |measure: &Measure| match measure.error {
-        0.0 => 0.0,
-        error => error / measure.limit(),
-    };
     let bits_equal = same(0..out + lse);
     let mut wrong: Vec<_> =
         measures.iter().filter(|m| !m.holds()).map(Measure::to_string).collect();
@@ -99,7 +88,7 @@ pub(super) fn check<E: Element + Pod>(job: &Job, results: &[Vec<f32>]) -> Result
         max_error,
         bits_equal,
         gradient_bits_equal: same(out + lse..got.len()),
-        of_limit: measures.iter().map(share).fold(0.0, f64::max),
+        of_limit: measures.iter().map(Measure::of_limit).fold(0.0, f64::max),
         heads,
         wrong,
     })

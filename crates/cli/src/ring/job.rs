@@ -14,6 +14,7 @@ use longspan_ring::{
     Transport,
 };
 
+use super::agree::agree;
 use super::recorder::{Log, Recorder};
 use crate::args;
 use crate::args::{FoldOrder, Map};
@@ -216,6 +217,8 @@ pub(super) fn work<E: Element + Pod>(
     transport: &mut dyn Transport,
     job: &Job,
 ) -> Result<Option<Found>> {
+    let settings = [("--repeat", job.repeat.get() as u64), ("--check", job.results as u64)];
+    agree(transport, settings, job.patience)?;
     let rank = transport.rank();
     let held = job.shards.rank(rank);
     let mine = Numbers::<E>::of(job, held)?;

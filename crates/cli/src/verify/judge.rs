@@ -45,13 +45,7 @@ impl Verdict {
     /// The largest error as a share of what it may be; 0 where nothing may be wrong and is.
     pub(super) fn of_limit(&self) -> Option<f64> {
         match self {
-            Verdict::Measured(measures) => {
-                let share = |measure: &Measure| match measure.error {
-                    0.0 => 0.0,
-                    error => error / measure.limit(),
-                };
-                measures.iter().map(share).reduce(f64::max)
-            }
+            Verdict::Measured(measures) => measures.iter().map(Measure::of_limit).reduce(f64::max),
             Verdict::Refused(_) => None,
         }
     }

@@ -4,6 +4,7 @@ mod bench;
 #[path = "../common/mod.rs"]
 mod common;
 mod doctor;
+mod memory;
 mod plan;
 mod ring;
 mod verify;

@@ -126,14 +126,12 @@ fn one_that_never_comes() {
     assert!(run.stderr.contains("MPI_Init_thread hasn't returned after 3.0 s"), "{}", run.stderr);
 }
 
-/// One rank means something else: all say so, and which.
-#[test]
-fn another_pattern_on_one_rank() {
-    let exe = env!("CARGO_BIN_EXE_longspan");
-    let ring = |pattern| [exe, "ring", "--patience", "3", "--tokens", "1000", "--pattern", pattern];
+/// What three ranks say of which two have the same options and the third has others.
+fn disagreement(two: &[&str], third: &[&str]) -> String {
+    let ring = [env!("CARGO_BIN_EXE_longspan"), "ring", "--patience", "3", "--tokens", "1000"];
     let mut command = mpirun(Launcher::EndsAll);
-    command.args(["-n", "2"]).args(ring("causal & window(99, 0)"));
-    command.args([":", "-n", "1"]).args(ring("causal & window(98, 0)"));
+    command.args(["-n", "2"]).args(ring).args(two);
+    command.args([":", "-n", "1"]).args(ring).args(third);
     let start = Instant::now();
     let run = finish(&mut command);
     assert!(run.code != Some(0) && run.stdout.is_empty(), "{}", run.stdout);
@@ -141,6 +139,30 @@ fn another_pattern_on_one_rank() {
     for rank in 0..3 {
         assert!(run.stderr.contains(&format!("error: rank {rank}: ")), "{}", run.stderr);
     }
-    assert!(run.stderr.contains("ranks disagree about the pattern"), "{}", run.stderr);
-    assert!(run.stderr.contains("ranks 2 don't"), "{}", run.stderr);
+    run.stderr
+}
+
+/// One rank means something else: all say so, and which.
+#[test]
+fn another_pattern_on_one_rank() {
+    let said = disagreement(
+        &["--pattern", "causal & window(99, 0)"],
+        &["--pattern", "causal & window(98, 0)"],
+    );
+    assert!(said.contains("ranks disagree about the pattern"), "{said}");
+    assert!(said.contains("ranks 2 don't"), "{said}");
+}
+
+/// Options that decide which messages follow: no rank takes a message for a damaged one.
+#[test]
+fn another_repeat_or_check_on_one_rank() {
+    let pattern = ["--pattern", "causal & window(99, 0)"];
+    for (option, two, third) in [
+        ("--repeat: rank 0 has 2, rank 2 has 3", &["--repeat", "2"][..], &["--repeat", "3"][..]),
+        ("--check: rank 0 has 0, rank 2 has 1", &[][..], &["--check"][..]),
+    ] {
+        let said = disagreement(&[&pattern[..], two].concat(), &[&pattern[..], third].concat());
+        assert_eq!(said.matches(&format!("ranks disagree about {option}")).count(), 3, "{said}");
+        assert!(said.contains("start every rank with the same --"), "{said}");
+    }
 }

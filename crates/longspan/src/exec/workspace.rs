@@ -8,8 +8,10 @@ use std::sync::atomic::AtomicU32;
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use super::pool::worker_index;
+use crate::error::Result;
 use crate::kernel::forward::Lists;
 use crate::plan::{Plan, backward};
+use crate::view::allocate;
 
 /// What calls share, one after the other.
 #[derive(Debug, Default)]
@@ -78,16 +80,16 @@ impl Workspaces {
     }
 
     /// An element for each of `len` rows, whatever it is at present.
-    pub(crate) fn rows(&self, len: usize) -> Vec<f32> {
+    pub(crate) fn rows(&self, len: usize) -> Result<Vec<f32>> {
         let rows = self.rows.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let mut rows = rows.unwrap_or_default();
         if rows.capacity() < len {
             drop(rows);
             // Zeros that the system provides when they are first written, by the threads of the call.
-            return vec![0.0; len];
+            return allocate::zeros(len);
         }
         rows.resize(len, 0.0);
-        rows
+        Ok(rows)
     }
 
     pub(crate) fn give_back(&self, rows: Vec<f32>) {

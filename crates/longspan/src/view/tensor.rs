@@ -1,6 +1,7 @@
 //! Tensors that own their elements.
 
-use super::{Dims, Order, View, ViewMut, allocatable};
+use super::{Dims, Order, View, ViewMut, allocatable, allocate};
+use crate::element::Element;
 use crate::error::Result;
 
 /// A tensor that owns its elements, contiguous.
@@ -21,11 +22,31 @@ pub struct Tensor<T> {
     order: Order,
 }
 
+impl<E: Element> Tensor<E> {
+    /// A tensor of zeros, which the system makes when they are first read or written.
+    ///
+    /// ```
+    /// use longspan::{Dims, Error, Order, Tensor};
+    ///
+    /// let dims = Dims { batch: 1, tokens: 2, heads: 1, dim: 2 };
+    /// assert_eq!(Tensor::<f32>::zeros(dims, Order::BatchHeadTokenDim)?.as_slice(), [0.0; 4]);
+    /// // More than any address space has.
+    /// let dims = Dims { tokens: 1 << 58, ..dims };
+    /// let refused = Tensor::<f32>::zeros(dims, Order::BatchHeadTokenDim);
+    /// assert_eq!(refused, Err(Error::OutOfMemory { bytes: 1 << 61 }));
+    /// # Ok::<_, Error>(())
+    /// ```
+    pub fn zeros(dims: Dims, order: Order) -> Result<Self> {
+        let data = allocate::zeros(allocatable::<E>(dims)?)?;
+        Ok(Tensor { data, dims, order })
+    }
+}
+
 impl<T: Copy> Tensor<T> {
-    /// A tensor of equal elements.
+    /// A tensor of equal elements, all of them written; [`zeros`](Tensor::zeros) costs less.
     pub fn filled(value: T, dims: Dims, order: Order) -> Result<Self> {
-        let elements = allocatable::<T>(dims)?;
-        Ok(Tensor { data: vec![value; elements], dims, order })
+        let data = allocate::filled(value, allocatable::<T>(dims)?)?;
+        Ok(Tensor { data, dims, order })
     }
 
     /// A tensor of these elements, its axes in the given order.

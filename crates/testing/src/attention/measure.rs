@@ -63,6 +63,7 @@
 //! the most of a row, which is 1 before rows are divided by their totals and isn't rounded.
 
 use super::{Answer, Noise, Precision, Problem, Sample, Values};
+use crate::close::difference;
 
 /// How many times the best possible error a result may be off.
 const MOST: f64 = 12.0;
@@ -184,9 +185,19 @@ impl Measure {
         self.best.max(NOISE * self.expected * fewer) + 2.0 * sums
     }
 
-    /// Whether the error is as small as the rule says.
+    /// Whether the error is as small as the rule says. Never where an element is NaN or infinite and
+    /// shouldn't be, though the naive formulas, and with them the limit, may be as wrong.
     pub fn holds(&self) -> bool {
-        self.error <= self.limit()
+        self.error.is_finite() && self.error <= self.limit()
+    }
+
+    /// The error as a share of what it may be at most; infinite where an element is NaN.
+    pub fn of_limit(&self) -> f64 {
+        match self.error {
+            0.0 => 0.0,
+            error if error.is_finite() => error / self.limit(),
+            _ => f64::INFINITY,
+        }
     }
 }
 
@@ -201,16 +212,6 @@ impl std::fmt::Display for Measure {
         write!(f, "{tensor}: error {error:.3e} = {:.1} × best", self.ratio())?;
         write!(f, " (naive {:.1}, at most {:.1})", naive / best, self.limit() / best)
     }
-}
-
-/// 0 for equal numbers, infinities included; infinite where one of them is no number.
-fn difference(got: f32, truth: f64) -> f64 {
-    let got = f64::from(got);
-    if got == truth {
-        return 0.0;
-    }
-    let difference = (got - truth).abs();
-    if difference.is_nan() { f64::INFINITY } else { difference }
 }
 
 fn rms(numbers: impl Iterator<Item = f64>) -> f64 {

@@ -285,6 +285,23 @@ fn what_is_wrong_does_not_hold() {
     }
 }
 
+/// A limit that follows the naive formulas is infinite where those return NaN.
+#[test]
+fn naive_formulas_that_fail_excuse_nothing() {
+    let mut problem = AttentionCase::new("", Rule::Causal, 65).problem();
+    problem.unit_scale = false;
+    let (truth, mut naive) = (truth(&problem, Sample::ALL), naive(&problem, Sample::ALL));
+    naive.out[7] = f32::NAN;
+    let mut got = naive.clone();
+    for spoiled in [f32::NAN, f32::INFINITY] {
+        got.out[7] = spoiled;
+        let out = Measure::all(&problem, &truth, &naive, &got, Sample::ALL)[0];
+        assert!(!out.holds() && out.of_limit() == f64::INFINITY, "{out}");
+    }
+    got.out[7] = truth.values.out[7] as f32;
+    assert!(Measure::all(&problem, &truth, &naive, &got, Sample::ALL)[0].holds());
+}
+
 #[test]
 fn the_table_names_each_case_once_and_covers_every_primitive() {
     let cases = attention_cases();

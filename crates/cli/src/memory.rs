@@ -1,0 +1,66 @@
+//! What happens when memory runs out.
+//!
+//! Where the standard library can't return an error, it aborts: a signal in place of a message. The
+//! hook that could change this isn't stable, so this command's allocator reports a failed
+//! allocation itself and ends the process with exit code 1. It can't know which allocations are
+//! fallible, so it does that for all: here, [`longspan::Error::OutOfMemory`] is never seen.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::io::Write;
+
+/// The system's allocator; memory that it hasn't got ends the process.
+pub(crate) struct Reporting;
+
+// SAFETY: every method hands its arguments to the same method of `System`, which has the same
+// contract, and returns what that returns, unless it is null, in which case it never returns.
+unsafe impl GlobalAlloc for Reporting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller keeps the contract of `alloc`: `layout` isn't empty.
+        there(unsafe { System.alloc(layout) }, layout.size())
+    }
+
+    // By itself it would write zeros that the system has already.
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller keeps the contract of `alloc_zeroed`: `layout` isn't empty.
+        there(unsafe { System.alloc_zeroed(layout) }, layout.size())
+    }
+
+    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
+        // SAFETY: the caller keeps the contract of `realloc`; `ptr` came from `System` with
+        // `layout`, as all memory of this allocator does.
+        there(unsafe { System.realloc(ptr, layout, new_size) }, new_size)
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: the caller keeps the contract of `dealloc`; `ptr` came from `System` with `layout`.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+fn there(ptr: *mut u8, bytes: usize) -> *mut u8 {
+    if ptr.is_null() {
+        end(bytes);
+    }
+    ptr
+}
+
+/// Allocates nothing, and takes no lock that a thread which allocates may hold.
+#[cold]
+fn end(bytes: usize) -> ! {
+    let mut text = [0_u8; 256];
+    let mut rest = &mut text[..];
+    // Formatting an integer into a slice allocates nothing; the text is shorter than the slice.
+    let _ = writeln!(
+        rest,
+        "error: out of memory: an allocation of {bytes} bytes failed: lower --tokens, --heads or \
+         --batch, choose a smaller --dtype, or raise the memory limit (ulimit -v, cgroup)"
+    );
+    let left = rest.len();
+    let len = text.len() - left;
+    // SAFETY: `text` holds `len` initialized bytes. `write` and `_exit` may be called at any time, by
+    // any thread; `_exit` runs no destructors, which might allocate.
+    unsafe {
+        libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), len);
+        libc::_exit(1)
+    }
+}
