@@ -52,6 +52,7 @@ pub(super) fn compile(
     shape: &Shape,
     progress: &mut Progress<'_>,
 ) -> Result<Layout> {
+    pattern.check()?;
     let frame = shape.resolve()?;
     pattern.fits(frame.tokens_q, frame.query_offset, frame.key_end)?;
     let rows = frame.rows.len() as u64;
