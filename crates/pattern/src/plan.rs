@@ -255,6 +255,11 @@ impl Plan {
         self.root.edges(band, keys, meter, out)
     }
 
+    /// Whether what is seen depends on `key − query` alone.
+    pub(crate) fn by_difference(&self) -> bool {
+        self.root.by_difference()
+    }
+
     pub(crate) fn allows(&mut self, query: i64, key: i64) -> bool {
         let mut word = [0];
         self.fill(Band::one(query), Band::one(key), &mut Meter::unlimited(), &mut word);
@@ -358,6 +363,15 @@ impl Node {
             Node::And(parts, _) | Node::Or(parts, _) => parts.iter().map(Node::count).sum(),
             Node::Not(inner, _) => inner.count(),
             _ => 0,
+        }
+    }
+
+    fn by_difference(&self) -> bool {
+        match self {
+            Node::Full | Node::Window { .. } | Node::Strided { .. } => true,
+            Node::And(parts, _) | Node::Or(parts, _) => parts.iter().all(Node::by_difference),
+            Node::Not(inner, _) => inner.by_difference(),
+            _ => false,
         }
     }
 

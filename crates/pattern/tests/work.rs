@@ -207,10 +207,11 @@ fn random_expressions_end_within_their_budget() {
             most = (peak, format!("{text} for {tokens}"));
         }
     }
-    println!("{done} compiled, {refused} refused");
-    println!("largest work per run and row: {:.0} units, {}", largest.0, largest.1);
-    println!("longest call: {:?}, {}", slowest.0, slowest.1);
-    println!("most memory: {} bytes, {}", most.0, most.1);
+    // What was found is part of the test: `--success-output` or `--nocapture` show it.
+    eprintln!("{done} compiled, {refused} refused");
+    eprintln!("largest work per run and row: {:.0} units, {}", largest.0, largest.1);
+    eprintln!("longest call: {:?}, {}", slowest.0, slowest.1);
+    eprintln!("most memory: {} bytes, {}", most.0, most.1);
     assert!(done > cases / 4, "{done} of {cases} compiled");
     assert!(refused > 0 || cases < 100, "nothing was refused");
     assert!(slowest.0 < LONGEST, "{:?}: {}", slowest.0, slowest.1);

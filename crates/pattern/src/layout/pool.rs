@@ -66,9 +66,8 @@ impl<'a> Pool<'a> {
         }
     }
 
-    /// Rows to compile.
-    pub(super) fn rows(&self) -> std::ops::Range<u32> {
-        self.frame.rows.clone()
+    pub(super) fn frame(&self) -> &'a Frame {
+        self.frame
     }
 
     /// The mask of a block that is known to be Partial.
