@@ -99,7 +99,7 @@ impl Layout {
         self.distinct().into_iter().next()
     }
 
-    fn sum(&self, py: Python<'_>, number: impl Fn(&Counts) -> u128 + Send) -> PyResult<u128> {
+    fn sum(&self, py: Python<'_>, number: fn(&Counts) -> u128) -> PyResult<u128> {
         let sum = |watch: &mut signals::Watch| {
             let mut sum = 0;
             for layout in self.all() {

@@ -99,6 +99,7 @@ impl Pattern {
         let py = other.py();
         let Ok(other) = other.cast::<Pattern>() else { return Ok(py.NotImplemented()) };
         let joined = join(self.single()?, other.get().single()?);
+        joined.check().map_err(errors::raise_pattern)?;
         Ok(Py::new(py, Pattern(joined.into()))?.into_any())
     }
 }
@@ -220,7 +221,9 @@ impl Pattern {
     }
 
     fn __invert__(&self) -> PyResult<Self> {
-        Ok(Pattern((!self.single()?).into()))
+        let inverted = !self.single()?;
+        inverted.check().map_err(errors::raise_pattern)?;
+        Ok(Pattern(inverted.into()))
     }
 
     fn __bool__(&self) -> PyResult<bool> {

@@ -57,6 +57,15 @@ pub enum Error {
         /// How many query heads there are.
         heads: usize,
     },
+    /// Operators or `packed` have nested a pattern too deeply.
+    #[error(
+        "the pattern nests parentheses, negations and packed more than {limit} levels deep: join \
+         terms of one operator in one chain, or state the rule with fewer negations"
+    )]
+    TooDeep {
+        /// The most levels.
+        limit: u8,
+    },
     /// The text of a pattern doesn't parse.
     #[error(transparent)]
     Parse(#[from] ParseError),

@@ -32,6 +32,7 @@ impl Heads {
     /// One pattern a query head.
     pub fn each(patterns: impl IntoIterator<Item = Pattern>) -> Result<Self> {
         let patterns: Vec<_> = patterns.into_iter().collect();
+        patterns.iter().try_for_each(Pattern::check)?;
         if patterns.is_empty() { Err(Error::NoHeads) } else { Ok(Heads::Each(patterns)) }
     }
 

@@ -7,6 +7,7 @@
 //!
 //! ```text
 //! compile.rs    pattern → runs           walk.rs    one row: positions → blocks
+//! diagonal.rs   where all of a diagonal is alike
 //! blocks.rs     foreign blocks → runs    pool.rs    which masks are stored
 //! transpose.rs  columns of runs          masks.rs   bits of Partial blocks
 //! picture.rs    a view from afar         shade.rs   its colours
@@ -28,6 +29,7 @@ use crate::shape::{BlockSize, Frame, Shape};
 mod blocks;
 mod compile;
 mod count;
+mod diagonal;
 mod digest;
 mod masks;
 mod parts;

@@ -34,7 +34,10 @@ const POLL: u64 = 1 << 22;
 const QUESTION: u64 = 16;
 
 /// Units of a segment that is appended or merged.
-pub(crate) const SEGMENT: u64 = 4;
+pub(crate) const SEGMENT: u64 = 8;
+
+/// Units of solving a congruence, which takes an inverse.
+pub(crate) const CONGRUENCE: u64 = 96;
 
 /// Why a meter has halted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

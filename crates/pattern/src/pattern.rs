@@ -24,6 +24,11 @@ pub(crate) const LARGEST: u64 = 1 << 61;
 /// make a compiler hold. BigBird draws three.
 pub(crate) const MOST_DRAWS: u64 = 1 << 16;
 
+/// Levels of parentheses, negations and `packed` inside each other, at most. Whatever goes through
+/// a pattern (printing, comparing, compiling, dropping) calls itself twice per level, at most, and
+/// so fits into the smallest stacks that threads have.
+pub(crate) const DEEPEST: u8 = 64;
+
 /// Which query may attend to which key, by global position.
 ///
 /// ```
@@ -37,7 +42,11 @@ pub(crate) const MOST_DRAWS: u64 = 1 << 16;
 /// ```
 #[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct Pattern(pub(crate) Expr);
+pub struct Pattern(
+    pub(crate) Expr,
+    /// Levels of parentheses, negations and `packed` that its text has.
+    u8,
+);
 
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Expr {
@@ -91,6 +100,9 @@ pub(crate) enum Expr {
     Or(Vec<Pattern>),
     /// Never of a `Not`.
     Not(Box<Pattern>),
+    /// What an operator makes of patterns that would nest too deeply: sees nothing, and is refused
+    /// wherever a pattern is used.
+    TooDeep,
 }
 
 /// One level of [`Pattern::hierarchical`]: keys at most `window` away whose group of `grain`
@@ -114,7 +126,7 @@ impl Pattern {
     /// # Ok::<_, Error>(())
     /// ```
     pub fn full() -> Self {
-        Pattern(Expr::Full)
+        Pattern(Expr::Full, 0)
     }
 
     /// `key ≤ query`.
@@ -125,7 +137,7 @@ impl Pattern {
     /// # Ok::<_, Error>(())
     /// ```
     pub fn causal() -> Self {
-        Pattern(Expr::Causal)
+        Pattern(Expr::Causal, 0)
     }
 
     /// `query − left ≤ key ≤ query + right`, both ends included.
@@ -141,7 +153,7 @@ impl Pattern {
         let check = Check("window");
         check.size("left", left)?;
         check.size("right", right)?;
-        Ok(Pattern(Expr::Window { left, right }))
+        Ok(Pattern(Expr::Window { left, right }, 0))
     }
 
     /// The last `width` positions up to and including the query's own: `window(width − 1, 0)`.
@@ -165,7 +177,7 @@ impl Pattern {
     /// ```
     pub fn sinks(tokens: u64) -> Result<Self> {
         Check("sinks").size("tokens", tokens)?;
-        Ok(Pattern(Expr::Sinks { tokens }))
+        Ok(Pattern(Expr::Sinks { tokens }, 0))
     }
 
     /// The first `tokens` positions see all and are seen by all.
@@ -178,7 +190,7 @@ impl Pattern {
     /// ```
     pub fn global_tokens(tokens: u64) -> Result<Self> {
         Check("global_tokens").size("tokens", tokens)?;
-        Ok(Pattern(Expr::GlobalTokens { tokens }))
+        Ok(Pattern(Expr::GlobalTokens { tokens }, 0))
     }
 
     /// Query and key in the same segment of `segment` tokens, and both `≡ offset` mod `rate`
@@ -198,7 +210,7 @@ impl Pattern {
         if offset >= rate {
             return Err(check.error("offset", offset, "less than the rate"));
         }
-        Ok(Pattern(Expr::Dilated { segment, rate, offset }))
+        Ok(Pattern(Expr::Dilated { segment, rate, offset }, 0))
     }
 
     /// `(query − key) mod stride = 0`.
@@ -210,7 +222,7 @@ impl Pattern {
     /// ```
     pub fn strided(stride: u64) -> Result<Self> {
         Check("strided").count("stride", stride)?;
-        Ok(Pattern(Expr::Strided { stride }))
+        Ok(Pattern(Expr::Strided { stride }, 0))
     }
 
     /// Fine near, coarse far: any level suffices (see [`Level`]).
@@ -233,7 +245,7 @@ impl Pattern {
             check.count("stride", level.stride)?;
             check.count("grain", level.grain)?;
         }
-        Ok(Pattern(Expr::Hierarchical(levels)))
+        Ok(Pattern(Expr::Hierarchical(levels), 0))
     }
 
     /// Query and key in the same document. The lengths (zero is legal) add up to the keys'
@@ -247,7 +259,7 @@ impl Pattern {
     /// # Ok::<_, Error>(())
     /// ```
     pub fn documents(lengths: impl IntoIterator<Item = u64>) -> Result<Self> {
-        Ok(Pattern(Expr::Documents(Lengths::new("documents", "lengths", lengths)?)))
+        Ok(Pattern(Expr::Documents(Lengths::new("documents", "lengths", lengths)?), 0))
     }
 
     /// Many sequences in one call: query and key in the same sequence, and `inner` sees positions
@@ -271,7 +283,11 @@ impl Pattern {
             return Err(Error::PackedCounts { queries: queries.count(), keys: keys.count() });
         }
         inner.fits_each(&queries, &keys)?;
-        Ok(Pattern(Expr::Packed { queries, keys, inner: Box::new(inner) }))
+        let levels = inner.1 + 1;
+        if levels > DEEPEST || inner.is_too_deep() {
+            return Err(Error::TooDeep { limit: DEEPEST });
+        }
+        Ok(Pattern(Expr::Packed { queries, keys, inner: Box::new(inner) }, levels))
     }
 
     /// Block `i` sees itself and blocks `i ± r` for each rate.
@@ -289,7 +305,7 @@ impl Pattern {
         for &rate in &rates {
             check.count("rate", rate)?;
         }
-        Ok(Pattern(Expr::BlocksDilated { block, rates }))
+        Ok(Pattern(Expr::BlocksDilated { block, rates }, 0))
     }
 
     /// Block `i` sees itself and the blocks whose number differs from `i` in one bit.
@@ -303,7 +319,7 @@ impl Pattern {
     /// ```
     pub fn butterfly(block: u64) -> Result<Self> {
         Check("butterfly").count("block", block)?;
-        Ok(Pattern(Expr::Butterfly { block }))
+        Ok(Pattern(Expr::Butterfly { block }, 0))
     }
 
     /// Query block `i` sees `min(per_row, blocks)` distinct key blocks of `0..blocks`, drawn from
@@ -323,7 +339,7 @@ impl Pattern {
         if per_row.min(blocks.saturating_sub(per_row)) > MOST_DRAWS {
             return Err(check.error("per_row", per_row, "65536 blocks a row to draw at most"));
         }
-        Ok(Pattern(Expr::Random { block, per_row, blocks, seed }))
+        Ok(Pattern(Expr::Random { block, per_row, blocks, seed }, 0))
     }
 
     /// An explicit mask of blocks: for each row of query blocks the ranges of key blocks that it
@@ -341,7 +357,28 @@ impl Pattern {
         Row: IntoIterator<Item = Range<u64>>,
     {
         Check("blocks").count("block", block)?;
-        Ok(Pattern(Expr::Blocks { block, rows: BlockRows::new(rows)? }))
+        Ok(Pattern(Expr::Blocks { block, rows: BlockRows::new(rows)? }, 0))
+    }
+
+    /// Whether the pattern can be used: one that operators have nested more than 64 levels deep
+    /// can't be compiled, and its text doesn't parse. Chains of one operator are one level.
+    ///
+    /// ```
+    /// use longspan_pattern::{Error, Pattern};
+    ///
+    /// let mut pattern = Pattern::causal();
+    /// for _ in 0..100 {
+    ///     pattern = !(pattern & Pattern::sinks(1)?);
+    /// }
+    /// assert_eq!(pattern.check(), Err(Error::TooDeep { limit: 64 }));
+    /// # Ok::<_, Error>(())
+    /// ```
+    pub fn check(&self) -> Result<()> {
+        if self.is_too_deep() { Err(Error::TooDeep { limit: DEEPEST }) } else { Ok(()) }
+    }
+
+    fn is_too_deep(&self) -> bool {
+        matches!(self.0, Expr::TooDeep)
     }
 
     /// Whether the query at position `query` may attend to the key at position `key`.
@@ -429,18 +466,19 @@ impl Pattern {
     }
 }
 
+/// Conjunctions, disjunctions and negations can't fail, so one that would nest too deeply is a
+/// pattern that every later use refuses: see [`Pattern::check`].
 impl BitAnd for Pattern {
     type Output = Pattern;
 
     fn bitand(self, other: Pattern) -> Pattern {
-        let mut parts = Vec::new();
-        for part in [self, other] {
-            match part.0 {
-                Expr::And(inner) => parts.extend(inner),
-                expr => parts.push(Pattern(expr)),
-            }
-        }
-        Pattern(Expr::And(parts))
+        // A disjunction inside a conjunction needs parentheses.
+        let levels = |part: &Pattern| part.1 + u8::from(matches!(part.0, Expr::Or(_)));
+        let levels = levels(&self).max(levels(&other));
+        combined(self, other, levels, Expr::And, |expr| match expr {
+            Expr::And(parts) => Ok(parts),
+            expr => Err(expr),
+        })
     }
 }
 
@@ -448,24 +486,46 @@ impl BitOr for Pattern {
     type Output = Pattern;
 
     fn bitor(self, other: Pattern) -> Pattern {
-        let mut parts = Vec::new();
-        for part in [self, other] {
-            match part.0 {
-                Expr::Or(inner) => parts.extend(inner),
-                expr => parts.push(Pattern(expr)),
-            }
-        }
-        Pattern(Expr::Or(parts))
+        let levels = self.1.max(other.1);
+        combined(self, other, levels, Expr::Or, |expr| match expr {
+            Expr::Or(parts) => Ok(parts),
+            expr => Err(expr),
+        })
     }
+}
+
+/// Two patterns in one list; lists of the same operator are joined, and the first one grows in
+/// place, so that a chain of any length takes time that follows its length.
+fn combined(
+    first: Pattern,
+    second: Pattern,
+    levels: u8,
+    list: fn(Vec<Pattern>) -> Expr,
+    parts: fn(Expr) -> Result<Vec<Pattern>, Expr>,
+) -> Pattern {
+    if levels > DEEPEST || first.is_too_deep() || second.is_too_deep() {
+        return Pattern(Expr::TooDeep, 0);
+    }
+    let Pattern(expr, own) = first;
+    let mut all = parts(expr).unwrap_or_else(|expr| vec![Pattern(expr, own)]);
+    let Pattern(expr, own) = second;
+    match parts(expr) {
+        Ok(more) => all.extend(more),
+        Err(expr) => all.push(Pattern(expr, own)),
+    }
+    Pattern(list(all), levels)
 }
 
 impl Not for Pattern {
     type Output = Pattern;
 
     fn not(self) -> Pattern {
+        let levels = self.1 + 1 + u8::from(matches!(self.0, Expr::And(_) | Expr::Or(_)));
         match self.0 {
             Expr::Not(inner) => *inner,
-            expr => Pattern(Expr::Not(Box::new(Pattern(expr)))),
+            Expr::TooDeep => self,
+            _ if levels > DEEPEST => Pattern(Expr::TooDeep, 0),
+            _ => Pattern(Expr::Not(Box::new(self)), levels),
         }
     }
 }

@@ -191,7 +191,7 @@ struct Scratch {
 
 /// Units of one node's bits of a query, and of a node's signature or edges.
 const BITS: u64 = 2;
-const NODE: u64 = 8;
+const NODE: u64 = 16;
 
 impl Plan {
     /// Lowers `pattern`; keys outside the positions `valid` are seen by nobody. Only keys at the
@@ -255,6 +255,11 @@ impl Plan {
         self.root.edges(band, keys, meter, out)
     }
 
+    /// Whether what is seen depends on `key − query` alone.
+    pub(crate) fn by_difference(&self) -> bool {
+        self.root.by_difference()
+    }
+
     pub(crate) fn allows(&mut self, query: i64, key: i64) -> bool {
         let mut word = [0];
         self.fill(Band::one(query), Band::one(key), &mut Meter::unlimited(), &mut word);
@@ -262,9 +267,24 @@ impl Plan {
     }
 }
 
+/// Calls itself for what is inside; kept apart from leaves, so that a level takes little stack.
 fn lower(pattern: &Pattern, view: &Range<i64>) -> Node {
-    let int = |value: &u64| *value as i64;
+    let lower_all = |parts: &[Pattern]| parts.iter().map(|part| lower(part, view)).collect();
     match &pattern.0 {
+        Expr::Packed { queries, keys, inner } => {
+            Packed::node(queries, keys, lower(inner, &(0..keys.longest())))
+        }
+        Expr::And(parts) => conjunction(lower_all(parts)),
+        Expr::Or(parts) => Node::Or(lower_all(parts), Scratch::default()),
+        Expr::Not(inner) => Node::Not(Box::new(lower(inner, view)), Scratch::default()),
+        leaf => lower_leaf(leaf, view),
+    }
+}
+
+#[inline(never)]
+fn lower_leaf(leaf: &Expr, view: &Range<i64>) -> Node {
+    let int = |value: &u64| *value as i64;
+    match leaf {
         Expr::Full => Node::Full,
         Expr::Causal => Node::Window { left: crate::pattern::LARGEST as i64, right: 0 },
         Expr::Window { left, right } => Node::Window { left: int(left), right: int(right) },
@@ -285,13 +305,6 @@ fn lower(pattern: &Pattern, view: &Range<i64>) -> Node {
             all([window, Node::Comb { period: int(&period), grain: int(&level.grain) }])
         })),
         Expr::Documents(lengths) => Node::Documents { lengths: lengths.clone(), hint: 0 },
-        Expr::Packed { queries, keys, inner } => Node::Packed(Box::new(Packed {
-            queries: queries.clone(),
-            keys: keys.clone(),
-            inner: lower(inner, &(0..keys.longest())),
-            hint: 0,
-            scratch: Scratch::default(),
-        })),
         Expr::BlocksDilated { block, rates } => {
             Node::Blocks { size: Divisor::new(int(block)), relation: Relation::dilated(rates) }
         }
@@ -306,17 +319,35 @@ fn lower(pattern: &Pattern, view: &Range<i64>) -> Node {
             size: Divisor::new(int(block)),
             relation: Relation::explicit(rows.clone()),
         },
-        Expr::And(parts) => all(parts.iter().map(|part| lower(part, view))),
-        Expr::Or(parts) => any(parts.iter().map(|part| lower(part, view))),
-        Expr::Not(inner) => Node::Not(Box::new(lower(inner, view)), Scratch::default()),
+        // Those inside others don't get here.
+        Expr::TooDeep | Expr::Packed { .. } | Expr::And(_) | Expr::Or(_) | Expr::Not(_) => {
+            Node::KeyRange { low: 0, high: 0 }
+        }
     }
 }
 
 /// A conjunction, narrow parts first.
-fn all(parts: impl IntoIterator<Item = Node>) -> Node {
-    let mut parts: Vec<_> = parts.into_iter().collect();
+fn conjunction(mut parts: Vec<Node>) -> Node {
     parts.sort_by_key(Node::breadth);
     Node::And(parts, Scratch::default())
+}
+
+fn all(parts: impl IntoIterator<Item = Node>) -> Node {
+    conjunction(parts.into_iter().collect())
+}
+
+impl Packed {
+    #[inline(never)]
+    fn node(queries: &Lengths, keys: &Lengths, inner: Node) -> Node {
+        let (queries, keys) = (queries.clone(), keys.clone());
+        Node::Packed(Box::new(Packed {
+            queries,
+            keys,
+            inner,
+            hint: 0,
+            scratch: Scratch::default(),
+        }))
+    }
 }
 
 fn any(parts: impl IntoIterator<Item = Node>) -> Node {
@@ -332,6 +363,15 @@ impl Node {
             Node::And(parts, _) | Node::Or(parts, _) => parts.iter().map(Node::count).sum(),
             Node::Not(inner, _) => inner.count(),
             _ => 0,
+        }
+    }
+
+    fn by_difference(&self) -> bool {
+        match self {
+            Node::Full | Node::Window { .. } | Node::Strided { .. } => true,
+            Node::And(parts, _) | Node::Or(parts, _) => parts.iter().all(Node::by_difference),
+            Node::Not(inner, _) => inner.by_difference(),
+            _ => false,
         }
     }
 

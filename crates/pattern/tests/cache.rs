@@ -1,8 +1,10 @@
 //! The cache: bounded, least recently used out, one compilation however many ask.
 
-use std::sync::{Arc, Barrier};
+use std::ops::ControlFlow;
+use std::sync::{Arc, Barrier, mpsc};
+use std::time::{Duration, Instant};
 
-use longspan_pattern::{BlockSize, LayoutCache, Pattern, Shape};
+use longspan_pattern::{BlockSize, Error, LayoutCache, Pattern, Shape};
 
 fn shape(tokens: u64) -> Shape {
     Shape::new(tokens, tokens)
@@ -128,4 +130,99 @@ fn errors_are_not_kept() {
         let stats = cache.stats();
         assert_eq!((stats.misses, stats.layouts), (turn, 0));
     }
+}
+
+#[test]
+fn a_stopped_compilation_is_taken_over() {
+    let cache = LayoutCache::new(1 << 30);
+    let (under_way, seen) = mpsc::channel();
+    let (stop, stopped) = mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        let cache = &cache;
+        let first = scope.spawn(move || {
+            cache.get_with(&Pattern::causal(), &shape(65_536), |_, _| {
+                under_way.send(()).unwrap();
+                stopped.recv().unwrap();
+                ControlFlow::Break(())
+            })
+        });
+        seen.recv().unwrap();
+        let second = scope.spawn(|| cache.get(&Pattern::causal(), &shape(65_536)));
+        std::thread::sleep(Duration::from_millis(50));
+        stop.send(()).unwrap();
+        assert!(matches!(first.join().unwrap(), Err(Error::Stopped { .. })));
+        assert_eq!(second.join().unwrap().unwrap().rows(), 0..1024);
+    });
+    assert_eq!(cache.stats().layouts, 1);
+}
+
+#[test]
+fn a_thread_that_waits_can_be_stopped() {
+    let cache = LayoutCache::new(1 << 30);
+    let (under_way, seen) = mpsc::channel();
+    let (go_on, going_on) = mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        let cache = &cache;
+        let first = scope.spawn(move || {
+            let mut called = false;
+            cache.get_with(&Pattern::causal(), &shape(65_536), |_, _| {
+                if !std::mem::replace(&mut called, true) {
+                    under_way.send(()).unwrap();
+                    going_on.recv().unwrap();
+                }
+                ControlFlow::Continue(())
+            })
+        });
+        seen.recv().unwrap();
+        let start = Instant::now();
+        let stopped =
+            cache.get_with(&Pattern::causal(), &shape(65_536), |_, _| ControlFlow::Break(()));
+        assert_eq!(stopped.unwrap_err(), Error::Stopped { row: 0, rows: 1024 });
+        // The hook is called every 20 ms; a loaded machine may take ten times as long.
+        assert!(start.elapsed() < Duration::from_millis(200), "{:?}", start.elapsed());
+        go_on.send(()).unwrap();
+        assert!(first.join().unwrap().is_ok());
+    });
+}
+
+/// Forks while another thread compiles: that thread doesn't exist in the child.
+#[test]
+fn a_forked_process_compiles_what_its_parent_was_compiling() {
+    let cache = LayoutCache::new(1 << 30);
+    let kept = cache.get(&Pattern::full(), &shape(65_536)).unwrap();
+    let (under_way, seen) = mpsc::channel();
+    let (go_on, going_on) = mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        let cache = &cache;
+        let compiling = scope.spawn(move || {
+            let mut called = false;
+            cache.get_with(&Pattern::causal(), &shape(65_536), |_, _| {
+                if !std::mem::replace(&mut called, true) {
+                    under_way.send(()).unwrap();
+                    going_on.recv().unwrap();
+                }
+                ControlFlow::Continue(())
+            })
+        });
+        seen.recv().unwrap();
+        // SAFETY: the child calls the library, and ends without unwinding or running destructors.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0, "no process");
+        if child == 0 {
+            // SAFETY: a call without conditions; it ends a child that waits forever.
+            unsafe { libc::alarm(20) };
+            let layout = cache.get(&Pattern::causal(), &shape(65_536));
+            let again = cache.get(&Pattern::full(), &shape(65_536));
+            let right = layout.is_ok_and(|layout| layout.rows() == (0..1024))
+                && again.is_ok_and(|again| Arc::ptr_eq(&again, &kept));
+            // SAFETY: ends the process.
+            unsafe { libc::_exit(if right { 0 } else { 1 }) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for the child that was made above.
+        let ended = unsafe { libc::waitpid(child, &mut status, 0) };
+        assert_eq!((ended, status), (child, 0), "the child was ended by a signal or failed");
+        go_on.send(()).unwrap();
+        assert!(compiling.join().unwrap().is_ok());
+    });
 }

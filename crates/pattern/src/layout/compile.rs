@@ -11,6 +11,7 @@
 //! keep the masks that are used most, within the budget; the rest are made on demand
 //! ```
 
+use super::diagonal::COSTLY;
 use super::pool::{ALL, Kind, LATER, Pool};
 use super::walk::{Stretch, Walker};
 use super::{Layout, Run};
@@ -27,9 +28,9 @@ const SHORT: u32 = 4;
 /// Blocks of one period that are remembered while it repeats.
 const MOST_KINDS: u32 = 1 << 16;
 
-/// Units of a row, and of a run of it.
+/// Units of a row, and of a run of it, whose memory is touched for the first time.
 const ROW: u64 = 16;
-const RUN: u64 = 2;
+const RUN: u64 = 8;
 
 /// Rows that are moved at one go, so that progress is still told.
 const ROWS_AT_ONCE: u32 = 1 << 20;
@@ -52,6 +53,7 @@ pub(super) fn compile(
     shape: &Shape,
     progress: &mut Progress<'_>,
 ) -> Result<Layout> {
+    pattern.check()?;
     let frame = shape.resolve()?;
     pattern.fits(frame.tokens_q, frame.query_offset, frame.key_end)?;
     let rows = frame.rows.len() as u64;
@@ -130,19 +132,21 @@ fn shortened(text: &str) -> String {
 
 /// Why rows aren't compiled to the end.
 #[derive(Debug, Clone, Copy)]
-enum Refused {
+pub(super) enum Refused {
     /// The runs would outgrow their bound.
     TooLarge,
     /// The meter has halted.
     Halted,
 }
 
-struct Builder<'a, 'm> {
-    meter: Meter<'m>,
-    walker: Walker<'a>,
-    pool: Pool<'a>,
-    runs: Vec<Run>,
-    most_runs: usize,
+pub(super) struct Builder<'a, 'm> {
+    pub(super) meter: Meter<'m>,
+    pub(super) walker: Walker<'a>,
+    pub(super) pool: Pool<'a>,
+    pub(super) runs: Vec<Run>,
+    pub(super) most_runs: usize,
+    /// Units of work after which diagonals are looked at instead.
+    costly: u64,
     /// First run of the row at hand, and of the one above it.
     row_start: usize,
     above: usize,
@@ -162,6 +166,7 @@ impl<'a, 'm> Builder<'a, 'm> {
             pool: Pool::new(frame),
             runs: Vec::new(),
             most_runs: frame.most_runs(),
+            costly: COSTLY,
             row_start: 0,
             above: 0,
             stretches: Vec::new(),
@@ -174,24 +179,25 @@ impl<'a, 'm> Builder<'a, 'm> {
 
     /// Compiles every row; a failure comes with the number of rows that are done.
     fn all_rows(&mut self, starts: &mut Vec<u32>) -> Result<(), (Refused, u64)> {
-        let rows = self.pool.rows();
+        let rows = self.pool.frame().rows.clone();
         let mut row = rows.start;
         while row < rows.end {
             let done = u64::from(row - rows.start);
-            self.meter.at_row(done);
             self.row(row).map_err(|refused| (refused, done))?;
             starts.push(self.runs.len() as u32);
             row += 1;
             row += self.repeat(row, starts).map_err(|refused| (refused, done))?;
+            if self.meter.spent() > self.costly && self.walker.by_difference() {
+                self.costly = u64::MAX;
+                row += self.along_diagonals(row, starts).map_err(|refused| (refused, done))?;
+            }
         }
         Ok(())
     }
 
     fn row(&mut self, row: u32) -> Result<(), Refused> {
-        self.above = self.row_start;
-        self.row_start = self.runs.len();
+        self.begin_row(row);
         let mut stretches = std::mem::take(&mut self.stretches);
-        self.meter.spend(ROW);
         self.walker.row(row, &mut self.meter, &mut stretches);
         self.check()?;
         for stretch in &stretches {
@@ -216,7 +222,14 @@ impl<'a, 'm> Builder<'a, 'm> {
         Ok(())
     }
 
-    fn check(&self) -> Result<(), Refused> {
+    pub(super) fn begin_row(&mut self, row: u32) {
+        self.meter.at_row((row - self.pool.frame().rows.start).into());
+        self.meter.spend(ROW);
+        self.above = self.row_start;
+        self.row_start = self.runs.len();
+    }
+
+    pub(super) fn check(&self) -> Result<(), Refused> {
         if self.meter.halted() {
             Err(Refused::Halted)
         } else if self.meter.overflow {
@@ -253,7 +266,7 @@ impl<'a, 'm> Builder<'a, 'm> {
         let more = (rows - 1) as usize;
         self.runs.reserve(moves.len().saturating_mul(more + ROWS_TO_SPARE).min(self.most_runs));
         for copied in 1..rows {
-            self.meter.at_row(u64::from(next + copied - self.pool.rows().start));
+            self.meter.at_row(u64::from(next + copied - self.pool.frame().rows.start));
             self.meter.spend(ROW + RUN * moves.len() as u64);
             self.check()?;
             let from = self.row_start;
@@ -324,7 +337,7 @@ impl<'a, 'm> Builder<'a, 'm> {
         result
     }
 
-    fn push(&mut self, start: u32, end: u32, kind: Kind) -> Result<(), Refused> {
+    pub(super) fn push(&mut self, start: u32, end: u32, kind: Kind) -> Result<(), Refused> {
         let Kind::Active(mask) = kind else { return self.check() };
         let run = Run { start, len: end - start, mask };
         self.meter.spend(RUN);

@@ -1,7 +1,7 @@
 //! How much there is to compute.
 
 use super::Layout;
-use super::parts::{Comb, Content, Parts};
+use super::parts::{Comb, Content, Fold, Parts};
 use crate::error::Result;
 use crate::meter::Meter;
 
@@ -46,11 +46,39 @@ impl Counts {
 }
 
 pub(super) fn count(layout: &Layout, meter: Meter<'_>) -> Result<Counts> {
-    let mut counts = Counts::default();
-    let block = layout.block().get() as u128;
-    // Keys that the last column lacks.
-    let missing = u128::from(layout.columns()) * block - u128::from(layout.keys());
-    let visit = |counts: &mut Counts, row, comb: Comb, content| {
+    let mut counter = Counter { layout, counts: Counts::default(), window: Counts::default() };
+    Parts::new(layout, meter).add_rows("counting", &mut counter)?;
+    Ok(counter.counts)
+}
+
+struct Counter<'a> {
+    layout: &'a Layout,
+    counts: Counts,
+    window: Counts,
+}
+
+impl Counter<'_> {
+    /// What a whole block holds.
+    fn block(&self, content: Option<Content>) -> Counts {
+        let block = self.layout.block().get() as u128;
+        match content {
+            None => Counts::default(),
+            Some(Content::Full) => {
+                Counts { full_blocks: 1, partial_blocks: 0, active_pairs: block * block }
+            }
+            Some(Content::Mask(pairs, _)) => {
+                Counts { full_blocks: 0, partial_blocks: 1, active_pairs: pairs.into() }
+            }
+        }
+    }
+}
+
+impl Fold for Counter<'_> {
+    fn add(&mut self, row: u32, comb: Comb, content: Content) {
+        let Counter { layout, counts, .. } = self;
+        let block = layout.block().get() as u128;
+        // Keys that the last column lacks.
+        let missing = u128::from(layout.columns()) * block - u128::from(layout.keys());
         let tokens = layout.row_tokens(row);
         let queries = u128::from(tokens.end - tokens.start);
         let blocks = u128::from(comb.count);
@@ -65,7 +93,22 @@ pub(super) fn count(layout: &Layout, meter: Meter<'_>) -> Result<Counts> {
                 counts.active_pairs += blocks * u128::from(pairs);
             }
         }
-    };
-    Parts::new(layout, meter).all_rows("counting", &mut counts, visit, |_| ())?;
-    Ok(counts)
+    }
+
+    fn end_row(&mut self) {}
+
+    fn slide(&mut self, _: u32, enters: Option<Content>, leaves: Option<Content>) {
+        let (enters, leaves) = (self.block(enters), self.block(leaves));
+        let window = &mut self.window;
+        window.full_blocks = window.full_blocks + enters.full_blocks - leaves.full_blocks;
+        window.partial_blocks =
+            window.partial_blocks + enters.partial_blocks - leaves.partial_blocks;
+        window.active_pairs = window.active_pairs + enters.active_pairs - leaves.active_pairs;
+    }
+
+    fn add_window(&mut self) {
+        self.counts.full_blocks += self.window.full_blocks;
+        self.counts.partial_blocks += self.window.partial_blocks;
+        self.counts.active_pairs += self.window.active_pairs;
+    }
 }

@@ -18,7 +18,7 @@
 use twox_hash::XxHash3_128;
 
 use super::Layout;
-use super::parts::{Comb, Content, Parts};
+use super::parts::{Comb, Content, Fold, Parts};
 use crate::error::Result;
 use crate::meter::Meter;
 
@@ -36,19 +36,9 @@ impl std::fmt::Display for LayoutHash {
 const VERSION: u64 = 1;
 
 pub(super) fn digest(layout: &Layout, meter: Meter<'_>) -> Result<LayoutHash> {
-    let mut lanes = POINTS.map(Lane::new);
-    let full = XxHash3_128::oneshot(b"full");
-    let visit = |lanes: &mut [Lane; 2], _, comb: Comb, content| {
-        let content = match content {
-            Content::Full => full,
-            Content::Mask(_, hash) => hash,
-        };
-        for lane in lanes {
-            lane.add(content, comb.start, comb.step, comb.count);
-        }
-    };
-    let next_row = |lanes: &mut [Lane; 2]| lanes.iter_mut().for_each(Lane::next_row);
-    Parts::new(layout, meter).all_rows("hashing", &mut lanes, visit, next_row)?;
+    let mut digest = Digest { lanes: POINTS.map(Lane::new), full: XxHash3_128::oneshot(b"full") };
+    Parts::new(layout, meter).add_rows("hashing", &mut digest)?;
+    let lanes = &digest.lanes;
     let rows = layout.rows();
     let words = [
         VERSION,
@@ -62,6 +52,51 @@ pub(super) fn digest(layout: &Layout, meter: Meter<'_>) -> Result<LayoutHash> {
     ];
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     Ok(LayoutHash(XxHash3_128::oneshot(&bytes)))
+}
+
+struct Digest {
+    lanes: [Lane; 2],
+    /// The content's hash of a Full block.
+    full: u128,
+}
+
+impl Digest {
+    fn hash(&self, content: Content) -> u128 {
+        match content {
+            Content::Full => self.full,
+            Content::Mask(_, hash) => hash,
+        }
+    }
+}
+
+impl Fold for Digest {
+    fn add(&mut self, _: u32, comb: Comb, content: Content) {
+        let content = self.hash(content);
+        for lane in &mut self.lanes {
+            lane.add(content, comb.start, comb.step, comb.count);
+        }
+    }
+
+    fn end_row(&mut self) {
+        self.lanes.iter_mut().for_each(Lane::next_row);
+    }
+
+    fn slide(&mut self, columns: u32, enters: Option<Content>, leaves: Option<Content>) {
+        let (enters, leaves) = (enters.map(|c| self.hash(c)), leaves.map(|c| self.hash(c)));
+        for lane in &mut self.lanes {
+            let value = |content: Option<u128>| content.map_or(0, |hash| lane.value(hash));
+            let (enters, leaves) = (value(enters), value(leaves));
+            let last = lane.column(u64::from(columns) - 1);
+            let rest = minus(lane.window, times(leaves, last));
+            lane.window = plus(enters, times(lane.y, rest));
+        }
+    }
+
+    fn add_window(&mut self) {
+        for lane in &mut self.lanes {
+            lane.sum = plus(lane.sum, times(lane.row, lane.window));
+        }
+    }
 }
 
 pub(super) fn hash_mask(words: &[u64]) -> u128 {
@@ -88,6 +123,8 @@ struct Lane {
     /// `x` to the power of the row at hand.
     row: u64,
     sum: u64,
+    /// The sum over the columns of one row, while rows are moved along.
+    window: u64,
     powers: [Vec<u64>; 3],
     /// The last step of a comb, and `1 / (y^step − 1)`.
     inverse: (u32, u64),
@@ -104,17 +141,21 @@ impl Lane {
             base = times(table[table.len() - 1], base);
             table
         });
-        Lane { x, y, row: 1, sum: 0, powers, inverse: (0, 0) }
+        Lane { x, y, row: 1, sum: 0, window: 0, powers, inverse: (0, 0) }
     }
 
     fn next_row(&mut self) {
         self.row = times(self.row, self.x);
     }
 
-    fn add(&mut self, content: u128, start: u32, step: u32, count: u32) {
-        // Each lane takes half of the content's hash; never 0, or a block would go unnoticed.
+    /// Each lane takes half of the content's hash; never 0, or a block would go unnoticed.
+    fn value(&self, content: u128) -> u64 {
         let half = if self.x == POINTS[0].0 { content as u64 } else { (content >> 64) as u64 };
-        let content = half % (PRIME - 1) + 1;
+        half % (PRIME - 1) + 1
+    }
+
+    fn add(&mut self, content: u128, start: u32, step: u32, count: u32) {
+        let content = self.value(content);
         let first = self.column(start.into());
         let columns = if count == 1 {
             first

@@ -7,6 +7,7 @@
 
 use rustc_hash::FxHashMap;
 
+use super::diagonal::COSTLY;
 use super::digest::hash_mask;
 use super::masks::ones;
 use super::walk::{Stretch, Walker};
@@ -42,9 +43,24 @@ impl Content {
     }
 }
 
+/// What is added up over the blocks of rows.
+pub(super) trait Fold {
+    /// Blocks of the row at hand.
+    fn add(&mut self, row: u32, comb: Comb, content: Content);
+
+    fn end_row(&mut self);
+
+    /// Moves the window, which has so many whole columns, along by one: a block enters it on the
+    /// left and one leaves it on the right; it starts empty.
+    fn slide(&mut self, columns: u32, enters: Option<Content>, leaves: Option<Content>);
+
+    /// Adds the blocks of the window to the row at hand.
+    fn add_window(&mut self);
+}
+
 pub(super) struct Parts<'a, 'm> {
-    layout: &'a Layout,
-    meter: Meter<'m>,
+    pub(super) layout: &'a Layout,
+    pub(super) meter: Meter<'m>,
     walker: Option<Walker<'a>>,
     stretches: Vec<Stretch>,
     stored: Vec<Content>,
@@ -68,22 +84,24 @@ impl<'a, 'm> Parts<'a, 'm> {
         }
     }
 
-    /// Calls `visit` for each comb of each row, and `next_row` after each row; `work` says what for.
-    pub(super) fn all_rows<T>(
-        mut self,
-        work: &'static str,
-        state: &mut T,
-        mut visit: impl FnMut(&mut T, u32, Comb, Content),
-        mut next_row: impl FnMut(&mut T),
-    ) -> Result<()> {
+    /// Adds up all rows; `work` says what for.
+    pub(super) fn add_rows(mut self, work: &'static str, fold: &mut impl Fold) -> Result<()> {
         let rows = self.layout.rows();
-        for row in rows.clone() {
+        let mut row = rows.start;
+        let mut costly = COSTLY;
+        while row < rows.end {
             self.meter.at_row((row - rows.start).into());
-            self.row(row, |comb, content| visit(state, row, comb, content));
+            self.row(row, |comb, content| fold.add(row, comb, content));
+            fold.end_row();
+            row += 1;
+            let by_difference = |walker: &Walker<'_>| walker.by_difference();
+            if self.meter.spent() > costly && self.walker.as_ref().is_some_and(by_difference) {
+                costly = u64::MAX;
+                row += self.along_diagonals(row, fold);
+            }
             if self.meter.halted() {
                 return Err(self.layout.halted(&self.meter, work));
             }
-            next_row(state);
         }
         Ok(())
     }
@@ -148,7 +166,7 @@ impl<'a, 'm> Parts<'a, 'm> {
         }
     }
 
-    fn make(&mut self, row: u32, column: u32) -> Content {
+    pub(super) fn make(&mut self, row: u32, column: u32) -> Content {
         let walker = self.walker.as_mut().expect("masks on demand have a pattern");
         let key: Option<Box<[i64]>> = match walker.signature(row, column, &mut self.meter) {
             None => None,

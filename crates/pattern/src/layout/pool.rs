@@ -21,6 +21,9 @@ const CANDIDATE_BYTES: u64 = 2 << 20;
 /// Masks that a small layout may store whatever its runs take: a window has two or three.
 const FEW_MASKS: u64 = 6;
 
+/// Units of looking a signature up.
+const RECALL: u64 = 32;
+
 /// What became of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -63,9 +66,8 @@ impl<'a> Pool<'a> {
         }
     }
 
-    /// Rows to compile.
-    pub(super) fn rows(&self) -> std::ops::Range<u32> {
-        self.frame.rows.clone()
+    pub(super) fn frame(&self) -> &'a Frame {
+        self.frame
     }
 
     /// The mask of a block that is known to be Partial.
@@ -107,6 +109,7 @@ impl<'a> Pool<'a> {
     ) -> Option<Kind> {
         let room = (self.candidates.bytes() as u64) < self.candidate_bytes
             && (self.store_all || self.by_signature.len() < MOST_SIGNATURES);
+        meter.spend(RECALL);
         let Some(signature) = walker.signature(row, column, meter) else {
             let make = room && self.store_all;
             return make.then(|| self.make(walker, row, column, meter));

@@ -95,8 +95,10 @@ pub(super) fn transpose(layout: &Layout, mut meter: Meter<'_>) -> Result<Transpo
     Ok(Transpose { starts, runs })
 }
 
-/// Units of a run that is read, and of a column in which one opens or closes.
-const CHANGE: u64 = 4;
+/// Units of a run that is read, and of a column in which one opens or closes: those lie far apart
+/// in memory.
+const READ: u64 = 4;
+const CHANGE: u64 = 16;
 
 /// Calls `visit(row, from, to, before, after)` for the columns `from..to` whose mask is `before`
 /// in the row above and `after` in `row`, where they differ; one row past the last included.
@@ -111,7 +113,7 @@ fn changes(
         let here = if row < rows.end { layout.row(row) } else { &[] };
         let (mut i, mut j, mut at) = (0, 0, 0);
         meter.at_row((row - rows.start).into());
-        meter.spend(CHANGE * (1 + above.len() + here.len()) as u64);
+        meter.spend(READ * (1 + above.len() + here.len()) as u64);
         while i < above.len() || j < here.len() {
             let (a, b) = (above.get(i), here.get(j));
             let before = a.filter(|run| run.start <= at);

@@ -90,6 +90,14 @@ impl<'a> Walker<'a> {
         cut(&self.answer, self.frame, out);
     }
 
+    /// Whether whole blocks of a diagonal have the same mask: see `diagonal.rs`.
+    pub(crate) fn by_difference(&self) -> bool {
+        match (self.frame.queries.pieces(), self.frame.keys.pieces()) {
+            ([queries], [keys]) => queries.step == keys.step && self.plan.by_difference(),
+            _ => false,
+        }
+    }
+
     /// How many rows after `row` are this row with some of its blocks moved along by one a row;
     /// `None` if that can't happen in this frame.
     pub(crate) fn steady(&mut self, row: u32, meter: &mut Meter<'_>) -> Option<u32> {

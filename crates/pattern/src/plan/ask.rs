@@ -4,7 +4,7 @@ use super::arith::{Congruence, Divisor, gcd};
 use super::relation::edge;
 use super::segment::{self, Class, Segment, push};
 use super::{Band, Keys, Node, Packed, Question, Relation, Scratch};
-use crate::meter::{Meter, SEGMENT};
+use crate::meter::{CONGRUENCE, Meter, SEGMENT};
 use crate::pattern::Lengths;
 
 impl Keys {
@@ -193,6 +193,7 @@ fn window(left: i64, right: i64, band: Band, keys: Keys, out: &mut Vec<Segment>)
 }
 
 fn strided(stride: i64, band: Band, keys: Keys, meter: &mut Meter<'_>, out: &mut Vec<Segment>) {
+    meter.spend(CONGRUENCE);
     let by_key = || Congruence::new(keys.step, stride);
     if band.len == 1 || band.step % stride == 0 {
         // One residue: a key is seen by the whole band or by nobody.
@@ -241,6 +242,7 @@ fn dilated(
     meter: &mut Meter<'_>,
     out: &mut Vec<Segment>,
 ) {
+    meter.spend(2 * CONGRUENCE);
     let by_query = Congruence::new(band.step, rate);
     let by_key = Congruence::new(keys.step, rate);
     let mut from = band.number_at_least(0);
@@ -384,7 +386,7 @@ fn blocks(
         let ranges = relation.row_of_several(query_block, meter);
         let ranges = &ranges[inside(ranges)];
         // Each edge is sorted, too.
-        meter.spend(8 * SEGMENT * ranges.len() as u64);
+        meter.spend(16 * SEGMENT * ranges.len() as u64);
         for range in ranges {
             edges.extend([(range.0, to - at), (range.1, at - to)]);
         }

@@ -3,7 +3,10 @@
 use super::arith::{Congruence, bit_range};
 use super::relation::edge;
 use super::{Band, Node, Scratch};
-use crate::meter::Meter;
+use crate::meter::{CONGRUENCE, Meter};
+
+/// Units of a query whose residue is found by division, beyond those of any node.
+const BITS: u64 = 4;
 
 impl Band {
     /// The bits of the keys at the positions `from..to`, this band being the keys.
@@ -42,12 +45,16 @@ impl Node {
                     out[inside.start as usize..inside.end as usize].fill(keys.all_bits());
                 }
             }
-            Node::Strided { stride } => strided(*stride, band, keys, out),
+            Node::Strided { stride } => {
+                meter.spend(CONGRUENCE + BITS * out.len() as u64);
+                strided(*stride, band, keys, out);
+            }
             Node::Comb { period, grain } => {
-                meter.spend(2 * keys.len as u64);
+                meter.spend(8 * keys.len as u64);
                 out.fill(keys.bits_where(|key| key.rem_euclid(*period) < *grain));
             }
             Node::Dilated { segment, rate, offset } => {
+                meter.spend(CONGRUENCE + BITS * out.len() as u64);
                 dilated(*segment, *rate, *offset, band, keys, out);
             }
             Node::Documents { lengths, hint } => {

@@ -12,10 +12,7 @@ use winnow::{Parser, Result as Parsed};
 use super::ParseError;
 use crate::error::{Error, Result};
 use crate::heads::Heads;
-use crate::pattern::{Level, Pattern};
-
-/// Parentheses, negations and `packed` inside each other, at most.
-const DEEPEST: usize = 64;
+use crate::pattern::{DEEPEST, Level, Pattern};
 
 impl FromStr for Pattern {
     type Err = Error;
@@ -45,9 +42,9 @@ impl FromStr for Heads {
             name(input)?;
             symbol("(").parse_next(input)?;
             let bracket = opt(symbol("[")).parse_next(input)?;
-            let mut patterns = vec![or(input, 1)?];
+            let mut patterns = vec![or(input, 0)?];
             while opt(symbol(",")).parse_next(input)?.is_some() {
-                patterns.push(or(input, 1)?);
+                patterns.push(or(input, 0)?);
             }
             if bracket.is_some() {
                 symbol("]").parse_next(input)?;
@@ -92,7 +89,7 @@ enum Reason {
     Expected(&'static str),
     Argument(&'static str),
     Name,
-    Because(Error),
+    Because(Box<Error>),
 }
 
 impl ParserError<&str> for Failure {
@@ -114,7 +111,7 @@ impl Failure {
 
     /// What was read from where `start` bytes were left is refused.
     fn because(start: usize, input: &str, error: Error) -> Self {
-        Failure { left: start, len: start - input.len(), reason: Reason::Because(error) }
+        Failure { left: start, len: start - input.len(), reason: Reason::Because(Box::new(error)) }
     }
 
     fn into_error(self, text: &str) -> ParseError {
@@ -206,6 +203,7 @@ fn name<'a>(input: &mut &'a str) -> Parsed<&'a str, Failure> {
         .map_err(|_: Failure| failure)
 }
 
+#[inline(never)]
 fn or(input: &mut &str, depth: usize) -> Parsed<Pattern, Failure> {
     let mut pattern = and(input, depth)?;
     while opt(symbol("|")).parse_next(input)?.is_some() {
@@ -222,8 +220,9 @@ fn and(input: &mut &str, depth: usize) -> Parsed<Pattern, Failure> {
     Ok(pattern)
 }
 
+#[inline(never)]
 fn unary(input: &mut &str, depth: usize) -> Parsed<Pattern, Failure> {
-    if depth > DEEPEST {
+    if depth > usize::from(DEEPEST) {
         return Err(Failure::expected(input, "at most 64 levels of nesting"));
     }
     match opt(peek(any)).parse_next(input)? {
@@ -241,11 +240,49 @@ fn unary(input: &mut &str, depth: usize) -> Parsed<Pattern, Failure> {
             }
             Ok(pattern)
         }
-        _ => primitive(input, depth),
+        _ if input.starts_with("packed") && peek(name).parse_next(input) == Ok("packed") => {
+            packed(input, depth)
+        }
+        _ => primitive(input),
     }
 }
 
-fn primitive(input: &mut &str, depth: usize) -> Parsed<Pattern, Failure> {
+/// `packed`, apart from other primitives: what stands inside it is read with little stack taken.
+#[inline(never)]
+fn packed(input: &mut &str, depth: usize) -> Parsed<Pattern, Failure> {
+    let start = input.len();
+    let (queries, keys) = packed_lengths(input)?;
+    let inner = or(input, depth + 1)?;
+    packed_end(input, start, queries, keys, inner)
+}
+
+#[inline(never)]
+fn packed_lengths(input: &mut &str) -> Parsed<(Vec<u64>, Vec<u64>), Failure> {
+    name(input)?;
+    symbol("(")(input)?;
+    let queries = list(input, |input| number(input, "query length"))?;
+    symbol(",")(input)?;
+    let keys = list(input, |input| number(input, "key length"))?;
+    symbol(",")(input)?;
+    Ok((queries, keys))
+}
+
+#[inline(never)]
+fn packed_end(
+    input: &mut &str,
+    start: usize,
+    queries: Vec<u64>,
+    keys: Vec<u64>,
+    inner: Pattern,
+) -> Parsed<Pattern, Failure> {
+    let made = Pattern::packed(queries, keys, inner);
+    let end = *input;
+    symbol(")")(input)?;
+    made.map_err(|error| Failure::because(start, &end[1..], error))
+}
+
+#[inline(never)]
+fn primitive(input: &mut &str) -> Parsed<Pattern, Failure> {
     let start = *input;
     let name = name(input)?;
     let plain = match name {
@@ -264,14 +301,14 @@ fn primitive(input: &mut &str, depth: usize) -> Parsed<Pattern, Failure> {
         return Err(Failure { left: start.len(), len: 0, reason: Reason::Name });
     }
     symbol("(")(input)?;
-    let made = arguments(name, input, depth)?;
+    let made = arguments(name, input)?;
     let end = *input;
     symbol(")")(input)?;
     made.map_err(|error| Failure::because(start.len(), &end[1..], error))
 }
 
 /// Reads the arguments of a primitive; whether they are legal is for the pattern to say.
-fn arguments(name: &str, input: &mut &str, depth: usize) -> Parsed<Result<Pattern>, Failure> {
+fn arguments(name: &str, input: &mut &str) -> Parsed<Result<Pattern>, Failure> {
     let number = |input: &mut &str, name| number(input, name);
     let next = |input: &mut &str, name| {
         symbol(",")(input)?;
@@ -296,13 +333,6 @@ fn arguments(name: &str, input: &mut &str, depth: usize) -> Parsed<Result<Patter
             Ok(Level { window, stride, grain })
         })?),
         "documents" => Pattern::documents(list(input, |input| number(input, "length"))?),
-        "packed" => {
-            let queries = list(input, |input| number(input, "query length"))?;
-            symbol(",")(input)?;
-            let keys = list(input, |input| number(input, "key length"))?;
-            symbol(",")(input)?;
-            Pattern::packed(queries, keys, or(input, depth + 1)?)
-        }
         "blocks_dilated" => {
             let block = number(input, "block")?;
             symbol(",")(input)?;

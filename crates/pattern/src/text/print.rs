@@ -56,6 +56,7 @@ impl Display for Pattern {
                 })?;
                 f.write_str("])")
             }
+            Expr::TooDeep => f.write_str("<nested too deeply>"),
             Expr::And(parts) => joined(f, parts, " & ", |part| matches!(part.0, Expr::Or(_))),
             Expr::Or(parts) => joined(f, parts, " | ", |_| false),
             Expr::Not(inner) => {
