@@ -299,17 +299,18 @@ impl<E: Element> Pass<E> for ForwardPass<'_, '_, E> {
             };
             let _session = tiles.session();
             let mut masks = stream.layout.masks_in(std::mem::take(&mut scratch.mask));
-            // SAFETY: `check::inputs` has found the sizes of all layouts in the tensors and heads that
-            // fit, `check::tensors` head dims from 1 on, and `forward` those sizes in the target; they
-            // are borrowed for the call. `Plan::forward` gives each row to one unit, or to the parts of
-            // one cut, which have rows of `parts` each. The session is this thread's.
+            // SAFETY: `check::inputs` has found the sizes of all layouts in the tensors and heads
+            // that fit, `check::tensors` head dims from 1 on, and `forward` those sizes in the
+            // target; they are borrowed for the call. `Plan::forward` gives each row to one unit,
+            // or to the parts of one cut, which have rows of `parts` each. The session is this
+            // thread's.
             unsafe { kernel.rows(&stream, unit, target, &mut masks, scratch) };
             scratch.mask = masks.into_words();
         })?;
         for cut in &plan.cuts {
             let stream = call.stream(plan, cut.stream);
-            // SAFETY: `each` returns when all units are done, so that no other thread uses the rows; they
-            // are in the target and in `parts` as above.
+            // SAFETY: `each` returns when all units are done, so that no other thread uses the
+            // rows; they are in the target and in `parts` as above.
             unsafe { join(&stream, cut, parts, target) };
         }
         Ok(())
@@ -332,8 +333,8 @@ fn part_states(arena: &mut Arena, rows: usize, dim: usize) -> RawState {
 ///
 /// # Safety
 ///
-/// `parts` must have the rows of the cut and `target` those of its row of blocks and heads, as wide, and
-/// nothing else read or write either.
+/// `parts` must have the rows of the cut and `target` those of its row of blocks and heads, as
+/// wide, and nothing else read or write either.
 unsafe fn join<E: Element>(
     stream: &Stream<'_>,
     cut: &crate::plan::Cut,
@@ -345,9 +346,9 @@ unsafe fn join<E: Element>(
     for lane in 0..cut.lanes as usize {
         let (head, token) = (stream.heads[lane / tokens] as usize, token + lane % tokens);
         let part = |part: u32| cut.first as usize + part as usize * cut.lanes as usize + lane;
-        // SAFETY: lanes are below those of the cut, so that this function demands their rows. A row of
-        // `into` is never the `other` one: it is the target's, or the first part's with `other` from 1
-        // on.
+        // SAFETY: lanes are below those of the cut, so that this function demands their rows. A row
+        // of `into` is never the `other` one: it is the target's, or the first part's with `other`
+        // from 1 on.
         unsafe {
             let start = if matches!(target, Target::Extend(_)) { 0 } else { 1 };
             let into = |parts: RawState| match target {
@@ -421,7 +422,8 @@ fn each_row(dims: Dims, threads: usize, work: &(dyn Fn(usize, usize, usize) + Sy
 pub(crate) fn clear<E: Element>(view: &mut ViewMut<'_, E>, threads: usize) {
     let (dims, raw) = (view.dims(), Raw::write(view));
     each_row(dims, threads, &|entry, head, token| {
-        // SAFETY: `each_row` gives each row of the view's dims to one thread, once; the view is exclusive.
+        // SAFETY: `each_row` gives each row of the view's dims to one thread, once; the view is
+        // exclusive.
         unsafe {
             let row = raw.head(entry, head, token);
             if row.column == 1 {
@@ -451,8 +453,8 @@ pub(crate) fn round<E: Element>(
             each_row(dims, threads, &|entry, head, token| {
                 let row = (entry * dims.heads + head) * dims.tokens + token;
                 let from = &sums[row * dims.dim..][..dims.dim];
-                // SAFETY: `each_row` gives each row of the view's dims to one thread, once; the view is
-                // exclusive, and `from` as long as a row.
+                // SAFETY: `each_row` gives each row of the view's dims to one thread, once; the
+                // view is exclusive, and `from` as long as a row.
                 unsafe { simd.call(Narrow { from, to: raw.head(entry, head, token) }) }
             });
         }
@@ -464,8 +466,8 @@ pub(crate) fn round<E: Element>(
 }
 
 /// Makes outputs and log-sum-exps of partial softmaxes: `lse` holds each row's maximum and `rests`
-/// its total, both replaced. Sums lie in `out` itself where there are no others: it must then be f32,
-/// with the numbers of a row side by side.
+/// its total, both replaced. Sums lie in `out` itself where there are no others: it must then be
+/// f32, with the numbers of a row side by side.
 pub(crate) fn finish<E: Element>(
     options: &Options,
     sums: Option<&mut [f32]>,
@@ -490,9 +492,9 @@ pub(crate) fn finish<E: Element>(
     let list = |list| ViewMut::new(list, Dims { dim: 1, ..dims }, order);
     let lists = [Raw::write(&mut list(lse)?), Raw::write(&mut list(rests)?)];
     each_row(dims, threads, &|entry, head, token| {
-        // SAFETY: `each_row` gives each row of `dims` to one thread, once. `ViewMut::new` has found lists
-        // of a number per row, and sums of `dims` side by side; so are those of `out` where they are
-        // taken from it. All are exclusive.
+        // SAFETY: `each_row` gives each row of `dims` to one thread, once. `ViewMut::new` has found
+        // lists of a number per row, and sums of `dims` side by side; so are those of `out` where
+        // they are taken from it. All are exclusive.
         unsafe {
             let [lse, rest] = lists.map(|list| list.head(entry, head, token).first.cast_mut());
             let finished = crate::state::finish(*lse, *rest);
@@ -522,8 +524,8 @@ impl<E: Element> Operation for Narrow<'_, E> {
     unsafe fn eval<S: Simd>(self, simd: S) {
         let Narrow { from, to } = self;
         let whole = if to.column == 1 { from.len() / S::WIDTH * S::WIDTH } else { 0 };
-        // SAFETY: `at` is below the length of `from`, a vector's end too, and the type demands as many of
-        // the row; vectors are only stored where its elements lie side by side.
+        // SAFETY: `at` is below the length of `from`, a vector's end too, and the type demands as
+        // many of the row; vectors are only stored where its elements lie side by side.
         unsafe {
             for at in (0..whole).step_by(S::WIDTH) {
                 let x = simd.load(from.as_ptr().add(at));
@@ -551,7 +553,8 @@ pub(crate) fn deltas<E: Element>(arrived: &Arrived<'_, E>, deltas: &mut [f32], t
                 let row = chunk * ROWS + index;
                 let (head, token) = (row / dims.tokens, row % dims.tokens);
                 let (entry, head) = (head / dims.heads, head % dims.heads);
-                // SAFETY: both tensors have these dims, and there are as many deltas as rows: asserted.
+                // SAFETY: both tensors have these dims, and there are as many deltas as rows:
+                // asserted.
                 let sum = unsafe {
                     dot(out.head(entry, head, token), dout.head(entry, head, token), dims.dim)
                 };

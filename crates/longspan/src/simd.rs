@@ -2,9 +2,9 @@
 //!
 //! An instruction set is a zero-sized token, [`Simd`], which can only be had where the CPU has the
 //! set: holding one is the proof that its instructions may run. What is worth vectorizing is an
-//! [`Operation`]: a struct of its parameters whose `eval` is written once, over any token. Parameters
-//! are mostly pointers and sizes; what has to hold of them stands in the `# Safety` section of the
-//! struct, and the `unsafe` block that runs the operation proves it.
+//! [`Operation`]: a struct of its parameters whose `eval` is written once, over any token.
+//! Parameters are mostly pointers and sizes; what has to hold of them stands in the `# Safety`
+//! section of the struct, and the `unsafe` block that runs the operation proves it.
 //!
 //! ```text
 //! simd.call(operation)  →  fn with #[target_feature]  →  operation.eval(simd), inlined into it
@@ -45,8 +45,8 @@ pub(crate) trait Operation {
     ///
     /// # Safety
     ///
-    /// The fields must be as the `# Safety` section of the implementing type says; a type without one
-    /// has no condition.
+    /// The fields must be as the `# Safety` section of the implementing type says; a type without
+    /// one has no condition.
     unsafe fn eval<S: Simd>(self, simd: S) -> Self::Output;
 }
 
@@ -57,9 +57,9 @@ pub(crate) trait Operation {
 ///
 /// # Safety
 ///
-/// A value of the type exists only where the CPU has the instructions that its methods use. `WIDTH` is
-/// a power of two, at most [`WIDEST`]. Methods that take pointers read and write the `WIDTH` numbers
-/// (or pairs, or square) that their documentation names, and no others.
+/// A value of the type exists only where the CPU has the instructions that its methods use. `WIDTH`
+/// is a power of two, at most [`WIDEST`]. Methods that take pointers read and write the `WIDTH`
+/// numbers (or pairs, or square) that their documentation names, and no others.
 pub(crate) unsafe trait Simd: Copy + Send + Sync + 'static {
     /// A vector of f32.
     type F: Copy;
@@ -227,13 +227,13 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync + 'static {
     }
     /// Asks for the cache line of a byte, which needn't exist; a hint.
     fn prefetch(self, at: *const u8);
-    /// Writes the transpose of a square of `WIDTH` numbers per side: row `i` of the source starts at
-    /// `from + i · from_row`, row `j` of the result at `to + j · to_row`.
+    /// Writes the transpose of a square of `WIDTH` numbers per side: row `i` of the source starts
+    /// at `from + i · from_row`, row `j` of the result at `to + j · to_row`.
     ///
     /// # Safety
     ///
-    /// `WIDTH` numbers must be readable in each of the `WIDTH` rows of the source and writable in each
-    /// of those of the result, and none of them may be in both.
+    /// `WIDTH` numbers must be readable in each of the `WIDTH` rows of the source and writable in
+    /// each of those of the result, and none of them may be in both.
     unsafe fn transpose(self, from: *const f32, from_row: isize, to: *mut f32, to_row: isize);
     /// The sums of `WIDTH` vectors that lie one after the other: lane `i` has that of vector `i`.
     ///
@@ -244,8 +244,8 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync + 'static {
     unsafe fn sums(self, vectors: *const f32) -> Self::F {
         let mut turned = [0.0_f32; WIDEST * WIDEST];
         let width = Self::WIDTH as isize;
-        // SAFETY: `WIDTH²` numbers are readable at `vectors`; `turned`, which nothing else refers to, has
-        // `WIDEST²`, and no vector is wider.
+        // SAFETY: `WIDTH²` numbers are readable at `vectors`; `turned`, which nothing else refers
+        // to, has `WIDEST²`, and no vector is wider.
         unsafe {
             self.transpose(vectors, width, turned.as_mut_ptr(), width);
             let mut sums = [self.splat(0.0); WIDEST];

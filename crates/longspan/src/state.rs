@@ -159,7 +159,8 @@ impl State {
                 + token as isize * strides.tokens;
             let sums = &self.sums[row * self.dims.dim..][..self.dims.dim];
             for (dim, sum) in sums.iter().enumerate() {
-                // SAFETY: `check::same` has found the dims of the state in the view, which is exclusive.
+                // SAFETY: `check::same` has found the dims of the state in the view, which is
+                // exclusive.
                 unsafe {
                     *out.offset(offset + dim as isize * strides.dim) = E::from_f32(sum * factor);
                 }
@@ -292,8 +293,8 @@ pub fn merge_outputs<E: Element>(
             + token as isize * strides.tokens;
         for dim in 0..dims.dim {
             let theirs = out.get(entry, token, head, dim).expect("dims are the same");
-            // SAFETY: `dims` are the view's, so that the index is in it; it is exclusive, and no other
-            // reference to its elements is alive.
+            // SAFETY: `dims` are the view's, so that the index is in it; it is exclusive, and no
+            // other reference to its elements is alive.
             let at = unsafe { &mut *target.offset(offset + dim as isize * strides.dim) };
             *at = match mine == f32::NEG_INFINITY {
                 true => theirs,
@@ -387,8 +388,8 @@ impl RawState {
     ///
     /// # Safety
     ///
-    /// That of [`rows`](Self::rows); `dim` numbers of a row of sums must lie side by side, and nothing
-    /// else read or write the row for as long as it is used.
+    /// That of [`rows`](Self::rows); `dim` numbers of a row of sums must lie side by side, and
+    /// nothing else read or write the row for as long as it is used.
     pub(crate) unsafe fn row<'a>(self, entry: usize, head: usize, token: usize) -> RowMut<'a> {
         // SAFETY: this function demands the row, of `dim` numbers side by side, for itself alone.
         unsafe {

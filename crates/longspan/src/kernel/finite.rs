@@ -31,8 +31,9 @@ impl<E: Element> Operation for AllFinite<E> {
         let zero = simd.splat(0.0);
         let mut sum = 0.0_f32;
         let whole = if matrix.column == 1 { columns / S::WIDTH * S::WIDTH } else { 0 };
-        // SAFETY: rows and columns stay below those that the type demands, and vectors are only loaded
-        // where numbers lie side by side; `lanes` has `WIDEST` numbers, and no vector is wider.
+        // SAFETY: rows and columns stay below those that the type demands, and vectors are only
+        // loaded where numbers lie side by side; `lanes` has `WIDEST` numbers, and no vector is
+        // wider.
         unsafe {
             for row in 0..rows {
                 let row = matrix.at(row, 0);

@@ -61,9 +61,10 @@ impl<E: Element> Pass<E> for BackwardPass<'_, '_, E> {
             .for_each(|turn| turn.store(0, Ordering::Relaxed));
         let counter = Counter::new(plan.units.len());
         each(threads, &counter, &space.scratch, &call.caller, &|unit, scratch| {
-            // SAFETY: `check::inputs` has found the sizes of all layouts in the tensors and heads that
-            // fit, and head dims from 1 on; `backward` has found those sizes in dO, the statistics and the
-            // gradients. All are borrowed for the call. `Plan::fill` made the unit for these layouts.
+            // SAFETY: `check::inputs` has found the sizes of all layouts in the tensors and heads
+            // that fit, and head dims from 1 on; `backward` has found those sizes in dO, the
+            // statistics and the gradients. All are borrowed for the call. `Plan::fill` made the
+            // unit for these layouts.
             unsafe { work.unit(&plan.units[unit], scratch, &counter) };
         })?;
         // SAFETY: `each` returns when all units are done, so that no other thread uses gradients or
@@ -83,7 +84,8 @@ struct Buffers {
     queries: usize,
 }
 
-// SAFETY: these are addresses; the `unsafe` blocks that write there prove that no other thread does.
+// SAFETY: these are addresses; the `unsafe` blocks that write there prove that no other thread
+// does.
 unsafe impl Sync for Buffers {}
 
 impl Buffers {
@@ -121,19 +123,19 @@ impl<X: Tiles, T: Transform> Work<'_, '_, X, T> {
     /// # Safety
     ///
     /// The tensors, statistics and gradients of the kernel must have the sizes of the call and its
-    /// layouts, and nothing but units of this plan read or write gradients and buffers. The plan must be
-    /// made for the layouts, `unit` be one of it, and not be run twice.
+    /// layouts, and nothing but units of this plan read or write gradients and buffers. The plan
+    /// must be made for the layouts, `unit` be one of it, and not be run twice.
     unsafe fn unit(&self, unit: &Unit, scratch: &mut Scratch, counter: &Counter) {
         let (kernel, plan) = (&self.kernel, &self.space.backward);
         let _session = kernel.tiles.session();
         let family = plan.families[unit.family as usize];
         let at = (family.entry as usize, family.key_head as usize);
         let give_up = || counter.is_stopped();
-        // SAFETY: `open`, `band` and `close` are given the entry, key head, slab, streams and bands of the
-        // plan, which are those of the tensors, statistics and layouts. The session is this thread's, and
-        // scratch is used for this slab alone. Of dQ, a band of a head, in the tensor or in one buffer,
-        // is a chain: `Turnstile` lets one unit at a time have it. dK and dV of a slab belong to its one
-        // unit, or each part of it has a buffer, `grid.slab` rows of both.
+        // SAFETY: `open`, `band` and `close` are given the entry, key head, slab, streams and bands
+        // of the plan, which are those of the tensors, statistics and layouts. The session is this
+        // thread's, and scratch is used for this slab alone. Of dQ, a band of a head, in the tensor
+        // or in one buffer, is a chain: `Turnstile` lets one unit at a time have it. dK and dV of a
+        // slab belong to its one unit, or each part of it has a buffer, `grid.slab` rows of both.
         unsafe {
             let mut slab = kernel.open(scratch, at, unit.slab);
             for number in family.streams.0..family.streams.1 {
@@ -189,9 +191,9 @@ impl<X: Tiles, T: Transform> Work<'_, '_, X, T> {
     unsafe fn add_up(&self) {
         let (kernel, plan) = (&self.kernel, &self.space.backward);
         let sizes = &self.call.sizes;
-        // SAFETY: entries, heads, keys and queries are those of the plan, and so of the gradients. A buffer
-        // has the rows of a slab, or those of a band from its first query on: both fit, as `cut` made
-        // them, and no thread writes any more.
+        // SAFETY: entries, heads, keys and queries are those of the plan, and so of the gradients.
+        // A buffer has the rows of a slab, or those of a band from its first query on: both fit, as
+        // `cut` made them, and no thread writes any more.
         unsafe {
             for unit in &plan.units {
                 let Some(buffer) = unit.buffer else { continue };
@@ -231,7 +233,8 @@ impl<X: Tiles, T: Transform> Work<'_, '_, X, T> {
 ///
 /// # Safety
 ///
-/// rows × dims numbers must be readable at `from`, and readable and writable at `to`, none of them shared.
+/// rows × dims numbers must be readable at `from`, and readable and writable at `to`, none of them
+/// shared.
 unsafe fn add_rows(to: crate::tile::Strided, from: *const f32, rows: usize, dims: usize) {
     for row in 0..rows {
         for dim in 0..dims {

@@ -17,8 +17,8 @@ fn zip(x: F, y: F, with: impl Fn(f32, f32) -> f32) -> F {
     [with(x[0], y[0]), with(x[1], y[1]), with(x[2], y[2]), with(x[3], y[3])]
 }
 
-// SAFETY: a vector is 4 f32, and every method reads and writes as many as the trait says; any CPU has
-// what plain Rust compiles to.
+// SAFETY: a vector is 4 f32, and every method reads and writes as many as the trait says; any CPU
+// has what plain Rust compiles to.
 unsafe impl Simd for Portable {
     type F = F;
     type M = [bool; WIDTH];
