@@ -16,6 +16,7 @@ mod pack;
 
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count};
+use std::cell::Cell;
 use std::marker::PhantomData;
 use std::sync::OnceLock;
 
@@ -121,6 +122,12 @@ impl Blocks {
 /// A thread's tile registers, configured. It stays on its thread.
 pub(crate) struct Session(PhantomData<*const ()>);
 
+thread_local! {
+    /// Sessions of a thread: a hook that runs within one may call attention again. All of them have
+    /// the same configuration, which the first one loads and the last one releases.
+    static SESSIONS: Cell<usize> = const { Cell::new(0) };
+}
+
 #[repr(C, align(64))]
 struct Configuration {
     palette: u8,
@@ -131,24 +138,28 @@ struct Configuration {
 }
 
 impl Session {
-    fn begin() -> Self {
-        let (mut row_bytes, mut rows) = ([0; 16], [0; 16]);
-        row_bytes[..8].fill(64);
-        rows[..8].fill(SIDE as u8);
-        let all = Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows };
-        // SAFETY: the only caller has an `Amx`, so that the unit is there. 64 bytes are read, those
-        // of the configuration: palette 1 with eight registers of 16 rows of 64 bytes, as it
-        // allows.
-        unsafe { asm!("ldtilecfg [{}]", in(reg) &all, options(nostack, readonly)) };
+    fn begin(_: Amx) -> Self {
+        if SESSIONS.replace(SESSIONS.get() + 1) == 0 {
+            let (mut row_bytes, mut rows) = ([0; 16], [0; 16]);
+            row_bytes[..8].fill(64);
+            rows[..8].fill(SIDE as u8);
+            let all =
+                Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows };
+            // SAFETY: an `Amx` proves that the unit is there. 64 bytes are read, those of the
+            // configuration: palette 1 with eight registers of 16 rows of 64 bytes, as it allows.
+            unsafe { asm!("ldtilecfg [{}]", in(reg) &all, options(nostack, readonly)) };
+        }
         Session(PhantomData)
     }
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // SAFETY: `begin` has configured the registers of this thread, since a session isn't
-        // `Send`; sums are stored before each product ends, so that nothing is lost.
-        unsafe { asm!("tilerelease", options(nostack, nomem)) };
+        if SESSIONS.replace(SESSIONS.get() - 1) == 1 {
+            // SAFETY: `begin` has configured the registers of this thread, since a session isn't
+            // `Send`; sums are stored before each product ends, so that nothing is lost.
+            unsafe { asm!("tilerelease", options(nostack, nomem)) };
+        }
     }
 }
 
@@ -174,7 +185,7 @@ unsafe impl Tiles for Amx {
     }
 
     fn session(self) -> Session {
-        Session::begin()
+        Session::begin(self)
     }
 
     fn left_room(m: usize, k: usize) -> usize {
