@@ -175,7 +175,7 @@ fn first<S: Simd>(simd: S, sums: [S::F; SUMS]) -> f32 {
     for sum in sums {
         total = simd.add(total, sum);
     }
-    // SAFETY: `lanes` has `WIDEST` numbers, and no vector is wider.
+    // SAFETY: `lanes` has `WIDEST` elements, and no vector is wider.
     unsafe { simd.store(lanes.as_mut_ptr(), total) };
     lanes[0]
 }

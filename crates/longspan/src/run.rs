@@ -467,7 +467,7 @@ pub(crate) fn round<E: Element>(
 
 /// Makes outputs and log-sum-exps of partial softmaxes: `lse` holds each row's maximum and `rests`
 /// its total, both replaced. Sums lie in `out` itself where there are no others: it must then be
-/// f32, with the numbers of a row side by side.
+/// f32, with the elements of a row side by side.
 pub(crate) fn finish<E: Element>(
     options: &Options,
     sums: Option<&mut [f32]>,

@@ -230,7 +230,7 @@ impl<'a> StateMut<'a> {
         self.sums.dims()
     }
 
-    /// What kernels read and write: rows of `dims`, the numbers of each side by side.
+    /// What kernels read and write: rows of `dims`, the elements of each side by side.
     pub(crate) fn raw(&mut self) -> RawState {
         RawState {
             maxima: Raw::write(&mut self.maxima),
@@ -388,10 +388,10 @@ impl RawState {
     ///
     /// # Safety
     ///
-    /// That of [`rows`](Self::rows); `dim` numbers of a row of sums must lie side by side, and
+    /// That of [`rows`](Self::rows); `dim` elements of a row of sums must lie side by side, and
     /// nothing else read or write the row for as long as it is used.
     pub(crate) unsafe fn row<'a>(self, entry: usize, head: usize, token: usize) -> RowMut<'a> {
-        // SAFETY: this function demands the row, of `dim` numbers side by side, for itself alone.
+        // SAFETY: this function demands the row, of `dim` elements side by side, for itself alone.
         unsafe {
             let [m, l, sums] = self.rows(entry, head, token).map(|rows| rows.first.cast_mut());
             (&mut *m, &mut *l, std::slice::from_raw_parts_mut(sums, self.dim))

@@ -190,12 +190,12 @@ pub(crate) struct Multiply<L, R> {
 ///
 /// # Safety
 ///
-/// [`left`](Self::left) writes no more than [`left_room`](Self::left_room) numbers of its room,
+/// [`left`](Self::left) writes no more than [`left_room`](Self::left_room) elements of its room,
 /// [`right`](Self::right) and [`differentiate`](Self::differentiate) no more than
 /// [`right_room`](Self::right_room), and [`multiply`](Self::multiply) no more rows of a target than
 /// those of the product, rounded up to [`TARGET_ROWS`](Self::TARGET_ROWS). An operand that is used
-/// within its `m × k` or `k × n` numbers is read nowhere but in its matrix and its room. Kernels
-/// lay out their scratch by these numbers.
+/// within its `m × k` or `k × n` elements is read nowhere but in its matrix and its room. Kernels
+/// lay out their scratch by these sizes.
 pub(crate) unsafe trait Tiles: Copy + Send + Sync {
     /// What the caller's tensors hold.
     type Element: Element;
@@ -245,7 +245,7 @@ pub(crate) unsafe trait Tiles: Copy + Send + Sync {
     /// # Safety
     ///
     /// For as long as the operand is used, the matrix must be readable and not written, and
-    /// `left_room(m, k)` numbers of `room`, which share nothing with it, be its own.
+    /// `left_room(m, k)` elements of `room`, which share nothing with it, be its own.
     unsafe fn left(
         self,
         matrix: Strided<Self::Element>,
@@ -266,7 +266,7 @@ pub(crate) unsafe trait Tiles: Copy + Send + Sync {
     /// # Safety
     ///
     /// `n` must be a whole number of vectors. For as long as the operand is used, the matrix must
-    /// be readable and not written, and `right_room(k, n)` numbers of `room`, which share nothing
+    /// be readable and not written, and `right_room(k, n)` elements of `room`, which share nothing
     /// with it, be its own.
     unsafe fn right(self, matrix: Rows, k: usize, n: usize, room: *mut f32) -> Self::Right;
 
@@ -292,7 +292,7 @@ pub(crate) unsafe trait Tiles: Copy + Send + Sync {
     ///
     /// The operands must be ready (the conditions of [`left`](Self::left) and
     /// [`right`](Self::right) still hold) and at least `m × k` and `k × n` large, `k` at least 1,
-    /// `n` a whole number of vectors. `n` numbers of `m` rows of the target, rounded up to
+    /// `n` a whole number of vectors. `n` elements of `m` rows of the target, rounded up to
     /// [`TARGET_ROWS`](Self::TARGET_ROWS), must be readable and writable by this thread alone and
     /// shared with neither operand; there must be `n` factors where it is scaled. A
     /// [`session`](Self::session) of this thread must be alive.
@@ -303,7 +303,7 @@ pub(crate) unsafe trait Tiles: Copy + Send + Sync {
     /// # Safety
     ///
     /// That of [`multiply`](Self::multiply) for both products of each stretch, keys × lanes and
-    /// value dims × lanes; that of its [`Softmax`]; and `right_room(keys, lanes)` numbers of its
+    /// value dims × lanes; that of its [`Softmax`]; and `right_room(keys, lanes)` elements of its
     /// room must be its own. Stretches are asked for one after the other: what one of them writes,
     /// the next may read.
     unsafe fn attend<T: Transform>(self, stretches: impl Iterator<Item = Stretch<Self, T>>);

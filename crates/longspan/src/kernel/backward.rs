@@ -296,7 +296,7 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
         let (tiles, lanes) = (self.tiles, padded(keys, X::Simd::WIDTH));
         // SAFETY: `open` has made Kᵗ and Vᵗ of the tile ready, and `queries` its q and dO; scores
         // and gradients have `QUERIES` rows of `LANES`, a multiple of `TARGET_ROWS`. Statistics
-        // have the rows of the tile, and `corrections` and `positions` numbers of all queries of a
+        // have the rows of the tile, and `corrections` and `positions` elements of all queries of a
         // group. Products and rooms are those of the slab, for its keys and the queries of a group.
         unsafe {
             for (target, left, (turned, ready, dims)) in [
@@ -362,7 +362,7 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
         }
     }
 
-    /// The same for one tile with numbers that aren't finite, which only keys that are seen may
+    /// The same for one tile with elements that aren't finite, which only keys that are seen may
     /// meet.
     ///
     /// # Safety
@@ -461,7 +461,7 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
         let (tiles, row, queries) = (self.tiles, self.row_len(), tile.queries);
         // SAFETY: pending keys are some of the slab's, from a tile on, and the slab is open: it has
         // K in rows, ready, products of the group and of its keys, and `QUERIES` rows of `row`
-        // numbers for dQ alone. `k` has the keys. `tile.dq` has the rows of the tile, which `band`
+        // elements for dQ alone. `k` has the keys. `tile.dq` has the rows of the tile, which `band`
         // demands that no other thread reads or writes.
         unsafe {
             let products = slab.products.at(number * QUERIES, first);

@@ -163,7 +163,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     ///
     /// That of [`rows`](Self::rows) for the rows of `stack`, which are those of `unit`. `room` must
     /// be what [`cut`](Self::cut) gave for their tiles, with [`clean_room`](Self::clean_room)
-    /// numbers for clean values if the stack is careful, and be used by nothing else.
+    /// elements for clean values if the stack is careful, and be used by nothing else.
     unsafe fn attempt(
         &self,
         stack: &Stack<'_, X::Element>,

@@ -96,7 +96,7 @@ impl Buffers {
         let queries = plan.query_buffers;
         let first = arena.room(queries * query + plan.key_buffers * key);
         // dQ buffers are added to from the start, dK/dV buffers are written.
-        // SAFETY: the room begins with so many numbers, which nothing else refers to.
+        // SAFETY: the room begins with so many elements, which nothing else refers to.
         unsafe { std::ptr::write_bytes(first, 0, queries * query) };
         Buffers { first, query, key, queries }
     }
@@ -233,7 +233,7 @@ impl<X: Tiles, T: Transform> Work<'_, '_, X, T> {
 ///
 /// # Safety
 ///
-/// rows × dims numbers must be readable at `from`, and readable and writable at `to`, none of them
+/// rows × dims elements must be readable at `from`, and readable and writable at `to`, none of them
 /// shared.
 unsafe fn add_rows(to: crate::tile::Strided, from: *const f32, rows: usize, dims: usize) {
     for row in 0..rows {

@@ -40,13 +40,13 @@ unsafe impl Simd for Portable {
 
     #[inline(always)]
     unsafe fn load(self, from: *const f32) -> F {
-        // SAFETY: `load` demands that `WIDTH` numbers are readable.
+        // SAFETY: `load` demands that `WIDTH` elements are readable.
         unsafe { from.cast::<F>().read_unaligned() }
     }
 
     #[inline(always)]
     unsafe fn store(self, to: *mut f32, x: F) {
-        // SAFETY: `store` demands that `WIDTH` numbers are writable.
+        // SAFETY: `store` demands that `WIDTH` elements are writable.
         unsafe { to.cast::<F>().write_unaligned(x) }
     }
 

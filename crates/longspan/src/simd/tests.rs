@@ -205,7 +205,7 @@ impl WithSimd for Sums {
     fn with<S: Simd>(self, simd: S) {
         /// # Safety
         ///
-        /// The list must have as many numbers as the widest square.
+        /// The list must have as many elements as the widest square.
         struct Add<'a>(&'a [f32], &'a std::cell::RefCell<[f32; WIDEST]>);
         impl Operation for Add<'_> {
             type Output = ();
@@ -213,7 +213,7 @@ impl WithSimd for Sums {
             #[inline(always)]
             unsafe fn eval<S: Simd>(self, simd: S) {
                 // SAFETY: the square is as large as the widest vector's, as the type demands, and
-                // the sums have `WIDEST` numbers.
+                // the sums have `WIDEST` elements.
                 unsafe { simd.store(self.1.borrow_mut().as_mut_ptr(), simd.sums(self.0.as_ptr())) }
             }
         }

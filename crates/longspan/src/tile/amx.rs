@@ -164,7 +164,7 @@ impl Drop for Session {
 }
 
 // SAFETY: blocks cover operands whose sides are rounded up to `SIDE` and `TERMS`, 2 bytes each, as
-// `left_room` and `right_room` count in numbers of 4; `multiply` writes blocks of `SIDE` rows.
+// `left_room` and `right_room` count in f32; `multiply` writes blocks of `SIDE` rows.
 unsafe impl Tiles for Amx {
     type Element = half::bf16;
     type Simd = Avx512;
@@ -205,7 +205,7 @@ unsafe impl Tiles for Amx {
     ) -> Blocks {
         let to = room.cast::<u16>();
         let matrix = cast(matrix);
-        // SAFETY: `left` demands that the matrix is readable and `left_room(m, k)` numbers, those
+        // SAFETY: `left` demands that the matrix is readable and `left_room(m, k)` elements, those
         // of all blocks, are its own; an `Amx` proves the features of `features::amx`.
         unsafe {
             match (matrix.row, matrix.column) {
@@ -248,9 +248,9 @@ unsafe impl Tiles for Amx {
         let (rows, columns) = (size.m.div_ceil(SIDE), size.n / SIDE);
         let terms = size.k.div_ceil(TERMS);
         debug_assert!(terms > 0);
-        // SAFETY: `multiply` demands operands of m × k and k × n numbers, which have these blocks,
+        // SAFETY: `multiply` demands operands of m × k and k × n elements, which have these blocks,
         // a target of rows rounded up to `SIDE` and of n columns, a multiple of a vector's `SIDE`
-        // numbers, a factor per column where it is scaled, at least one term, and a session.
+        // elements, a factor per column where it is scaled, at least one term, and a session.
         unsafe {
             if let Keep::Scaled(factors) = keep {
                 self.0.call(ScaleColumns { target, factors, m: size.m, n: size.n });
@@ -276,7 +276,7 @@ unsafe impl Tiles for Amx {
             unsafe { self.multiply(Multiply { target, keep, left, right, size, ahead }) };
 
             let packed = stretch.room.cast::<u16>();
-            // SAFETY: `attend` demands what `Softmax` does, and `right_room(keys, n)` numbers of
+            // SAFETY: `attend` demands what `Softmax` does, and `right_room(keys, n)` elements of
             // room, those of the blocks; the product has written the scores. `Avx512` is `WIDEST`.
             unsafe {
                 self.0.call(Begin { softmax: &softmax });
@@ -374,7 +374,7 @@ fn cast(matrix: Strided<half::bf16>) -> Strided<u16> {
 unsafe fn four(target: Rows, left: [Blocks; 2], right: [Blocks; 2], terms: usize, keep: bool) {
     // SAFETY: `tileloadd` reads and `tilestored` writes 16 rows of 64 bytes: of operands a block of
     // 1,024 bytes, `terms` of them one after the other, of the target 16 sums of 16 rows that are
-    // `target.row` numbers apart. This function demands them all, and that a session has configured
+    // `target.row` elements apart. This function demands them all, and that a session has configured
     // the registers. `terms` isn't 0, so that the loop ends. All registers it writes are outputs.
     unsafe {
         asm!(
@@ -467,7 +467,7 @@ unsafe fn one(target: Rows, left: Blocks, right: Blocks, terms: usize, keep: boo
 ///
 /// # Safety
 ///
-/// m rows of n numbers of `target`, whole vectors, must be readable and writable, and n factors be
+/// m rows of n elements of `target`, whole vectors, must be readable and writable, and n factors be
 /// readable and no part of it.
 struct ScaleColumns {
     target: Rows,

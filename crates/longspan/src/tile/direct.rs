@@ -42,9 +42,9 @@ impl<S, E> Direct<S, E> {
     }
 }
 
-// SAFETY: `left` writes `m · k` numbers, `right` and `differentiate` none of their rooms, and
+// SAFETY: `left` writes `m · k` elements, `right` and `differentiate` none of their rooms, and
 // `multiply` the rows of the product; operands are matrices themselves, or copies of `m · k`
-// numbers.
+// elements.
 unsafe impl<S: Simd, E: Element> Tiles for Direct<S, E> {
     type Element = E;
     type Simd = S;
@@ -86,7 +86,7 @@ unsafe impl<S: Simd, E: Element> Tiles for Direct<S, E> {
         let (source, rows, columns) =
             if turned { (matrix.transposed(), k, m) } else { (matrix, m, k) };
         // SAFETY: `left` demands that the matrix is readable and `left_room(m, k)`, which is
-        // rows · columns, numbers of the room are its own.
+        // rows · columns, elements of the room are its own.
         unsafe { self.0.call(Widen { source, rows, columns, target: room }) };
         let wide = Strided { first: room.cast_const(), row: columns as isize, column: 1 };
         if turned { wide.transposed() } else { wide }
@@ -182,7 +182,7 @@ unsafe impl<S: Simd, E: Element> Tiles for Direct<S, E> {
 ///
 /// # Safety
 ///
-/// rows × columns numbers must be readable at `source` and writable at `target`, none of them
+/// rows × columns elements must be readable at `source` and writable at `target`, none of them
 /// shared.
 struct Widen<E> {
     source: Strided<E>,
@@ -199,7 +199,7 @@ impl<E: Element> Operation for Widen<E> {
         let Widen { source, rows, columns, target } = self;
         let whole = if source.column == 1 { columns / S::WIDTH * S::WIDTH } else { 0 };
         // SAFETY: rows and columns stay below those of both matrices, which the type demands;
-        // vectors are only loaded from numbers that lie side by side.
+        // vectors are only loaded from elements that lie side by side.
         unsafe {
             for row in 0..rows {
                 let (from, to) = (source.at(row, 0), target.add(row * columns));
@@ -229,7 +229,7 @@ trait Meet: Copy {
     ///
     /// # Safety
     ///
-    /// `S::WIDTH` numbers of `target` must be readable, and as many factors, where there are any,
+    /// `S::WIDTH` elements of `target` must be readable, and as many factors, where there are any,
     /// from that of `column` on.
     unsafe fn meet<S: Simd>(self, simd: S, target: *const f32, column: usize, sum: S::F) -> S::F;
 }
@@ -268,8 +268,8 @@ impl Meet for Scale {
 ///
 /// # Safety
 ///
-/// `left` must have m × k readable numbers and `right` k rows of n, `n` be a whole number of
-/// vectors, m rows of n numbers of `target` be readable and writable and shared with neither, and n
+/// `left` must have m × k readable elements and `right` k rows of n, `n` be a whole number of
+/// vectors, m rows of n elements of `target` be readable and writable and shared with neither, and n
 /// factors be readable where it is scaled.
 struct Product<K> {
     operands: Operands,

@@ -7,7 +7,7 @@ use crate::tile::{Rows, Strided};
 ///
 /// # Safety
 ///
-/// rows × columns numbers must be readable at `from` and readable and writable at `to`, none of
+/// rows × columns elements must be readable at `from` and readable and writable at `to`, none of
 /// them shared.
 pub(super) struct AddRows {
     pub(super) from: Rows,
@@ -24,7 +24,7 @@ impl Operation for AddRows {
         let AddRows { from, to, rows, columns } = self;
         let vectors = if to.column == 1 { columns / S::WIDTH * S::WIDTH } else { 0 };
         // SAFETY: rows and columns stay below those that the type demands of both, and vectors are
-        // only loaded and stored where numbers lie side by side.
+        // only loaded and stored where elements lie side by side.
         unsafe {
             for row in 0..rows {
                 let (from, target) = (from.at(row, 0).first, to.at(row, 0).first.cast_mut());

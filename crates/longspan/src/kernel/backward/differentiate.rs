@@ -9,7 +9,7 @@ use crate::tile::Rows;
 ///
 /// # Safety
 ///
-/// queries × lanes numbers, `lanes` a whole number of vectors up to 64, must be readable and
+/// queries × lanes elements, `lanes` a whole number of vectors up to 64, must be readable and
 /// writable at `scores`, readable at `gradients` and writable at `products`. There must be a
 /// readable word of bits per query, unless they are null, and a log-sum-exp, correction and delta.
 /// Where the transform is placed, positions of the lanes and of the queries must be readable.

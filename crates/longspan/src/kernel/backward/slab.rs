@@ -166,7 +166,7 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
         };
         let simd = self.tiles.simd();
         // SAFETY: the parts of the room are as large as `lengths` says: for tiles of `LANES` keys,
-        // of which the slab has `tiles`, and for its keys in rows of `row` numbers. Nothing else
+        // of which the slab has `tiles`, and for its keys in rows of `row` elements. Nothing else
         // refers to them. Keys of the slab are in `k` and `v`, as this function demands.
         unsafe {
             let tiles = slab.keys.div_ceil(LANES);
@@ -220,7 +220,7 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
     ) {
         let simd = self.tiles.simd();
         // SAFETY: keys of the slab are in the tensors, or in the buffer from the slab's first on,
-        // as this function demands; sums of a tile have at least `dims` rows of `LANES` numbers,
+        // as this function demands; sums of a tile have at least `dims` rows of `LANES` elements,
         // and are the slab's own.
         unsafe {
             for tile in 0..slab.keys.div_ceil(LANES) {
@@ -246,7 +246,7 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
     }
 }
 
-/// Tile `index` of those of `len` numbers, LANES per row, that lie one after the other.
+/// Tile `index` of those of `len` elements, LANES per row, that lie one after the other.
 ///
 /// # Safety
 ///

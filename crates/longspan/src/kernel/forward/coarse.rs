@@ -196,7 +196,7 @@ impl<T: Transform> Weigh<'_, T> {
         let blocks = self.packed.wrapping_add(lane / S::WIDTH * chunks * BLOCK);
         // SAFETY: keys are below `keys`, and the vector ends within the lanes, as this function
         // demands: `Softmax` demands scores and lists of so many. A vector has `chunks` blocks of
-        // `BLOCK` numbers, of which each quad of keys writes two rows; `Weigh` demands them.
+        // `BLOCK` elements, of which each quad of keys writes two rows; `Weigh` demands them.
         unsafe {
             let maxima = simd.load(softmax.maxima.add(lane));
             let seen = simd.less(simd.splat(f32::NEG_INFINITY), maxima);

@@ -152,7 +152,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         room: &Room,
     ) -> bool {
         // SAFETY: rows are those of the stack. Sums, and what was folded of them, have more than
-        // `value_dim` rows of `LANES` numbers; both are the tile's own, as its counts are.
+        // `value_dim` rows of `LANES` elements; both are the tile's own, as its counts are.
         (unit.rows.0..unit.rows.1).all(|row| unsafe {
             self.tiles_of(room, stack, row).all(|tile| {
                 let finite = |sums: Rows| {

@@ -135,7 +135,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         let room = self.cut_few(&mut scratch.numbers);
         let row = unit.rows.0;
         // SAFETY: all functions here have the condition of `few`, and `room` is what `cut_few`
-        // gave; it has `FEW` rows of sums of at least `value_dim` numbers, as the operation
+        // gave; it has `FEW` rows of sums of at least `value_dim` elements, as the operation
         // demands.
         unsafe {
             let mut queries = self.begin_few(stack, &room, row);
@@ -170,7 +170,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         };
         // SAFETY: `rows` demands tensors and a target with the queries of the row and the heads of
         // the stream. There are at most `FEW`, for which the room has rows of `query_row` and
-        // `sum_row` numbers; `place` gives a number below `dim`.
+        // `sum_row` elements; `place` gives a number below `dim`.
         unsafe {
             std::ptr::write_bytes(room.sums.first, 0, FEW * self.sum_row());
             for query in 0..queries.count {
@@ -306,7 +306,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         let (count, value_row) = (queries.count, self.value_row());
         // SAFETY: `rows` demands tensors with the keys of the layout. The room has `FEW` rows of
         // `LONGEST` scores, a multiple of any vector's width, of `query_row` and of `sum_row`
-        // numbers, and `LONGEST` positions; all of them were written before, if only with numbers
+        // elements, and `LONGEST` positions; all of them were written before, if only with elements
         // without meaning. `sum_row` is at least `value_row`. `Direct` has sessions that do
         // nothing.
         unsafe {
@@ -445,7 +445,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         }
         let (source, columns) = (values, self.value_dim);
         // SAFETY: the values are readable, as this function demands, and the room has `LONGEST`
-        // rows of `value_row` numbers for them.
+        // rows of `value_row` elements for them.
         unsafe {
             self.tiles.simd().call(ValueRows { source, keys, columns, clean, target: room.values });
         }

@@ -202,7 +202,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         // SAFETY: `start` made the queries ready in the tile; lanes, rounded up to whole vectors,
         // are below `LANES`, the length of all lists of a tile and of its rows. Keys of `ready` are
         // in the tensors; `next` isn't 0 where there is a key behind them. Scores of at most
-        // `MOST_SCORES` numbers, with rows rounded up to `TARGET_ROWS`, and probabilities of
+        // `MOST_SCORES` elements, with rows rounded up to `TARGET_ROWS`, and probabilities of
         // `LONGEST` keys have parts of the room.
         unsafe {
             let queries = tiles.again(tile.queries, self.dim, LANES, tile.ready);
@@ -306,14 +306,14 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     /// # Safety
     ///
     /// `keys` values, `LONGEST` at most, must be readable, and `room.clean` have
-    /// [`clean_room`](Self::clean_room) numbers.
+    /// [`clean_room`](Self::clean_room) elements.
     unsafe fn clean_values(
         &self,
         room: &Room,
         values: Strided<X::Element>,
         keys: usize,
     ) -> X::Left {
-        // SAFETY: `clean_room` is `LONGEST · value_dim` numbers of the copy (elements are no larger
+        // SAFETY: `clean_room` is `LONGEST · value_dim` f32 for the copy (elements are no larger
         // than f32), and `left_room` of what is made ready of it behind them.
         unsafe {
             let copy = clean(values, keys, self.value_dim, room.clean.cast());

@@ -106,7 +106,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         let lanes = stack.lanes(row);
         let number = (row - stack.rows.0) as usize * stack.per_row + index;
         // SAFETY: `number` is below the number of tiles of all rows, of which the room has as many
-        // parts of `tile_len` numbers; what follows are the parts of one, in the order that it adds
+        // parts of `tile_len` elements; what follows are the parts of one, in the order that it adds
         // them up.
         unsafe {
             let queries = room.tiles.add(number * room.tile);

@@ -14,7 +14,7 @@ use crate::tile::Rows;
 ///
 /// # Safety
 ///
-/// `rows` rows of `LANES` numbers must be readable and writable at `sums` and `folded`, and `LANES`
+/// `rows` rows of `LANES` elements must be readable and writable at `sums` and `folded`, and `LANES`
 /// maxima at each list, none of them shared.
 pub(super) struct Fold {
     pub(super) sums: Rows,

@@ -37,7 +37,7 @@ pub(super) fn place<E: Element, S: Simd>(column: isize, dims: usize, dim: usize)
 ///
 /// # Safety
 ///
-/// `dims` numbers of the token must be readable. Where `PLAIN`, they must lie side by side, and
+/// `dims` elements of the token must be readable. Where `PLAIN`, they must lie side by side, and
 /// `dim` be at least a pair of vectors before the end.
 #[inline(always)]
 unsafe fn vectors<S: Simd, E: Element, const PLAIN: bool>(
@@ -46,7 +46,7 @@ unsafe fn vectors<S: Simd, E: Element, const PLAIN: bool>(
     dim: usize,
     dims: usize,
 ) -> [S::F; 2] {
-    // SAFETY: a pair of vectors is in the token where `PLAIN`; else numbers below `dims` are read.
+    // SAFETY: a pair of vectors is in the token where `PLAIN`; else elements below `dims` are read.
     // `numbers` has a pair of the widest vectors.
     unsafe {
         if PLAIN {
@@ -64,7 +64,7 @@ unsafe fn vectors<S: Simd, E: Element, const PLAIN: bool>(
 ///
 /// # Safety
 ///
-/// tokens × dims numbers of `keys` must be readable, one token at least; so must `rows` rows of
+/// tokens × dims elements of `keys` must be readable, one token at least; so must `rows` rows of
 /// `queries` of dims, rounded up to pairs of vectors. As many rows of scores of tokens, rounded up
 /// to whole vectors, must be writable, and shared with neither.
 pub(super) struct Dots<E> {
@@ -133,7 +133,7 @@ impl<E: Element> Dots<E> {
 ///
 /// # Safety
 ///
-/// tokens × dims numbers of `values` must be readable, and `rows` rows of `tokens` weights. As many
+/// tokens × dims elements of `values` must be readable, and `rows` rows of `tokens` weights. As many
 /// rows of sums of dims, rounded up to pairs of vectors, must be readable and writable, and shared
 /// with neither.
 pub(super) struct Weigh<E> {

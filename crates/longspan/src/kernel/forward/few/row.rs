@@ -52,7 +52,7 @@ impl<T: Transform> RowSoftmax<'_, T> {
         let whole = self.keys / (TOGETHER * S::WIDTH) * (TOGETHER * S::WIDTH);
         let word = |lane: usize| self.bits.map_or(u64::MAX, |bits| bits[lane / 64] >> (lane % 64));
         // SAFETY: vectors begin below `keys`, as `vector` and `weigh` demand; `lanes` has `WIDEST`
-        // numbers, and no vector is wider.
+        // elements, and no vector is wider.
         unsafe {
             let mut maxima = [simd.splat(f32::NEG_INFINITY); TOGETHER];
             for lane in (0..whole).step_by(TOGETHER * S::WIDTH) {

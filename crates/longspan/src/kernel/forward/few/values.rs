@@ -9,7 +9,7 @@ use crate::tile::{Rows, Strided};
 ///
 /// # Safety
 ///
-/// keys × columns numbers must be readable at `source`, and `keys` rows of as many, rounded up to
+/// keys × columns elements must be readable at `source`, and `keys` rows of as many, rounded up to
 /// whole vectors, be writable at `target`, none of them shared.
 pub(super) struct ValueRows<E> {
     pub(super) source: Strided<E>,
