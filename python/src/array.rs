@@ -23,7 +23,8 @@ struct Memory {
     count: usize,
 }
 
-// SAFETY: memory that nobody but its users, who are told of each other, reads or writes.
+// SAFETY: an address of plain numbers, freed once, by `drop`. Reads and writes go through `Tensor`
+// and capsules of DLPack, whose conditions hold for them.
 unsafe impl Send for Memory {}
 // SAFETY: as above; the pointer itself doesn't change.
 unsafe impl Sync for Memory {}
@@ -41,7 +42,7 @@ impl Memory {
 
     fn copy(&self) -> PyResult<Self> {
         let new = Memory::new(self.count)?;
-        // SAFETY: both have so many lines, and the new one is nobody else's yet.
+        // SAFETY: both have so many lines, and the new one, made just now, is no part of the other.
         unsafe { std::ptr::copy_nonoverlapping(self.lines, new.lines, self.count) };
         Ok(new)
     }
@@ -50,7 +51,7 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         let lines = std::ptr::slice_from_raw_parts_mut(self.lines, self.count);
-        // SAFETY: the box of `new`, which is given back here alone.
+        // SAFETY: `new` made this box of `count` lines, and nothing else gives it back.
         drop(unsafe { Box::from_raw(lines) });
     }
 }
@@ -77,7 +78,8 @@ impl Array {
         let memory = Arc::new(Memory::new(elements.div_ceil(32))?);
         let data = memory.lines.cast();
         let array = Py::new(py, Array { memory, shape })?.into_any();
-        // SAFETY: the array owns the memory, and is held by the tensor.
+        // SAFETY: `Memory::new` made room for the elements, the array owns it, and the tensor holds
+        // the array.
         let tensor =
             unsafe { Tensor::owned(name, data, shape, ElementType::Bf16, array.clone_ref(py)) };
         Ok((array, tensor))

@@ -70,12 +70,12 @@ pub(crate) fn attention<'py>(
     options: Option<&Bound<'py, PyDict>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let call = Call::import([q, k, v], pattern, Options::read("attention", options)?)?;
-    let (result, tensor) = match out {
+    let (result, mut tensor) = match out {
         Some(out) => (out.clone(), Tensor::import("out", out)?),
         None => call.new_tensor("out", call.output, q)?,
     };
-    let (lse, rows) = call.new_rows(py, "lse")?;
-    call.forward(py, &tensor, rows.rows_mut(call.output)?, None)?;
+    let (lse, mut rows) = call.new_rows(py, "lse")?;
+    call.forward(py, &mut tensor, rows.rows_mut(call.output)?, None)?;
     match return_lse {
         true => Ok((result, lse).into_pyobject(py)?.into_any()),
         false => Ok(result),
@@ -114,14 +114,14 @@ pub(crate) fn forward<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     static OUTPUT: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     let call = Call::import([q, k, v], pattern, Options::read("forward", options)?)?;
-    let (result, tensor) = match out {
+    let (result, mut tensor) = match out {
         Some(out) => (out.clone(), Tensor::import("out", out)?),
         None => call.new_tensor("out", call.output, q)?,
     };
-    let (lse, rows) = call.new_rows(py, "lse")?;
-    let (rest, rest_rows) = call.new_rows(py, "lse_rest")?;
+    let (lse, mut rows) = call.new_rows(py, "lse")?;
+    let (rest, mut rest_rows) = call.new_rows(py, "lse_rest")?;
     let rest_rows = rest_rows.rows_mut(call.output)?;
-    call.forward(py, &tensor, rows.rows_mut(call.output)?, Some(rest_rows))?;
+    call.forward(py, &mut tensor, rows.rows_mut(call.output)?, Some(rest_rows))?;
     class(py, &OUTPUT, "Output")?.call1((result, lse, rest))
 }
 
@@ -172,10 +172,10 @@ pub(crate) fn backward<'py>(
         dout: &dout,
         dlse: dlse.as_ref(),
     };
-    let (dq, dq_tensor) = call.new_tensor("dq", call.queries, q)?;
-    let (dk, dk_tensor) = call.new_tensor("dk", call.k.dims(call.order)?, q)?;
-    let (dv, dv_tensor) = call.new_tensor("dv", call.v.dims(call.order)?, q)?;
-    call.backward(py, &found, [&dq_tensor, &dk_tensor, &dv_tensor])?;
+    let (dq, mut dq_tensor) = call.new_tensor("dq", call.queries, q)?;
+    let (dk, mut dk_tensor) = call.new_tensor("dk", call.k.dims(call.order)?, q)?;
+    let (dv, mut dv_tensor) = call.new_tensor("dv", call.v.dims(call.order)?, q)?;
+    call.backward(py, &found, [&mut dq_tensor, &mut dk_tensor, &mut dv_tensor])?;
     class(py, &GRADIENTS, "Gradients")?.call1((dq, dk, dv))
 }
 

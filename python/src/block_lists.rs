@@ -92,7 +92,8 @@ pub(crate) fn lists<'py>(
         let width = width.max(1);
         let counts = zeros(py, &[batch, heads, lines])?;
         let indices = zeros(py, &[batch, heads, lines, width])?;
-        // SAFETY: arrays of so many numbers that were made just now, which nobody else has.
+        // SAFETY: `zeros` made contiguous arrays of so many 32-bit numbers just now; nothing else
+        // has them until they are returned, behind the last use of the slices.
         let (into_counts, into_indices) = unsafe {
             let all = batch * heads * lines;
             (numbers(&counts, all)?, numbers(&indices, all * width)?)
@@ -214,11 +215,13 @@ fn zeros<'py>(py: Python<'py>, shape: &[usize]) -> PyResult<Bound<'py, PyAny>> {
 ///
 /// # Safety
 ///
-/// It is contiguous, holds `len` numbers of 32 bits, and for `'a` nobody else reads or writes it.
+/// It must be contiguous and hold `len` numbers of 32 bits; for `'a` nothing else may read or write
+/// it.
 unsafe fn numbers<'a>(array: &Bound<'_, PyAny>, len: usize) -> PyResult<&'a mut [i32]> {
     let interface = array.getattr("__array_interface__")?;
     let (address, _): (usize, bool) = interface.get_item("data")?.extract()?;
     let data = std::ptr::with_exposed_provenance_mut(address);
-    // SAFETY: the caller's word; NumPy has an aligned address for empty arrays too.
+    // SAFETY: this function demands `len` numbers there for `'a`; NumPy has an aligned address for
+    // empty arrays too.
     Ok(unsafe { std::slice::from_raw_parts_mut(data, len) })
 }

@@ -60,7 +60,7 @@ impl Call {
     pub(crate) fn forward(
         &self,
         py: Python<'_>,
-        out: &Tensor,
+        out: &mut Tensor,
         lse: &mut [f32],
         lse_rest: Option<&mut [f32]>,
     ) -> PyResult<()> {
@@ -77,9 +77,9 @@ impl Call {
         &self,
         py: Python<'_>,
         arrived: &Found<'_>,
-        [dq, dk, dv]: [&Tensor; 3],
+        [dq, dk, dv]: [&mut Tensor; 3],
     ) -> PyResult<()> {
-        for tensor in [arrived.out, arrived.dout, dq, dk, dv] {
+        for tensor in [arrived.out, arrived.dout, &*dq, &*dk, &*dv] {
             tensor.same_element(&self.q)?;
         }
         with_element!(self.q.element(), E => {

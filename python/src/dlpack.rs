@@ -92,7 +92,7 @@ struct Versioned {
 
 /// A tensor that was taken from its capsule; given back when it is dropped.
 pub(crate) enum Managed {
-    #[expect(private_interfaces, reason = "nobody outside looks inside")]
+    #[expect(private_interfaces, reason = "not looked into outside this module")]
     Legacy(NonNull<Legacy>),
     #[expect(private_interfaces, reason = "as above")]
     Versioned(NonNull<Versioned>),
@@ -104,7 +104,8 @@ impl Managed {
         check_device(name, object)?;
         let capsule = ask(object).map_err(|error| errors::noted(object.py(), error, name))?;
         let pointer = capsule.as_ptr();
-        // SAFETY: a live object; whether it is a capsule of that name is what is asked.
+        // SAFETY: `capsule` keeps the object alive, and the interpreter is attached (`Bound`);
+        // whether it is a capsule of that name is what is asked.
         let is = |kind: &CStr| unsafe { ffi::PyCapsule_IsValid(pointer, kind.as_ptr()) } == 1;
         let (kind, used) = match () {
             () if is(VERSIONED) => (VERSIONED, c"used_dltensor_versioned"),
@@ -116,7 +117,7 @@ impl Managed {
                 )));
             }
         };
-        // SAFETY: a valid capsule of that name, as was just asked; the new name is static.
+        // SAFETY: `PyCapsule_IsValid` has just said so of this name; the new name is static.
         let tensor = unsafe {
             let tensor = ffi::PyCapsule_GetPointer(pointer, kind.as_ptr());
             if tensor.is_null() || ffi::PyCapsule_SetName(pointer, used.as_ptr()) != 0 {
@@ -135,7 +136,8 @@ impl Managed {
 
     fn check_version(&self, name: &str) -> PyResult<()> {
         let Managed::Versioned(managed) = self else { return Ok(()) };
-        // SAFETY: a tensor that is ours until it is dropped. The version comes first in all.
+        // SAFETY: `take` has taken the tensor from its capsule, so that it lives until `drop` gives
+        // it back. The version comes first in all.
         let Version { major, minor } = unsafe { (*managed.as_ptr()).version };
         if major == MAJOR {
             return Ok(());
@@ -146,7 +148,8 @@ impl Managed {
     }
 
     pub(crate) fn tensor(&self) -> &RawTensor {
-        // SAFETY: a tensor that is ours until it is dropped.
+        // SAFETY: `take` has taken the tensor from its capsule, so that it lives until `drop` gives
+        // it back.
         unsafe {
             match self {
                 Managed::Legacy(managed) => &(*managed.as_ptr()).tensor,
@@ -159,7 +162,7 @@ impl Managed {
     pub(crate) fn flags(&self) -> u64 {
         match self {
             Managed::Legacy(_) => 0,
-            // SAFETY: as above.
+            // SAFETY: as in `tensor`.
             Managed::Versioned(managed) => unsafe { (*managed.as_ptr()).flags },
         }
     }
@@ -237,7 +240,7 @@ trait Structure: Sized {
 
     fn parts(&mut self) -> (&mut RawTensor, &mut *mut c_void);
 
-    /// The one in a capsule that nobody took.
+    /// The one in a capsule that wasn't taken.
     fn taken(managed: NonNull<Self>) -> Managed;
 }
 
@@ -300,8 +303,8 @@ struct Exported<M, O> {
     _owner: O,
 }
 
-/// A capsule for `tensor`. The owner is dropped once, by whoever takes it or by the capsule, on any
-/// thread, with or without the interpreter.
+/// A capsule for `tensor`. The owner is dropped once, by the consumer that takes it or by the
+/// capsule, on any thread, with or without the interpreter.
 pub(crate) fn export<'py, O: Send + 'static>(
     py: Python<'py>,
     tensor: Export<O>,
@@ -331,8 +334,9 @@ fn capsule<'py, M: Structure, O>(
     let managed = M::new(tensor, flags, free::<M, O>);
     let strides = [b * c * d, c * d, d, 1];
     let exported = Box::into_raw(Box::new(Exported { managed, shape, strides, _owner: owner }));
-    // SAFETY: the box was just made, and nobody else knows of it. The capsule's name is static, and
-    // its destructor fits the structure. Where there is no capsule, nobody has the pointer.
+    // SAFETY: the box was just made, and this is its only pointer. The capsule's name is static,
+    // and its destructor fits the structure. Where there is no capsule, the pointer is still the
+    // only one, and `free` is given what was made here.
     unsafe {
         let managed = &raw mut (*exported).managed;
         let (tensor, context) = (*managed).parts();
@@ -351,15 +355,16 @@ fn capsule<'py, M: Structure, O>(
 ///
 /// `managed` was made by [`capsule`] with an owner of this type, and is freed once.
 unsafe extern "C" fn free<M: Structure, O>(managed: *mut M) {
-    // SAFETY: the context is the box that `capsule` made.
+    // SAFETY: `capsule` has set the context to the box that it made for this structure and owner.
     unsafe { drop(Box::from_raw((*managed).parts().1.cast::<Exported<M, O>>())) }
 }
 
 /// # Safety
 ///
-/// Called by the interpreter, with a capsule of [`capsule`].
+/// `capsule` must be a capsule that [`capsule`] made, and be about to end.
 unsafe extern "C" fn drop_untaken<M: Structure>(capsule: *mut ffi::PyObject) {
-    // SAFETY: a capsule that still has its first name was taken by nobody.
+    // SAFETY: a consumer renames a capsule when it takes the tensor. With its first name it holds
+    // the one that `capsule` put in, which isn't null, and nothing else will free it.
     unsafe {
         if ffi::PyCapsule_IsValid(capsule, M::NAME.as_ptr()) == 1 {
             let managed = ffi::PyCapsule_GetPointer(capsule, M::NAME.as_ptr());

@@ -29,11 +29,11 @@ pub(crate) fn raw_forward(
     options: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<()> {
     let call = raw_call([q, k, v], pattern, Options::read("raw_forward", options)?)?;
-    let out = raw("out", out)?;
-    let lse = raw("lse", lse)?;
-    let rest = lse_rest.map(|rest| raw("lse_rest", rest)).transpose()?;
-    let rest = rest.as_ref().map(|rest| rest.rows_mut(call.output)).transpose()?;
-    call.forward(py, &out, lse.rows_mut(call.output)?, rest)
+    let mut out = raw("out", out)?;
+    let mut lse = raw("lse", lse)?;
+    let mut rest = lse_rest.map(|rest| raw("lse_rest", rest)).transpose()?;
+    let rest = rest.as_mut().map(|rest| rest.rows_mut(call.output)).transpose()?;
+    call.forward(py, &mut out, lse.rows_mut(call.output)?, rest)
 }
 
 /// `backward` on such tensors; writes `dq`, `dk` and `dv`. `lse_rest` and `dlse` may be None.
@@ -67,12 +67,13 @@ pub(crate) fn raw_backward(
         dout: &dout,
         dlse: dlse.as_ref(),
     };
-    let (dq, dk, dv) = (raw("dq", dq)?, raw("dk", dk)?, raw("dv", dv)?);
-    call.backward(py, &found, [&dq, &dk, &dv])
+    let (mut dq, mut dk, mut dv) = (raw("dq", dq)?, raw("dk", dk)?, raw("dv", dv)?);
+    call.backward(py, &found, [&mut dq, &mut dk, &mut dv])
 }
 
 fn raw(name: &'static str, tuple: &Bound<'_, PyAny>) -> PyResult<Tensor> {
-    // SAFETY: the glue reads these numbers off tensors that it holds on to until the call returns.
+    // SAFETY: only the package's Python calls this module's functions; it reads these numbers off
+    // tensors that it holds on to, and hands to nothing else, until the call returns.
     unsafe { Tensor::raw(name, tuple) }
 }
 

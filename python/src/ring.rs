@@ -93,7 +93,8 @@ impl Ring {
         lse_rest: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
         let (q, k, v) = (raw("q", q)?, raw("k", k)?, raw("v", v)?);
-        let (out, lse, rest) = (raw("out", out)?, raw("lse", lse)?, raw("lse_rest", lse_rest)?);
+        let mut out = raw("out", out)?;
+        let (mut lse, mut rest) = (raw("lse", lse)?, raw("lse_rest", lse_rest)?);
         let rows = out.dims(ORDER)?;
         let (lse, rest) = (lse.rows_mut(rows)?, rest.rows_mut(rows)?);
         with_element!(self.element_of([&q, &k, &v, &out])?, E => {
@@ -123,7 +124,7 @@ impl Ring {
         let (q, k, v) = (raw("q", q)?, raw("k", k)?, raw("v", v)?);
         let (out, lse, rest) = (raw("out", out)?, raw("lse", lse)?, raw("lse_rest", lse_rest)?);
         let (dout, dlse) = (raw("dout", dout)?, dlse.map(|dlse| raw("dlse", dlse)).transpose()?);
-        let (dq, dk, dv) = (raw("dq", dq)?, raw("dk", dk)?, raw("dv", dv)?);
+        let (mut dq, mut dk, mut dv) = (raw("dq", dq)?, raw("dk", dk)?, raw("dv", dv)?);
         let rows = out.dims(ORDER)?;
         let (lse, lse_rest) = (lse.rows(rows)?, Some(rest.rows(rows)?));
         let dlse = dlse.as_ref().map(|dlse| dlse.rows(rows)).transpose()?;
@@ -184,7 +185,8 @@ fn ended<T>(raised: &Raised, result: longspan_ring::Result<T>) -> PyResult<T> {
 }
 
 fn raw(name: &'static str, tuple: &Bound<'_, PyAny>) -> PyResult<Tensor> {
-    // SAFETY: the glue reads these numbers off tensors that it holds on to until the call returns.
+    // SAFETY: only the package's Python calls this module's functions; it reads these numbers off
+    // tensors that it holds on to, and hands to nothing else, until the call returns.
     unsafe { Tensor::raw(name, tuple) }
 }
 

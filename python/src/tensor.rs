@@ -68,10 +68,12 @@ pub(crate) struct Tensor {
     _keeper: Keeper,
 }
 
-// SAFETY: the pointer belongs to a tensor that others may read at the same time; what is written is
-// handed to one call, whose caller vouches for it as for any other array.
+// SAFETY: an address and what keeps it alive: a capsule of DLPack, whose deleter may be called on
+// any thread, or a `Py`, which is `Send`. Elements are f32, bf16 or f16. That no other thread
+// writes them in the meantime is asked of Python code as for any array whose function releases the
+// interpreter.
 unsafe impl Send for Tensor {}
-// SAFETY: as above; nothing changes inside.
+// SAFETY: as above; nothing is written through a shared reference to it.
 unsafe impl Sync for Tensor {}
 
 impl Tensor {
@@ -96,11 +98,12 @@ impl Tensor {
         let (mut shape, mut strides) = ([1; 4], [0; 4]);
         let mut within = 1_i64;
         for axis in (0..axes).rev() {
-            // SAFETY: a producer's lists have an entry an axis.
+            // SAFETY: DLPack demands an entry per axis of both lists, which live as long as the
+            // capsule.
             let len = unsafe { *raw.shape.add(axis) };
             let stride = match raw.strides.is_null() {
                 true => within,
-                // SAFETY: as above.
+                // SAFETY: as above, and the list isn't null.
                 false => unsafe { *raw.strides.add(axis) },
             };
             shape[axis] = length(name, len)?;
@@ -121,7 +124,7 @@ impl Tensor {
     ///
     /// # Safety
     ///
-    /// The tuple has to describe memory that lives, and that nobody else writes to, until the
+    /// The tuple has to describe memory that lives, and that nothing else writes to, until the
     /// tensor is dropped.
     pub(crate) unsafe fn raw(name: &'static str, tuple: &Bound<'_, PyAny>) -> PyResult<Self> {
         let tuple = tuple.cast::<PyTuple>()?;
@@ -209,18 +212,20 @@ impl Tensor {
     pub(crate) fn view<E: Element>(&self, order: Order) -> PyResult<View<'_, E>> {
         assert_eq!(self.element, E::TYPE, "asked for by its own type");
         let (dims, strides) = (self.dims(order)?, self.strides(order));
-        // SAFETY: the producer vouches for the elements, which live as long as the keeper.
+        // SAFETY: DLPack, NumPy, or the conditions of `raw` and `owned` say that the elements of
+        // these dims and strides lie there, as long as the keeper lives, which `self` holds on to.
         unsafe { View::from_raw(self.data.cast_const().cast::<E>(), dims, strides) }
             .map_err(errors::raise)
     }
 
     /// To write.
-    pub(crate) fn view_mut<E: Element>(&self, order: Order) -> PyResult<ViewMut<'_, E>> {
+    pub(crate) fn view_mut<E: Element>(&mut self, order: Order) -> PyResult<ViewMut<'_, E>> {
         assert_eq!(self.element, E::TYPE, "asked for by its own type");
         self.check_writable()?;
         let (dims, strides) = (self.dims(order)?, self.strides(order));
-        // SAFETY: as above. Nobody else has a view of what is written: a call makes one of each
-        // tensor, and Longspan refuses those that overlap.
+        // SAFETY: as in `view`, and the producer lets them be written. `self` is borrowed for as
+        // long as the view lives, so that there is no other view of this tensor; calls of Longspan
+        // refuse one that overlaps another tensor.
         unsafe { ViewMut::from_raw(self.data.cast::<E>(), dims, strides) }.map_err(errors::raise)
     }
 
@@ -229,19 +234,18 @@ impl Tensor {
         let len = self.check_rows(dims)?;
         match len {
             0 => Ok(&[]),
-            // SAFETY: so many f32 lie side by side, and live as long as the keeper.
+            // SAFETY: as in `view`: `check_rows` has found so many f32 side by side, and aligned.
             _ => Ok(unsafe { std::slice::from_raw_parts(self.data.cast(), len) }),
         }
     }
 
     /// The same, to write.
-    #[expect(clippy::mut_from_ref, reason = "the memory belongs to the producer")]
-    pub(crate) fn rows_mut(&self, dims: Dims) -> PyResult<&mut [f32]> {
+    pub(crate) fn rows_mut(&mut self, dims: Dims) -> PyResult<&mut [f32]> {
         self.check_writable()?;
         let len = self.check_rows(dims)?;
         match len {
             0 => Ok(&mut []),
-            // SAFETY: as above; a call takes one slice of each tensor.
+            // SAFETY: as in `view_mut` and `rows`.
             _ => Ok(unsafe { std::slice::from_raw_parts_mut(self.data.cast(), len) }),
         }
     }

@@ -191,8 +191,8 @@ impl FromStr for ElementType {
 /// `S::WIDTH` of them must be readable.
 #[inline(always)]
 pub(crate) unsafe fn load<E: Element, S: Simd>(simd: S, from: *const E) -> S::F {
-    // SAFETY: `Sealed` demands that `TYPE` names `E`, whose bits are then 32 or 16 wide, and this function
-    // that a vector of them is readable.
+    // SAFETY: `Sealed` demands that `TYPE` names `E`, whose bits are then 32 or 16 wide, and this
+    // function that a vector of them is readable.
     unsafe {
         match E::TYPE {
             ElementType::F32 => simd.load(from.cast()),

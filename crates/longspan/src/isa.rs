@@ -70,10 +70,11 @@ impl Isa {
         }
     }
 
-    /// The CPU features that its kernels are compiled for, and whether this CPU has each of them. `None`
-    /// where it is an instruction set of another architecture.
+    /// The CPU features that its kernels are compiled for, and whether this CPU has each of them.
+    /// `None` where it is an instruction set of another architecture.
     ///
-    /// A CPU may have all that [`Isa::Amx`] needs, and a system that doesn't let the process use it.
+    /// A CPU may have all that [`Isa::Amx`] needs, and a system that doesn't let the process use
+    /// it.
     ///
     /// ```
     /// use longspan::Isa;

@@ -29,8 +29,8 @@ pub(crate) struct Raw<E = f32> {
     pub(crate) strides: Strides,
 }
 
-// SAFETY: a `Raw` is an address. Whatever reads or writes there is an `unsafe` block of its own, which has
-// to prove that the element may be read or written by its thread.
+// SAFETY: a `Raw` is an address. Whatever reads or writes there is an `unsafe` block of its own,
+// which has to prove that the element may be read or written by its thread.
 unsafe impl<E: Send> Send for Raw<E> {}
 // SAFETY: as above.
 unsafe impl<E: Sync> Sync for Raw<E> {}
@@ -48,7 +48,8 @@ impl<E: Copy> Raw<E> {
     ///
     /// # Safety
     ///
-    /// `first` and the strides must be those of a tensor that is still borrowed, with these indices.
+    /// `first` and the strides must be those of a tensor that is still borrowed, with these
+    /// indices.
     #[inline(always)]
     pub(crate) unsafe fn head(self, entry: usize, head: usize, token: usize) -> Strided<E> {
         let Strides { batch, tokens, heads, dim } = self.strides;

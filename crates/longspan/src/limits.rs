@@ -175,7 +175,7 @@ fn first<S: Simd>(simd: S, sums: [S::F; SUMS]) -> f32 {
     for sum in sums {
         total = simd.add(total, sum);
     }
-    // SAFETY: `lanes` has `WIDEST` numbers, and no vector is wider.
+    // SAFETY: `lanes` has `WIDEST` elements, and no vector is wider.
     unsafe { simd.store(lanes.as_mut_ptr(), total) };
     lanes[0]
 }
@@ -198,8 +198,9 @@ mod tiles {
     pub(super) fn multiply() {
         let ones = [half::bf16::ONE; 512];
         let _session = Amx::new().session();
-        // SAFETY: the session has configured the registers of this thread, and ends below. A tile is 16
-        // rows of 64 bytes, 64 apart: the 1,024 bytes of `ones`. `STEPS` isn't 0, so that the loop ends.
+        // SAFETY: the session has configured the registers of this thread, and ends below. A tile
+        // is 16 rows of 64 bytes, 64 apart: the 1,024 bytes of `ones`. `STEPS` isn't 0, so that the
+        // loop ends.
         unsafe {
             asm!(
                 "tileloadd tmm6, [{ones} + {row}]",

@@ -203,8 +203,8 @@ impl<E: Element> Pass<E> for ForwardPass<'_, '_, E> {
         })?;
         for cut in &plan.cuts {
             let stream = call.stream(plan, cut.stream);
-            // SAFETY: `each` returns when all units are done, so that no other thread uses the rows; they
-            // are in the target and in `parts` as above.
+            // SAFETY: `each` returns when all units are done, so that no other thread uses the
+            // rows; they are in the target and in `parts` as above.
             unsafe { join(&stream, cut, parts, target) };
         }
         Ok(())
@@ -227,8 +227,8 @@ fn part_states(arena: &mut Arena, rows: usize, dim: usize) -> RawState {
 ///
 /// # Safety
 ///
-/// `parts` must have the rows of the cut and `target` those of its row of blocks and heads, as wide, and
-/// nothing else read or write either.
+/// `parts` must have the rows of the cut and `target` those of its row of blocks and heads, as
+/// wide, and nothing else read or write either.
 unsafe fn join<E: Element>(
     stream: &Stream<'_>,
     cut: &crate::plan::Cut,
@@ -240,9 +240,9 @@ unsafe fn join<E: Element>(
     for lane in 0..cut.lanes as usize {
         let (head, token) = (stream.heads[lane / tokens] as usize, token + lane % tokens);
         let part = |part: u32| cut.first as usize + part as usize * cut.lanes as usize + lane;
-        // SAFETY: lanes are below those of the cut, so that this function demands their rows. A row of
-        // `into` is never the `other` one: it is the target's, or the first part's with `other` from 1
-        // on.
+        // SAFETY: lanes are below those of the cut, so that this function demands their rows. A row
+        // of `into` is never the `other` one: it is the target's, or the first part's with `other`
+        // from 1 on.
         unsafe {
             let start = if matches!(target, Target::Extend(_)) { 0 } else { 1 };
             let into = |parts: RawState| match target {
@@ -359,8 +359,8 @@ pub(crate) fn round<E: Element>(
             each_row(dims, workers, monitor, &|entry, head, token| {
                 let row = (entry * dims.heads + head) * dims.tokens + token;
                 let from = &sums[row * dims.dim..][..dims.dim];
-                // SAFETY: `each_row` gives each row of the view's dims to one thread, once; the view is
-                // exclusive, and `from` as long as a row.
+                // SAFETY: `each_row` gives each row of the view's dims to one thread, once; the
+                // view is exclusive, and `from` as long as a row.
                 unsafe { simd.call(Narrow { from, to: raw.head(entry, head, token) }) }
             })
         }
@@ -371,8 +371,8 @@ pub(crate) fn round<E: Element>(
 }
 
 /// Makes outputs and log-sum-exps of partial softmaxes: `lse` holds each row's maximum and `rests`
-/// its total, both replaced. Sums lie in `out` itself where there are no others: it must then be f32,
-/// with the numbers of a row side by side.
+/// its total, both replaced. Sums lie in `out` itself where there are no others: it must then be
+/// f32, with the elements of a row side by side.
 pub(crate) fn finish<E: Element>(
     options: &Options,
     sums: Option<&mut [f32]>,
@@ -429,8 +429,8 @@ impl<E: Element> Operation for Narrow<'_, E> {
     unsafe fn eval<S: Simd>(self, simd: S) {
         let Narrow { from, to } = self;
         let whole = if to.column == 1 { from.len() / S::WIDTH * S::WIDTH } else { 0 };
-        // SAFETY: `at` is below the length of `from`, a vector's end too, and the type demands as many of
-        // the row; vectors are only stored where its elements lie side by side.
+        // SAFETY: `at` is below the length of `from`, a vector's end too, and the type demands as
+        // many of the row; vectors are only stored where its elements lie side by side.
         unsafe {
             for at in (0..whole).step_by(S::WIDTH) {
                 let x = simd.load(from.as_ptr().add(at));

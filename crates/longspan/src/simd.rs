@@ -2,9 +2,9 @@
 //!
 //! An instruction set is a zero-sized token, [`Simd`], which can only be had where the CPU has the
 //! set: holding one is the proof that its instructions may run. What is worth vectorizing is an
-//! [`Operation`]: a struct of its parameters whose `eval` is written once, over any token. Parameters
-//! are mostly pointers and sizes; what has to hold of them stands in the `# Safety` section of the
-//! struct, and the `unsafe` block that runs the operation proves it.
+//! [`Operation`]: a struct of its parameters whose `eval` is written once, over any token.
+//! Parameters are mostly pointers and sizes; what has to hold of them stands in the `# Safety`
+//! section of the struct, and the `unsafe` block that runs the operation proves it.
 //!
 //! ```text
 //! simd.call(operation)  →  fn with #[target_feature]  →  operation.eval(simd), inlined into it
@@ -45,8 +45,8 @@ pub(crate) trait Operation {
     ///
     /// # Safety
     ///
-    /// The fields must be as the `# Safety` section of the implementing type says; a type without one
-    /// has no condition.
+    /// The fields must be as the `# Safety` section of the implementing type says; a type without
+    /// one has no condition.
     unsafe fn eval<S: Simd>(self, simd: S) -> Self::Output;
 }
 
@@ -57,9 +57,9 @@ pub(crate) trait Operation {
 ///
 /// # Safety
 ///
-/// A value of the type exists only where the CPU has the instructions that its methods use. `WIDTH` is
-/// a power of two, at most [`WIDEST`]. Methods that take pointers read and write the `WIDTH` numbers
-/// (or pairs, or square) that their documentation names, and no others.
+/// A value of the type exists only where the CPU has the instructions that its methods use. `WIDTH`
+/// is a power of two, at most [`WIDEST`]. Methods that take pointers read and write the `WIDTH`
+/// elements (or pairs, or square) that their documentation names, and no others.
 pub(crate) unsafe trait Simd: Copy + Send + Sync + 'static {
     /// A vector of f32.
     type F: Copy;
@@ -88,7 +88,7 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync + 'static {
     ///
     /// # Safety
     ///
-    /// `WIDTH` numbers must be readable.
+    /// `WIDTH` elements must be readable.
     unsafe fn load(self, from: *const f32) -> Self::F;
     /// Writes `WIDTH` numbers, aligned or not.
     ///
@@ -103,7 +103,7 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync + 'static {
     /// They must be readable.
     #[inline(always)]
     unsafe fn load_bf16(self, from: *const u16) -> Self::F {
-        // SAFETY: both demand that `WIDTH` numbers are readable.
+        // SAFETY: both demand that `WIDTH` elements are readable.
         unsafe { widen(self, from, |bits| bf16::from_bits(bits).to_f32()) }
     }
     /// `2 · WIDTH` bf16 numbers: those at even places, and those at odd ones. A pair is 32 bits, so
@@ -120,7 +120,7 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync + 'static {
             let bits = unsafe { *from.add(index) };
             numbers[index % 2][index / 2] = bf16::from_bits(bits).to_f32();
         }
-        // SAFETY: both arrays have `WIDEST` numbers, and no vector is wider.
+        // SAFETY: both arrays have `WIDEST` elements, and no vector is wider.
         unsafe { [self.load(numbers[0].as_ptr()), self.load(numbers[1].as_ptr())] }
     }
     /// Writes `WIDTH` bf16 numbers, the nearest ones.
@@ -130,7 +130,7 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync + 'static {
     /// They must be writable.
     #[inline(always)]
     unsafe fn store_bf16(self, to: *mut u16, x: Self::F) {
-        // SAFETY: both demand that `WIDTH` numbers are writable.
+        // SAFETY: both demand that `WIDTH` elements are writable.
         unsafe { narrow(self, to, x, |x| bf16::from_f32(x).to_bits()) }
     }
     /// Writes `WIDTH` pairs of bf16 numbers, one of `low` before one of `high`: the nearest ones, away
@@ -142,7 +142,7 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync + 'static {
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     unsafe fn store_pairs_bf16(self, to: *mut u16, low: Self::F, high: Self::F) {
-        // SAFETY: `2 · WIDTH` numbers are writable; these are the even ones and the odd ones.
+        // SAFETY: `2 · WIDTH` elements are writable; these are the even ones and the odd ones.
         unsafe {
             narrow_by(self, to, 2, low, upper_half);
             narrow_by(self, to.add(1), 2, high, upper_half);
@@ -156,7 +156,7 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync + 'static {
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     unsafe fn store_two_bf16(self, to: *mut u16, low: Self::F, high: Self::F) {
-        // SAFETY: `2 · WIDTH` numbers are writable; these are the first half and the second.
+        // SAFETY: `2 · WIDTH` elements are writable; these are the first half and the second.
         unsafe {
             narrow_by(self, to, 1, low, upper_half);
             narrow_by(self, to.add(Self::WIDTH), 1, high, upper_half);
@@ -169,7 +169,7 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync + 'static {
     /// They must be readable.
     #[inline(always)]
     unsafe fn load_f16(self, from: *const u16) -> Self::F {
-        // SAFETY: both demand that `WIDTH` numbers are readable.
+        // SAFETY: both demand that `WIDTH` elements are readable.
         unsafe { widen(self, from, |bits| f16::from_bits(bits).to_f32()) }
     }
     /// Writes `WIDTH` f16 numbers, the nearest ones.
@@ -179,7 +179,7 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync + 'static {
     /// They must be writable.
     #[inline(always)]
     unsafe fn store_f16(self, to: *mut u16, x: Self::F) {
-        // SAFETY: both demand that `WIDTH` numbers are writable.
+        // SAFETY: both demand that `WIDTH` elements are writable.
         unsafe { narrow(self, to, x, |x| f16::from_f32(x).to_bits()) }
     }
     /// `x + y`.
@@ -227,25 +227,25 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync + 'static {
     }
     /// Asks for the cache line of a byte, which needn't exist; a hint.
     fn prefetch(self, at: *const u8);
-    /// Writes the transpose of a square of `WIDTH` numbers per side: row `i` of the source starts at
-    /// `from + i · from_row`, row `j` of the result at `to + j · to_row`.
+    /// Writes the transpose of a square of `WIDTH` elements per side: row `i` of the source starts
+    /// at `from + i · from_row`, row `j` of the result at `to + j · to_row`.
     ///
     /// # Safety
     ///
-    /// `WIDTH` numbers must be readable in each of the `WIDTH` rows of the source and writable in each
-    /// of those of the result, and none of them may be in both.
+    /// `WIDTH` elements must be readable in each of the `WIDTH` rows of the source and writable in
+    /// each of those of the result, and none of them may be in both.
     unsafe fn transpose(self, from: *const f32, from_row: isize, to: *mut f32, to_row: isize);
     /// The sums of `WIDTH` vectors that lie one after the other: lane `i` has that of vector `i`.
     ///
     /// # Safety
     ///
-    /// Their `WIDTH²` numbers must be readable.
+    /// Their `WIDTH²` elements must be readable.
     #[inline(always)]
     unsafe fn sums(self, vectors: *const f32) -> Self::F {
         let mut turned = [0.0_f32; WIDEST * WIDEST];
         let width = Self::WIDTH as isize;
-        // SAFETY: `WIDTH²` numbers are readable at `vectors`; `turned`, which nothing else refers to, has
-        // `WIDEST²`, and no vector is wider.
+        // SAFETY: `WIDTH²` elements are readable at `vectors`; `turned`, which nothing else refers
+        // to, has `WIDEST²`, and no vector is wider.
         unsafe {
             self.transpose(vectors, width, turned.as_mut_ptr(), width);
             let mut sums = [self.splat(0.0); WIDEST];
@@ -268,7 +268,7 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync + 'static {
 ///
 /// # Safety
 ///
-/// `S::WIDTH` numbers must be readable.
+/// `S::WIDTH` elements must be readable.
 #[inline(always)]
 unsafe fn widen<S: Simd>(simd: S, from: *const u16, number: impl Fn(u16) -> f32) -> S::F {
     let mut numbers = [0.0; WIDEST];
@@ -284,10 +284,10 @@ unsafe fn widen<S: Simd>(simd: S, from: *const u16, number: impl Fn(u16) -> f32)
 ///
 /// # Safety
 ///
-/// `S::WIDTH` numbers must be writable.
+/// `S::WIDTH` elements must be writable.
 #[inline(always)]
 unsafe fn narrow<S: Simd>(simd: S, to: *mut u16, x: S::F, bits: impl Fn(f32) -> u16) {
-    // SAFETY: with a step of 1 these are the `S::WIDTH` numbers that are writable.
+    // SAFETY: with a step of 1 these are the `S::WIDTH` elements that are writable.
     unsafe { narrow_by(simd, to, 1, x, bits) }
 }
 
@@ -295,7 +295,7 @@ unsafe fn narrow<S: Simd>(simd: S, to: *mut u16, x: S::F, bits: impl Fn(f32) -> 
 ///
 /// # Safety
 ///
-/// `S::WIDTH` numbers, `step` apart, must be writable.
+/// `S::WIDTH` elements, `step` apart, must be writable.
 #[inline(always)]
 unsafe fn narrow_by<S: Simd>(
     simd: S,

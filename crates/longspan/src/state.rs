@@ -243,7 +243,7 @@ impl<'a> StateMut<'a> {
         self.sums.dims()
     }
 
-    /// What kernels read and write: rows of `dims`, the numbers of each side by side.
+    /// What kernels read and write: rows of `dims`, the elements of each side by side.
     pub(crate) fn raw(&mut self) -> RawState {
         RawState {
             maxima: Raw::write(&mut self.maxima),
@@ -306,8 +306,8 @@ pub fn merge_outputs<E: Element>(
             + token as isize * strides.tokens;
         for dim in 0..dims.dim {
             let theirs = out.get(entry, token, head, dim).expect("dims are the same");
-            // SAFETY: `dims` are the view's, so that the index is in it; it is exclusive, and no other
-            // reference to its elements is alive.
+            // SAFETY: `dims` are the view's, so that the index is in it; it is exclusive, and no
+            // other reference to its elements is alive.
             let at = unsafe { &mut *target.offset(offset + dim as isize * strides.dim) };
             *at = match mine == f32::NEG_INFINITY {
                 true => theirs,
@@ -401,10 +401,10 @@ impl RawState {
     ///
     /// # Safety
     ///
-    /// That of [`rows`](Self::rows); `dim` numbers of a row of sums must lie side by side, and nothing
-    /// else read or write the row for as long as it is used.
+    /// That of [`rows`](Self::rows); `dim` elements of a row of sums must lie side by side, and
+    /// nothing else read or write the row for as long as it is used.
     pub(crate) unsafe fn row<'a>(self, entry: usize, head: usize, token: usize) -> RowMut<'a> {
-        // SAFETY: this function demands the row, of `dim` numbers side by side, for itself alone.
+        // SAFETY: this function demands the row, of `dim` elements side by side, for itself alone.
         unsafe {
             let [m, l, sums] = self.rows(entry, head, token).map(|rows| rows.first.cast_mut());
             (&mut *m, &mut *l, std::slice::from_raw_parts_mut(sums, self.dim))

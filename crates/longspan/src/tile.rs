@@ -42,8 +42,8 @@ impl<E: Copy> Strided<E> {
     ///
     /// # Safety
     ///
-    /// The number at that row and column must be in the allocation that the matrix lies in, or be the
-    /// one right behind it.
+    /// The number at that row and column must be in the allocation that the matrix lies in, or be
+    /// the one right behind it.
     #[inline(always)]
     pub(crate) unsafe fn at(self, row: usize, column: usize) -> Self {
         let offset = row as isize * self.row + column as isize * self.column;
@@ -72,8 +72,8 @@ impl Rows {
     ///
     /// # Safety
     ///
-    /// The number at that row and column must be in the allocation that the matrix lies in, or be the
-    /// one right behind it.
+    /// The number at that row and column must be in the allocation that the matrix lies in, or be
+    /// the one right behind it.
     #[inline(always)]
     pub(crate) unsafe fn at(self, row: usize, column: usize) -> Self {
         // SAFETY: the offset stays in the allocation, as this function demands.
@@ -190,12 +190,12 @@ pub(crate) struct Multiply<L, R> {
 ///
 /// # Safety
 ///
-/// [`left`](Self::left) writes no more than [`left_room`](Self::left_room) numbers of its room,
+/// [`left`](Self::left) writes no more than [`left_room`](Self::left_room) elements of its room,
 /// [`right`](Self::right) and [`differentiate`](Self::differentiate) no more than
 /// [`right_room`](Self::right_room), and [`multiply`](Self::multiply) no more rows of a target than
 /// those of the product, rounded up to [`TARGET_ROWS`](Self::TARGET_ROWS). An operand that is used
-/// within its `m × k` or `k × n` numbers is read nowhere but in its matrix and its room. Kernels lay
-/// out their scratch by these numbers.
+/// within its `m × k` or `k × n` elements is read nowhere but in its matrix and its room. Kernels
+/// lay out their scratch by these sizes.
 pub(crate) unsafe trait Tiles: Copy + Send + Sync {
     /// What the caller's tensors hold.
     type Element: Element;
@@ -245,7 +245,7 @@ pub(crate) unsafe trait Tiles: Copy + Send + Sync {
     /// # Safety
     ///
     /// For as long as the operand is used, the matrix must be readable and not written, and
-    /// `left_room(m, k)` numbers of `room`, which share nothing with it, be its own.
+    /// `left_room(m, k)` elements of `room`, which share nothing with it, be its own.
     unsafe fn left(
         self,
         matrix: Strided<Self::Element>,
@@ -265,9 +265,9 @@ pub(crate) unsafe trait Tiles: Copy + Send + Sync {
     ///
     /// # Safety
     ///
-    /// `n` must be a whole number of vectors. For as long as the operand is used, the matrix must be
-    /// readable and not written, and `right_room(k, n)` numbers of `room`, which share nothing with
-    /// it, be its own.
+    /// `n` must be a whole number of vectors. For as long as the operand is used, the matrix must
+    /// be readable and not written, and `right_room(k, n)` elements of `room`, which share nothing
+    /// with it, be its own.
     unsafe fn right(self, matrix: Rows, k: usize, n: usize, room: *mut f32) -> Self::Right;
 
     /// What [`right`](Self::right) gave for the same arguments.
@@ -290,9 +290,9 @@ pub(crate) unsafe trait Tiles: Copy + Send + Sync {
     ///
     /// # Safety
     ///
-    /// The operands must be ready (the conditions of [`left`](Self::left) and [`right`](Self::right)
-    /// still hold) and at least `m × k` and `k × n` large, `k` at least 1, `n` a whole number of
-    /// vectors. `n` numbers of `m` rows of the target, rounded up to
+    /// The operands must be ready (the conditions of [`left`](Self::left) and
+    /// [`right`](Self::right) still hold) and at least `m × k` and `k × n` large, `k` at least 1,
+    /// `n` a whole number of vectors. `n` elements of `m` rows of the target, rounded up to
     /// [`TARGET_ROWS`](Self::TARGET_ROWS), must be readable and writable by this thread alone and
     /// shared with neither operand; there must be `n` factors where it is scaled. A
     /// [`session`](Self::session) of this thread must be alive.
@@ -302,9 +302,10 @@ pub(crate) unsafe trait Tiles: Copy + Send + Sync {
     ///
     /// # Safety
     ///
-    /// That of [`multiply`](Self::multiply) for both products of each stretch, keys × lanes and value
-    /// dims × lanes; that of its [`Softmax`]; and `right_room(keys, lanes)` numbers of its room must be
-    /// its own. Stretches are asked for one after the other: what one of them writes, the next may read.
+    /// That of [`multiply`](Self::multiply) for both products of each stretch, keys × lanes and
+    /// value dims × lanes; that of its [`Softmax`]; and `right_room(keys, lanes)` elements of its
+    /// room must be its own. Stretches are asked for one after the other: what one of them writes,
+    /// the next may read.
     unsafe fn attend<T: Transform>(self, stretches: impl Iterator<Item = Stretch<Self, T>>);
 
     /// The arithmetic between the products of the backward pass. Probabilities and gradients of
@@ -313,9 +314,9 @@ pub(crate) unsafe trait Tiles: Copy + Send + Sync {
     ///
     /// # Safety
     ///
-    /// That of [`Differentiate`]; and the rooms must be this thread's own, `right_room` of the group's
-    /// queries × [`LANES`](crate::simd::LANES) and `left_room` of the group's queries × the slab's keys
-    /// large, with the tile inside.
+    /// That of [`Differentiate`]; and the rooms must be this thread's own, `right_room` of the
+    /// group's queries × [`LANES`](crate::simd::LANES) and `left_room` of the group's queries × the
+    /// slab's keys large, with the tile inside.
     unsafe fn differentiate<T: Transform>(self, work: Differentiate<T>, rooms: Rooms);
 
     /// The gradients of products of all tiles of a slab of `k` keys, as an operand on the left.

@@ -231,7 +231,8 @@ pub struct View<'a, T> {
     memory: PhantomData<&'a [T]>,
 }
 
-// SAFETY: a view is a shared borrow of its elements: `new` and `strided` take one, `from_raw` demands it.
+// SAFETY: a view is a shared borrow of its elements: `new` and `strided` take one, `from_raw`
+// demands it.
 unsafe impl<T: Sync> Send for View<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T: Sync> Sync for View<'_, T> {}
@@ -404,8 +405,8 @@ pub struct ViewMut<'a, T> {
     memory: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: a view is an exclusive borrow of its elements: `new` and `strided` take one, `from_raw` demands
-// it.
+// SAFETY: a view is an exclusive borrow of its elements: `new` and `strided` take one, `from_raw`
+// demands it.
 unsafe impl<T: Send> Send for ViewMut<'_, T> {}
 // SAFETY: nothing is written through a shared reference to it.
 unsafe impl<T: Sync> Sync for ViewMut<'_, T> {}
@@ -494,8 +495,8 @@ impl<'a, T: Copy> ViewMut<'a, T> {
         if len == 0 {
             return Some(&mut []);
         }
-        // SAFETY: where strides are those of contiguous axes, the `len` elements from the first on are
-        // those of the view, each once, and the view is exclusive.
+        // SAFETY: where strides are those of contiguous axes, the `len` elements from the first on
+        // are those of the view, each once, and the view is exclusive.
         axes(strides)
             .eq(axes(plain))
             .then(|| unsafe { std::slice::from_raw_parts_mut(self.first, len) })
@@ -514,8 +515,8 @@ impl<'a, T: Copy> ViewMut<'a, T> {
         }
         let row = offset(&self.extent, [batch, token, head, 0]).expect("a row of the view");
         for (dim, &number) in from.iter().enumerate() {
-            // SAFETY: `offset` has found the row in the extent, and `dim` is below its length; the view is
-            // exclusive.
+            // SAFETY: `offset` has found the row in the extent, and `dim` is below its length; the
+            // view is exclusive.
             unsafe { *self.first.offset(row + dim as isize * strides.dim) = number };
         }
     }

@@ -1,10 +1,13 @@
 //! The hook: on the caller's thread, between tiles, with progress; and it can stop a call.
 
+use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 use std::thread::ThreadId;
 
+use half::bf16;
 use longspan::{
-    Arrived, Error, GradientsMut, Hook, Isa, Order, OutputMut, Progress, RowStatistics, State,
+    Arrived, Attention, Dims, Error, Gradients, GradientsMut, Hook, Inputs, Isa, Layout, Order,
+    OutputMut, Pattern, Progress, RowStatistics, Shape, State, Tensor, Threads,
 };
 use longspan_testing::{AttentionCase, Rule};
 
@@ -166,4 +169,34 @@ fn a_panic_in_the_hook_is_passed_on() {
     }));
     assert!(panicked.is_err());
     assert_eq!(first, run.both());
+}
+
+/// A hook may compute attention itself, on a matrix unit too: the pass that it interrupts goes on as
+/// if it hadn't.
+#[test]
+fn a_hook_may_call_attention() {
+    let dims = Dims { batch: 1, tokens: 600, heads: 1, dim: 32 };
+    let numbers = (0..600 * 32).map(|i| bf16::from_f32((i as f32).sin())).collect();
+    let x = Tensor::new(numbers, dims, Order::BatchTokenHeadDim).unwrap();
+    let layout = Layout::compile(&Pattern::causal(), &Shape::new(600, 600)).unwrap();
+    // One thread, so that both passes are on that of the hook.
+    let attention = Attention::new(layout).threads(Threads::Count(NonZeroUsize::MIN));
+    let output = attention.forward(x.view(), x.view(), x.view()).unwrap();
+    let gradients = |hook: Hook<'_>| {
+        let inputs = Inputs { q: x.view(), k: x.view(), v: x.view() };
+        let mut gradients = Gradients::zeros(&inputs).unwrap();
+        let arrived = Arrived::of(&output, x.view());
+        attention.backward_into(inputs, arrived, gradients.as_mut(), hook).unwrap();
+        [gradients.dq, gradients.dk, gradients.dv].map(|tensor| tensor.as_slice().to_vec())
+    };
+    let mut calls = 0;
+    let mut again = |_| {
+        calls += 1;
+        let inner = attention.forward(x.view(), x.view(), x.view()).unwrap();
+        assert_eq!(inner.lse, output.lse);
+        ControlFlow::Continue(())
+    };
+    let interrupted = gradients(Hook::new(&mut again));
+    assert!(calls > 3, "{calls}");
+    assert_eq!(interrupted, gradients(Hook::none()));
 }

@@ -26,12 +26,12 @@ unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, size: Size) -> *mut u8 {
         CALLS.fetch_add(1, Ordering::Relaxed);
         BYTES.fetch_add(size.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promise.
+        // SAFETY: `System` demands what `GlobalAlloc` does.
         unsafe { System.alloc(size) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, size: Size) {
-        // SAFETY: the caller's promise.
+        // SAFETY: `System` demands what `GlobalAlloc` does.
         unsafe { System.dealloc(pointer, size) }
     }
 }

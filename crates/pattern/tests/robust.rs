@@ -14,7 +14,7 @@ static LARGEST: AtomicUsize = AtomicUsize::new(0);
 unsafe impl GlobalAlloc for Noting {
     unsafe fn alloc(&self, memory: Memory) -> *mut u8 {
         LARGEST.fetch_max(memory.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promise is the one that the system's allocator asks for.
+        // SAFETY: `System` demands what `GlobalAlloc` does.
         unsafe { System.alloc(memory) }
     }
 

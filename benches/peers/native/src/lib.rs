@@ -131,11 +131,11 @@ pub struct GradientTensors {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peers_plan(request: &Request, plan: *mut *mut Plan) -> *mut c_char {
     guard(|| {
-        // SAFETY: the caller vouches for the text.
+        // SAFETY: this function demands a text that ends in a zero byte.
         let pattern: Pattern = unsafe { text(request.pattern) }?.parse().map_err(display)?;
-        // SAFETY: the caller vouches for the text.
+        // SAFETY: this function demands a text that ends in a zero byte.
         let isa = unsafe { isa(request.isa) }?;
-        // SAFETY: the caller vouches for the text.
+        // SAFETY: this function demands a text that ends in a zero byte.
         let element = unsafe { text(request.dtype) }?.parse().map_err(display)?;
         if !matches!(element, ElementType::F32 | ElementType::Bf16) {
             return Err(format!("tensors of {element}, expected f32 or bf16"));
@@ -145,7 +145,7 @@ pub unsafe extern "C" fn peers_plan(request: &Request, plan: *mut *mut Plan) -> 
         let layout = Layout::compile(&pattern, &shape).map_err(display)?;
         let pairs = u64::try_from(layout.counts().map_err(display)?.active_pairs).map_err(display)?;
         let attention = Attention::new(layout).threads(Threads::Count(threads)).isa(isa);
-        // SAFETY: the caller vouches for the pointer.
+        // SAFETY: this function demands a pointer of this kind.
         unsafe { plan.write(Box::into_raw(Box::new(Plan { attention, element, pairs }))) };
         Ok(())
     })
@@ -158,7 +158,7 @@ pub unsafe extern "C" fn peers_plan(request: &Request, plan: *mut *mut Plan) -> 
 /// `plan` comes from [`peers_plan`] and isn't used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peers_free_plan(plan: *mut Plan) {
-    // SAFETY: the caller vouches that it is a box of ours.
+    // SAFETY: `peers_plan` made the box, and this function demands that it isn't used any more.
     drop(unsafe { Box::from_raw(plan) });
 }
 
@@ -172,7 +172,7 @@ pub extern "C" fn peers_pairs(plan: &Plan) -> u64 {
 ///
 /// # Safety
 ///
-/// All tensors have the extents given, and nobody else touches those that are written.
+/// All tensors have the extents given, and nothing else touches those that are written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peers_forward(
     plan: &Plan,
@@ -180,7 +180,7 @@ pub unsafe extern "C" fn peers_forward(
     inputs: &InputTensors,
     output: &OutputTensors,
 ) -> *mut c_char {
-    // SAFETY: the caller's.
+    // SAFETY: both functions have the same condition, for the element type of the plan.
     guard(|| unsafe {
         match plan.element {
             ElementType::Bf16 => forward::<bf16>(plan, extents, inputs, output),
@@ -198,7 +198,7 @@ unsafe fn forward<E: Element>(
     inputs: &InputTensors,
     output: &OutputTensors,
 ) -> Result<(), String> {
-    // SAFETY: the caller vouches for the tensors.
+    // SAFETY: this function demands tensors of these extents.
     let inputs = unsafe { inputs_of::<E>(extents, inputs) }?;
     let output = OutputMut {
         // SAFETY: as above.
@@ -224,7 +224,7 @@ pub unsafe extern "C" fn peers_backward(
     arrived: &ArrivedTensors,
     gradients: &GradientTensors,
 ) -> *mut c_char {
-    // SAFETY: the caller's.
+    // SAFETY: both functions have the same condition, for the element type of the plan.
     guard(|| unsafe {
         match plan.element {
             ElementType::Bf16 => backward::<bf16>(plan, extents, inputs, arrived, gradients),
@@ -243,7 +243,7 @@ unsafe fn backward<E: Element>(
     arrived: &ArrivedTensors,
     gradients: &GradientTensors,
 ) -> Result<(), String> {
-    // SAFETY: the caller vouches for the tensors.
+    // SAFETY: this function demands tensors of these extents.
     let inputs = unsafe { inputs_of::<E>(extents, inputs) }?;
     let arrived = Arrived {
         // SAFETY: as above.
@@ -285,10 +285,10 @@ pub unsafe extern "C" fn peers_fma_peak(
     rate: *mut f64,
 ) -> *mut c_char {
     guard(|| {
-        // SAFETY: the caller vouches for the text.
+        // SAFETY: this function demands a text that ends in a zero byte.
         let isa = unsafe { isa(isa_name) }?;
         let found = limits::fma_peak(isa, at_least_one(threads)?).map_err(display)?;
-        // SAFETY: the caller vouches for the pointer.
+        // SAFETY: this function demands a pointer of this kind.
         unsafe { rate.write(found) };
         Ok(())
     })
@@ -303,7 +303,7 @@ pub unsafe extern "C" fn peers_fma_peak(
 pub unsafe extern "C" fn peers_amx_peak(threads: usize, rate: *mut f64) -> *mut c_char {
     guard(|| {
         let found = limits::amx_peak(at_least_one(threads)?).unwrap_or(0.0);
-        // SAFETY: the caller vouches for the pointer.
+        // SAFETY: this function demands a pointer of this kind.
         unsafe { rate.write(found) };
         Ok(())
     })
@@ -322,10 +322,10 @@ pub unsafe extern "C" fn peers_read_bandwidth(
     rate: *mut f64,
 ) -> *mut c_char {
     guard(|| {
-        // SAFETY: the caller vouches for the memory.
+        // SAFETY: this function demands that so many elements lie there.
         let data = unsafe { std::slice::from_raw_parts(data, len) };
         let found = limits::read_bandwidth(data, at_least_one(threads)?);
-        // SAFETY: the caller vouches for the pointer.
+        // SAFETY: this function demands a pointer of this kind.
         unsafe { rate.write(found) };
         Ok(())
     })
@@ -338,7 +338,7 @@ pub unsafe extern "C" fn peers_read_bandwidth(
 /// `text` comes from a function of this library and isn't used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peers_free_text(text: *mut c_char) {
-    // SAFETY: the caller vouches that it is a text of ours.
+    // SAFETY: this function demands a text that `owned` made, which isn't used any more.
     drop(unsafe { CString::from_raw(text) });
 }
 
@@ -370,7 +370,7 @@ fn display(error: impl std::fmt::Display) -> String {
 ///
 /// `pointer` ends in a zero byte, within a time that the caller chooses.
 unsafe fn text<'a>(pointer: *const c_char) -> Result<&'a str, String> {
-    // SAFETY: the caller vouches for the pointer.
+    // SAFETY: this function demands a pointer of this kind.
     unsafe { CStr::from_ptr(pointer) }.to_str().map_err(display)
 }
 
@@ -381,7 +381,7 @@ unsafe fn isa(name: *const c_char) -> Result<Isa, String> {
     if name.is_null() {
         return Ok(Isa::best());
     }
-    // SAFETY: the caller vouches for the pointer.
+    // SAFETY: this function demands a pointer of this kind.
     unsafe { text(name) }?.parse().map_err(display)
 }
 
@@ -392,7 +392,7 @@ unsafe fn inputs_of<'a, E: Element>(
     extents: &Extents,
     inputs: &InputTensors,
 ) -> Result<Inputs<'a, E>, String> {
-    // SAFETY: the caller vouches for all three.
+    // SAFETY: this function demands all three, of these extents.
     unsafe {
         Ok(Inputs {
             q: read(inputs.q, extents.query_side())?,
@@ -407,20 +407,20 @@ unsafe fn inputs_of<'a, E: Element>(
 /// A tensor of `dims` lies at `first`, for a time that the caller chooses.
 unsafe fn read<'a, E: Element>(first: *const c_void, dims: Dims) -> Result<View<'a, E>, String> {
     let elements = dims.elements().ok_or("a tensor's elements can't be counted")?;
-    // SAFETY: the caller vouches for the memory.
+    // SAFETY: this function demands that so many elements lie there.
     let data = unsafe { std::slice::from_raw_parts(first.cast(), elements) };
     View::new(data, dims, Order::BatchHeadTokenDim).map_err(display)
 }
 
 /// # Safety
 ///
-/// As [`read`], and nobody else touches it.
+/// As [`read`], and nothing else touches it.
 unsafe fn written<'a, E: Element>(
     first: *mut c_void,
     dims: Dims,
 ) -> Result<ViewMut<'a, E>, String> {
     let elements = dims.elements().ok_or("a tensor's elements can't be counted")?;
-    // SAFETY: the caller vouches for the memory.
+    // SAFETY: this function demands that so many elements lie there.
     let data = unsafe { std::slice::from_raw_parts_mut(first.cast(), elements) };
     ViewMut::new(data, dims, Order::BatchHeadTokenDim).map_err(display)
 }

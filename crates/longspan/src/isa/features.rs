@@ -8,8 +8,8 @@
 //! avx2! { enable fn f() {…} }   `f`, compiled for all of them
 //! ```
 //!
-//! `#[target_feature]` stands nowhere but in [`enable`], so no function can be compiled for a feature
-//! that [`Isa::is_available`](crate::Isa::is_available) doesn't detect.
+//! `#[target_feature]` stands nowhere but in [`enable`], so no function can be compiled for a
+//! feature that [`Isa::is_available`](crate::Isa::is_available) doesn't detect.
 
 /// What [`Avx2`](crate::simd::Avx2) stands for.
 macro_rules! avx2 {
@@ -27,8 +27,8 @@ macro_rules! avx512 {
     };
 }
 
-/// What packing for [`Amx`](crate::tile::Amx) needs. The unit itself is no feature that Rust detects:
-/// [`unit`](crate::tile::amx_unit) reads its bits.
+/// What packing for [`Amx`](crate::tile::Amx) needs. The unit itself is no feature that Rust
+/// detects: [`unit`](crate::tile::amx_unit) reads its bits.
 macro_rules! amx {
     ($then:ident $($rest:tt)*) => {
         $crate::isa::features::$then! {

@@ -118,10 +118,10 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
     ///
     /// # Safety
     ///
-    /// `slab` must be [open](Self::open), for the entry and key head of the stream. The tensors must
-    /// have its entry, `head` and the queries of its layout, and `rows` a number for each of their rows.
-    /// The target must have the band's dQ, which no other thread reads or writes: a buffer from the
-    /// band's first query on to the last one of its last row of blocks. A
+    /// `slab` must be [open](Self::open), for the entry and key head of the stream. The tensors
+    /// must have its entry, `head` and the queries of its layout, and `rows` a number for each of
+    /// their rows. The target must have the band's dQ, which no other thread reads or writes: a
+    /// buffer from the band's first query on to the last one of its last row of blocks. A
     /// [session](Tiles::session) of this thread must be alive.
     #[allow(clippy::too_many_arguments)]
     pub(crate) unsafe fn band(
@@ -150,8 +150,8 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
                     // SAFETY: `band` demands a tensor with the queries of the layout.
                     QueryTarget::Tensor => unsafe { self.dq.head(stream.entry, head, query) },
                     QueryTarget::Buffer(buffer) => Strided {
-                        // SAFETY: `band` demands a buffer with all queries of the band's rows, which
-                        // start in it.
+                        // SAFETY: `band` demands a buffer with all queries of the band's rows,
+                        // which start in it.
                         first: unsafe { buffer.add((query - first_of_band) * self.dim) },
                         row: self.dim as isize,
                         column: 1,
@@ -178,8 +178,8 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
     ///
     /// # Safety
     ///
-    /// That of [`band`](Self::band), for tiles of queries of its rows, at most `X::GROUP`, that follow
-    /// each other and have `QUERIES` each, but for the last one.
+    /// That of [`band`](Self::band), for tiles of queries of its rows, at most `X::GROUP`, that
+    /// follow each other and have `QUERIES` each, but for the last one.
     unsafe fn queries(
         &self,
         slab: &mut Slab,
@@ -191,10 +191,11 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
         let [QueryTile { query, .. }, ..] = *group else { return };
         let queries = group.iter().map(|tile| tile.queries).sum();
         let tiles = self.tiles;
-        // SAFETY: `band` demands tensors and statistics with the queries of the layout. The open slab has
-        // room for operands of `X::GROUP · QUERIES` queries, and `LANES` positions. `at` is made here,
-        // for `queries` of them; all functions have the condition of this one, and are given tiles of
-        // the slab and of the group. A tile is differentiated before it is summed or multiplied.
+        // SAFETY: `band` demands tensors and statistics with the queries of the layout. The open
+        // slab has room for operands of `X::GROUP · QUERIES` queries, and `LANES` positions. `at`
+        // is made here, for `queries` of them; all functions have the condition of this one, and
+        // are given tiles of the slab and of the group. A tile is differentiated before it is
+        // summed or multiplied.
         unsafe {
             let q = self.q.head(stream.entry, head, query);
             let dout = self.dout.head(stream.entry, head, query);
@@ -271,7 +272,8 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
     ///
     /// # Safety
     ///
-    /// `tile` must be number `number` of the group that `at` was made of by [`queries`](Self::queries).
+    /// `tile` must be number `number` of the group that `at` was made of by
+    /// [`queries`](Self::queries).
     unsafe fn is_finite(&self, at: &Queries<'_, X>, number: usize, tile: &QueryTile) -> bool {
         let simd = self.tiles.simd();
         [(at.q, self.dim), (at.dout, self.value_dim)].into_iter().all(|(matrix, columns)| {
@@ -287,8 +289,8 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
     ///
     /// # Safety
     ///
-    /// That of [`queries`](Self::queries), for `at` that it made, tile `index` of the slab, and tile
-    /// `number` of the group, of `queries` queries; positions of these keys must be placed.
+    /// That of [`queries`](Self::queries), for `at` that it made, tile `index` of the slab, and
+    /// tile `number` of the group, of `queries` queries; positions of these keys must be placed.
     unsafe fn differentiate(
         &self,
         slab: &Slab,
@@ -300,10 +302,10 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
     ) {
         let (first, keys) = (number * QUERIES, slab.tile_keys(index).1);
         let (tiles, lanes) = (self.tiles, padded(keys, X::Simd::WIDTH));
-        // SAFETY: `open` has made Kᵗ and Vᵗ of the tile ready, and `queries` its q and dO; scores and
-        // gradients have `QUERIES` rows of `LANES`, a multiple of `TARGET_ROWS`. Statistics have the
-        // rows of the tile, and `corrections` and `positions` numbers of all queries of a group. Products
-        // and rooms are those of the slab, for its keys and the queries of a group.
+        // SAFETY: `open` has made Kᵗ and Vᵗ of the tile ready, and `queries` its q and dO; scores
+        // and gradients have `QUERIES` rows of `LANES`, a multiple of `TARGET_ROWS`. Statistics
+        // have the rows of the tile, and `corrections` and `positions` elements of all queries of a
+        // group. Products and rooms are those of the slab, for its keys and the queries of a group.
         unsafe {
             for (target, left, (turned, ready, dims)) in [
                 (slab.scores, at.q_ready, (slab.keys_turned, slab.keys_ready, self.dim)),
@@ -353,14 +355,14 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
     ///
     /// # Safety
     ///
-    /// That of [`differentiate`](Self::differentiate), which must have been called for the tiles of the
-    /// run and tile `index` of the slab, and for no other tile of keys since.
+    /// That of [`differentiate`](Self::differentiate), which must have been called for the tiles of
+    /// the run and tile `index` of the slab, and for no other tile of keys since.
     unsafe fn sum(&self, slab: &Slab, at: &Queries<'_, X>, index: usize, run: Run) {
         if run.queries == 0 {
             return;
         }
-        // SAFETY: `sums` and `add_products` have the condition of `sum`; the run starts with a tile, which
-        // is a multiple of `GRAIN`.
+        // SAFETY: `sums` and `add_products` have the condition of `sum`; the run starts with a
+        // tile, which is a multiple of `GRAIN`.
         unsafe {
             for sum in self.sums(slab, at, index, run) {
                 self.add_products(&sum, X::part(sum.turned, 0, run.first), run);
@@ -368,14 +370,15 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
         }
     }
 
-    /// The same for one tile with numbers that aren't finite, which only keys that are seen may meet.
+    /// The same for one tile with elements that aren't finite, which only keys that are seen may
+    /// meet.
     ///
     /// # Safety
     ///
     /// That of [`sum`](Self::sum), for a run of one tile, whose matrices were kept.
     unsafe fn sum_careful(&self, slab: &Slab, at: &Queries<'_, X>, index: usize, run: Run) {
-        // SAFETY: as in `sum`. `clean_room` is `QUERIES` rows of the wider of both, for elements no larger
-        // than f32, and `left_room` of what is made ready of them behind that.
+        // SAFETY: as in `sum`. `clean_room` is `QUERIES` rows of the wider of both, for elements no
+        // larger than f32, and `left_room` of what is made ready of them behind that.
         unsafe {
             for sum in self.sums(slab, at, index, run) {
                 let (matrix, dims) = (sum.matrix.at(run.first, 0), sum.dims);
@@ -399,13 +402,14 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
     ///
     /// # Safety
     ///
-    /// That of [`sum`](Self::sum), which `sum` must be one of; `left` must be ready, `sum.dims` × the
-    /// queries of the run.
+    /// That of [`sum`](Self::sum), which `sum` must be one of; `left` must be ready, `sum.dims` ×
+    /// the queries of the run.
     unsafe fn add_products(&self, sum: &Sum<X>, left: X::Left, run: Run) {
         let (target, keep, ahead) = (sum.target, Keep::All, Ahead::NOTHING);
         let size = Size { m: sum.dims, n: sum.lanes, k: run.queries, piece: OVER_TOKENS };
-        // SAFETY: the operand on the right has the queries of the run, and starts with a tile, a multiple of
-        // `GRAIN`; the target has `dims` rows, rounded up to `TARGET_ROWS` (`sums_len`), of `LANES`.
+        // SAFETY: the operand on the right has the queries of the run, and starts with a tile, a
+        // multiple of `GRAIN`; the target has `dims` rows, rounded up to `TARGET_ROWS`
+        // (`sums_len`), of `LANES`.
         unsafe {
             let right = X::right_part(sum.right, run.first, 0);
             self.tiles.multiply(Multiply { target, keep, left, right, size, ahead });
@@ -419,9 +423,9 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
     /// That of [`sum`](Self::sum).
     unsafe fn sums(&self, slab: &Slab, at: &Queries<'_, X>, index: usize, run: Run) -> [Sum<X>; 2] {
         let lanes = padded(slab.tile_keys(index).1, X::Simd::WIDTH);
-        // SAFETY: products have the queries of a group and the keys of the slab, the run and tile `index`
-        // among them; `differentiate` has been given the rooms on the right. There is a tile of sums for
-        // each of keys.
+        // SAFETY: products have the queries of a group and the keys of the slab, the run and tile
+        // `index` among them; `differentiate` has been given the rooms on the right. There is a
+        // tile of sums for each of keys.
         unsafe {
             let products = slab.products.at(run.first, index * LANES);
             [
@@ -463,10 +467,10 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
     ) {
         let Some(Pending { first, keys }) = pending else { return };
         let (tiles, row, queries) = (self.tiles, self.row_len(), tile.queries);
-        // SAFETY: pending keys are some of the slab's, from a tile on, and the slab is open: it has K in
-        // rows, ready, products of the group and of its keys, and `QUERIES` rows of `row` numbers for dQ
-        // alone. `k` has the keys. `tile.dq` has the rows of the tile, which `band` demands that no other
-        // thread reads or writes.
+        // SAFETY: pending keys are some of the slab's, from a tile on, and the slab is open: it has
+        // K in rows, ready, products of the group and of its keys, and `QUERIES` rows of `row`
+        // elements for dQ alone. `k` has the keys. `tile.dq` has the rows of the tile, which `band`
+        // demands that no other thread reads or writes.
         unsafe {
             let products = slab.products.at(number * QUERIES, first);
             let differentiated = X::differentiated(slab.products, slab.products.row, slab.left[4]);

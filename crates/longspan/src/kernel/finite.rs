@@ -13,7 +13,7 @@ use crate::tile::Strided;
 ///
 /// # Safety
 ///
-/// rows × columns numbers must be readable.
+/// rows × columns elements must be readable.
 pub(crate) struct AllFinite<E> {
     pub(crate) matrix: Strided<E>,
     pub(crate) rows: usize,
@@ -31,8 +31,9 @@ impl<E: Element> Operation for AllFinite<E> {
         let zero = simd.splat(0.0);
         let mut sum = 0.0_f32;
         let whole = if matrix.column == 1 { columns / S::WIDTH * S::WIDTH } else { 0 };
-        // SAFETY: rows and columns stay below those that the type demands, and vectors are only loaded
-        // where numbers lie side by side; `lanes` has `WIDEST` numbers, and no vector is wider.
+        // SAFETY: rows and columns stay below those that the type demands, and vectors are only
+        // loaded where elements lie side by side; `lanes` has `WIDEST` elements, and no vector is
+        // wider.
         unsafe {
             for row in 0..rows {
                 let row = matrix.at(row, 0);
@@ -59,7 +60,7 @@ impl<E: Element> Operation for AllFinite<E> {
 ///
 /// # Safety
 ///
-/// rows × columns numbers must be readable at `matrix` and writable at `copy`, none of them shared.
+/// rows × columns elements must be readable at `matrix` and writable at `copy`, none shared.
 pub(crate) unsafe fn clean<E: Element>(
     matrix: Strided<E>,
     rows: usize,
@@ -83,7 +84,7 @@ pub(crate) unsafe fn clean<E: Element>(
 ///
 /// # Safety
 ///
-/// rows × columns numbers must be readable, also while `add` runs.
+/// rows × columns elements must be readable, also while `add` runs.
 pub(crate) unsafe fn left_out<E: Element>(
     matrix: Strided<E>,
     rows: usize,

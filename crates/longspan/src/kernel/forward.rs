@@ -122,11 +122,11 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     ///
     /// # Safety
     ///
-    /// `q`, `k` and `v` must be tensors that are readable and not written: `dim`, `dim` and `value_dim`
-    /// wide, with the entry and heads of the stream, the queries of its layout and `keys` keys, which
-    /// are those of the layout too. `dim` and `value_dim` must be at least 1. The target must have the
-    /// rows of this unit, `value_dim` wide, and no other thread may read or write them.
-    /// A [session](Tiles::session) of this thread must be alive.
+    /// `q`, `k` and `v` must be tensors that are readable and not written: `dim`, `dim` and
+    /// `value_dim` wide, with the entry and heads of the stream, the queries of its layout and
+    /// `keys` keys, which are those of the layout too. `dim` and `value_dim` must be at least 1.
+    /// The target must have the rows of this unit, `value_dim` wide, and no other thread may read
+    /// or write them. A [session](Tiles::session) of this thread must be alive.
     pub(crate) unsafe fn rows(
         &self,
         stream: &Stream<'_>,
@@ -146,8 +146,8 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         }
         let mut room = self.cut(&mut scratch.numbers, tiles);
         let lists = &mut scratch.lists;
-        // SAFETY: `attempt` has the condition of `rows`, and `room` was cut for the tiles of all rows; a
-        // second attempt has room for clean values.
+        // SAFETY: `attempt` has the condition of `rows`, and `room` was cut for the tiles of all
+        // rows; a second attempt has room for clean values.
         unsafe {
             if self.attempt(&stack, unit, &room, masks, lists, monitor) {
                 return;
@@ -163,9 +163,9 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     ///
     /// # Safety
     ///
-    /// That of [`rows`](Self::rows) for the rows of `stack`, which are those of `unit`. `room` must be
-    /// what [`cut`](Self::cut) gave for their tiles, with [`clean_room`](Self::clean_room) numbers for
-    /// clean values if the stack is careful, and be used by nothing else.
+    /// That of [`rows`](Self::rows) for the rows of `stack`, which are those of `unit`. `room` must
+    /// be what [`cut`](Self::cut) gave for their tiles, with [`clean_room`](Self::clean_room)
+    /// elements for clean values if the stack is careful, and be used by nothing else.
     unsafe fn attempt(
         &self,
         stack: &Stack<'_, X::Element>,
@@ -177,11 +177,11 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     ) -> bool {
         let layout = stack.stream.layout;
         let mut masked = false;
-        // SAFETY: all functions here have the condition of `attempt`, and are given rows of the unit, and
-        // keys of the layout: `Lists` takes them from its runs. `ready` is given at most `LONGEST`
-        // keys, from the start of a block or a multiple of `GRAIN` behind it; tiles are started before
-        // they attend, and positions placed before they are looked at. Each stretch attends to scores
-        // of its own, which nothing needs once it is done.
+        // SAFETY: all functions here have the condition of `attempt`, and are given rows of the
+        // unit, and keys of the layout: `Lists` takes them from its runs. `ready` is given at most
+        // `LONGEST` keys, from the start of a block or a multiple of `GRAIN` behind it; tiles are
+        // started before they attend, and positions placed before they are looked at. Each stretch
+        // attends to scores of its own, which nothing needs once it is done.
         unsafe {
             for row in unit.rows.0..unit.rows.1 {
                 for tile in self.tiles_of(room, stack, row) {
@@ -282,8 +282,8 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     ///
     /// # Safety
     ///
-    /// That of [`attempt`](Self::attempt), for a row of the stack whose tiles are started. What is ready
-    /// must be in `room`, and the pieces of `lists` be those of the row.
+    /// That of [`attempt`](Self::attempt), for a row of the stack whose tiles are started. What is
+    /// ready must be in `room`, and the pieces of `lists` be those of the row.
     #[allow(clippy::too_many_arguments)]
     unsafe fn row(
         &self,
@@ -325,7 +325,8 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     ///
     /// # Safety
     ///
-    /// That of [`row`](Self::row); the keys must be at most `LONGEST` and among those that are ready.
+    /// That of [`row`](Self::row); the keys must be at most `LONGEST` and among those that are
+    /// ready.
     #[allow(clippy::too_many_arguments)]
     unsafe fn mixed(
         &self,
@@ -341,8 +342,8 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         let (layout, tokens) = (stack.stream.layout, stack.tokens(row).1);
         let per_row = layout.block().words();
         let mut masked = false;
-        // SAFETY: all functions here have the condition of `row`, and are given its tiles and its keys;
-        // there is a word of bits per key.
+        // SAFETY: all functions here have the condition of `row`, and are given its tiles and its
+        // keys; there is a word of bits per key.
         unsafe {
             self.place_keys(room, stack, row, key, keys);
             for piece in pieces {

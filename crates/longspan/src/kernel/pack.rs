@@ -29,9 +29,9 @@ impl<E: Element> Operation for ToLanes<E> {
         let ToLanes { source, tokens, dims, target, lane } = self;
         debug_assert!(lane + tokens <= LANES);
         let mut square = [0.0_f32; SQUARE];
-        // SAFETY: tokens and dims stay below those of both matrices, which the type demands: squares take
-        // the whole vectors of both, `copy` the others. Rows of a square are only loaded as vectors
-        // where their numbers lie side by side.
+        // SAFETY: tokens and dims stay below those of both matrices, which the type demands:
+        // squares take the whole vectors of both, `copy` the others. Rows of a square are only
+        // loaded as vectors where their elements lie side by side.
         unsafe {
             let squares = if source.column == 1 { tokens / S::WIDTH } else { 0 };
             let whole = dims / S::WIDTH * S::WIDTH;

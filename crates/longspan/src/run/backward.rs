@@ -81,7 +81,8 @@ struct Buffers {
     queries: usize,
 }
 
-// SAFETY: these are addresses; the `unsafe` blocks that write there prove that no other thread does.
+// SAFETY: these are addresses; the `unsafe` blocks that write there prove that no other thread
+// does.
 unsafe impl Sync for Buffers {}
 
 impl Buffers {
@@ -92,7 +93,7 @@ impl Buffers {
         let queries = plan.query_buffers;
         let first = arena.room(queries * query + plan.key_buffers * key);
         // dQ buffers are added to from the start, dK/dV buffers are written.
-        // SAFETY: the room begins with so many numbers, which nothing else refers to.
+        // SAFETY: the room begins with so many elements, which nothing else refers to.
         unsafe { std::ptr::write_bytes(first, 0, queries * query) };
         Buffers { first, query, key, queries }
     }
@@ -186,9 +187,9 @@ impl<X: Tiles, T: Transform> Work<'_, '_, X, T> {
     unsafe fn add_up(&self) {
         let (kernel, plan) = (&self.kernel, &self.space.backward);
         let sizes = &self.call.sizes;
-        // SAFETY: entries, heads, keys and queries are those of the plan, and so of the gradients. A buffer
-        // has the rows of a slab, or those of a band from its first query on: both fit, as `cut` made
-        // them, and no thread writes any more.
+        // SAFETY: entries, heads, keys and queries are those of the plan, and so of the gradients.
+        // A buffer has the rows of a slab, or those of a band from its first query on: both fit, as
+        // `cut` made them, and no thread writes any more.
         unsafe {
             for unit in &plan.units {
                 let Some(buffer) = unit.buffer else { continue };
@@ -228,7 +229,8 @@ impl<X: Tiles, T: Transform> Work<'_, '_, X, T> {
 ///
 /// # Safety
 ///
-/// rows × dims numbers must be readable at `from`, and readable and writable at `to`, none of them shared.
+/// rows × dims elements must be readable at `from`, and readable and writable at `to`, none of them
+/// shared.
 unsafe fn add_rows(to: crate::tile::Strided, from: *const f32, rows: usize, dims: usize) {
     for row in 0..rows {
         for dim in 0..dims {

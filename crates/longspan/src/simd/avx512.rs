@@ -21,7 +21,8 @@ impl Avx512 {
 features::avx512! { enable
     /// # Safety
     ///
-    /// That of [`Simd::call`]; the CPU must have what [`features::avx512`] lists, as a token proves.
+    /// That of [`Simd::call`]; the CPU must have what [`features::avx512`] lists, as a token
+    /// proves.
     unsafe fn compiled<O: Operation>(simd: Avx512, operation: O) -> O::Output {
         // SAFETY: `eval` has the condition of `call`, which is that of this function.
         unsafe { operation.eval(simd) }

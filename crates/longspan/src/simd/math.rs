@@ -116,7 +116,7 @@ mod tests {
                 At::Exp2(x) => exp2_coarse(simd, simd.splat(x)),
             };
             let mut lanes = [0.0; 16];
-            // SAFETY: `lanes` has `WIDEST` numbers, and no vector is wider.
+            // SAFETY: `lanes` has `WIDEST` elements, and no vector is wider.
             unsafe { simd.store(lanes.as_mut_ptr(), value) };
             lanes[0]
         }

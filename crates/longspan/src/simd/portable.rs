@@ -17,8 +17,8 @@ fn zip(x: F, y: F, with: impl Fn(f32, f32) -> f32) -> F {
     [with(x[0], y[0]), with(x[1], y[1]), with(x[2], y[2]), with(x[3], y[3])]
 }
 
-// SAFETY: a vector is 4 f32, and every method reads and writes as many as the trait says; any CPU has
-// what plain Rust compiles to.
+// SAFETY: a vector is 4 f32, and every method reads and writes as many as the trait says; any CPU
+// has what plain Rust compiles to.
 unsafe impl Simd for Portable {
     type F = F;
     type M = [bool; WIDTH];
@@ -40,13 +40,13 @@ unsafe impl Simd for Portable {
 
     #[inline(always)]
     unsafe fn load(self, from: *const f32) -> F {
-        // SAFETY: `load` demands that `WIDTH` numbers are readable.
+        // SAFETY: `load` demands that `WIDTH` elements are readable.
         unsafe { from.cast::<F>().read_unaligned() }
     }
 
     #[inline(always)]
     unsafe fn store(self, to: *mut f32, x: F) {
-        // SAFETY: `store` demands that `WIDTH` numbers are writable.
+        // SAFETY: `store` demands that `WIDTH` elements are writable.
         unsafe { to.cast::<F>().write_unaligned(x) }
     }
 

@@ -43,8 +43,8 @@ impl<E: Element> Operation for Convert<'_, E> {
 
     #[inline(always)]
     unsafe fn eval<S: Simd>(self, simd: S) {
-        // SAFETY: lengths are asserted to be whole vectors of the widest set, which those of any set
-        // divide; `resize` makes the other list as long.
+        // SAFETY: lengths are asserted to be whole vectors of the widest set, which those of any
+        // set divide; `resize` makes the other list as long.
         unsafe {
             match self {
                 Convert::Widen(from, to) => {
@@ -165,8 +165,8 @@ impl<E: Element> WithSimd for Pairs<'_, E> {
                 let mut to = self.1.borrow_mut();
                 to.resize(self.0.len(), 0.0);
                 for at in (0..self.0.len()).step_by(2 * S::WIDTH) {
-                    // SAFETY: the list has whole pairs of vectors, as the type demands, and `resize`
-                    // made the other one as long.
+                    // SAFETY: the list has whole pairs of vectors, as the type demands, and
+                    // `resize` made the other one as long.
                     unsafe {
                         let [first, second] = load_pairs(simd, self.0.as_ptr().add(at));
                         simd.store(to.as_mut_ptr().add(at), first);
@@ -205,7 +205,7 @@ impl WithSimd for Sums {
     fn with<S: Simd>(self, simd: S) {
         /// # Safety
         ///
-        /// The list must have as many numbers as the widest square.
+        /// The list must have as many elements as the widest square.
         struct Add<'a>(&'a [f32], &'a std::cell::RefCell<[f32; WIDEST]>);
         impl Operation for Add<'_> {
             type Output = ();
@@ -213,7 +213,7 @@ impl WithSimd for Sums {
             #[inline(always)]
             unsafe fn eval<S: Simd>(self, simd: S) {
                 // SAFETY: the square is as large as the widest vector's, as the type demands, and
-                // the sums have `WIDEST` numbers.
+                // the sums have `WIDEST` elements.
                 unsafe { simd.store(self.1.borrow_mut().as_mut_ptr(), simd.sums(self.0.as_ptr())) }
             }
         }

@@ -16,6 +16,7 @@ mod pack;
 
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count};
+use std::cell::Cell;
 use std::marker::PhantomData;
 use std::sync::OnceLock;
 
@@ -61,8 +62,9 @@ fn ask_permission() -> bool {
     const ARCH_REQ_XCOMP_PERM: usize = 0x1023;
     const XTILEDATA: usize = 18;
     let result: isize;
-    // SAFETY: `arch_prctl` with this code takes a number, touches no memory of the process and changes
-    // nothing but what the kernel saves for its threads; the call clobbers `rcx` and `r11` alone.
+    // SAFETY: `arch_prctl` with this code takes a number, touches no memory of the process and
+    // changes nothing but what the kernel saves for its threads; the call clobbers `rcx` and `r11`
+    // alone.
     unsafe {
         asm!(
             "syscall",
@@ -120,6 +122,12 @@ impl Blocks {
 /// A thread's tile registers, configured. It stays on its thread.
 pub(crate) struct Session(PhantomData<*const ()>);
 
+thread_local! {
+    /// Sessions of a thread: a hook that runs within one may call attention again. All of them have
+    /// the same configuration, which the first one loads and the last one releases.
+    static SESSIONS: Cell<usize> = const { Cell::new(0) };
+}
+
 #[repr(C, align(64))]
 struct Configuration {
     palette: u8,
@@ -130,28 +138,33 @@ struct Configuration {
 }
 
 impl Session {
-    fn begin() -> Self {
-        let (mut row_bytes, mut rows) = ([0; 16], [0; 16]);
-        row_bytes[..8].fill(64);
-        rows[..8].fill(SIDE as u8);
-        let all = Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows };
-        // SAFETY: the only caller has an `Amx`, so that the unit is there. 64 bytes are read, those of
-        // the configuration: palette 1 with eight registers of 16 rows of 64 bytes, as it allows.
-        unsafe { asm!("ldtilecfg [{}]", in(reg) &all, options(nostack, readonly)) };
+    fn begin(_: Amx) -> Self {
+        if SESSIONS.replace(SESSIONS.get() + 1) == 0 {
+            let (mut row_bytes, mut rows) = ([0; 16], [0; 16]);
+            row_bytes[..8].fill(64);
+            rows[..8].fill(SIDE as u8);
+            let all =
+                Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows };
+            // SAFETY: an `Amx` proves that the unit is there. 64 bytes are read, those of the
+            // configuration: palette 1 with eight registers of 16 rows of 64 bytes, as it allows.
+            unsafe { asm!("ldtilecfg [{}]", in(reg) &all, options(nostack, readonly)) };
+        }
         Session(PhantomData)
     }
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // SAFETY: `begin` has configured the registers of this thread, since a session isn't `Send`;
-        // sums are stored before each product ends, so that nothing is lost.
-        unsafe { asm!("tilerelease", options(nostack, nomem)) };
+        if SESSIONS.replace(SESSIONS.get() - 1) == 1 {
+            // SAFETY: `begin` has configured the registers of this thread, since a session isn't
+            // `Send`; sums are stored before each product ends, so that nothing is lost.
+            unsafe { asm!("tilerelease", options(nostack, nomem)) };
+        }
     }
 }
 
 // SAFETY: blocks cover operands whose sides are rounded up to `SIDE` and `TERMS`, 2 bytes each, as
-// `left_room` and `right_room` count in numbers of 4; `multiply` writes blocks of `SIDE` rows.
+// `left_room` and `right_room` count in f32; `multiply` writes blocks of `SIDE` rows.
 unsafe impl Tiles for Amx {
     type Element = half::bf16;
     type Simd = Avx512;
@@ -172,7 +185,7 @@ unsafe impl Tiles for Amx {
     }
 
     fn session(self) -> Session {
-        Session::begin()
+        Session::begin(self)
     }
 
     fn left_room(m: usize, k: usize) -> usize {
@@ -192,8 +205,8 @@ unsafe impl Tiles for Amx {
     ) -> Blocks {
         let to = room.cast::<u16>();
         let matrix = cast(matrix);
-        // SAFETY: `left` demands that the matrix is readable and `left_room(m, k)` numbers, those of all
-        // blocks, are its own; an `Amx` proves the features of `features::amx`.
+        // SAFETY: `left` demands that the matrix is readable and `left_room(m, k)` elements, those
+        // of all blocks, are its own; an `Amx` proves the features of `features::amx`.
         unsafe {
             match (matrix.row, matrix.column) {
                 (_, 1) => left_rows(matrix, m, k, to),
@@ -212,8 +225,9 @@ unsafe impl Tiles for Amx {
 
     unsafe fn right(self, matrix: Rows, k: usize, n: usize, room: *mut f32) -> Blocks {
         let to = room.cast::<u16>();
-        // SAFETY: `right` demands that the matrix is readable, `n` whole vectors and `right_room(k, n)`
-        // numbers, those of all blocks, its own; an `Amx` proves the features of `features::amx`.
+        // SAFETY: `right` demands that the matrix is readable, `n` whole vectors and `right_room(k,
+        // n)` numbers, those of all blocks, its own; an `Amx` proves the features of
+        // `features::amx`.
         unsafe { right_rounded(matrix, k, n, to) };
         Blocks { first: to, along: k.div_ceil(TERMS) }
     }
@@ -234,9 +248,9 @@ unsafe impl Tiles for Amx {
         let (rows, columns) = (size.m.div_ceil(SIDE), size.n / SIDE);
         let terms = size.k.div_ceil(TERMS);
         debug_assert!(terms > 0);
-        // SAFETY: `multiply` demands operands of m × k and k × n numbers, which have these blocks, a
-        // target of rows rounded up to `SIDE` and of n columns, a multiple of a vector's `SIDE` numbers,
-        // a factor per column where it is scaled, at least one term, and a session.
+        // SAFETY: `multiply` demands operands of m × k and k × n elements, which have these blocks,
+        // a target of rows rounded up to `SIDE` and of n columns, a multiple of a vector's `SIDE`
+        // elements, a factor per column where it is scaled, at least one term, and a session.
         unsafe {
             if let Keep::Scaled(factors) = keep {
                 self.0.call(ScaleColumns { target, factors, m: size.m, n: size.n });
@@ -262,8 +276,8 @@ unsafe impl Tiles for Amx {
             unsafe { self.multiply(Multiply { target, keep, left, right, size, ahead }) };
 
             let packed = stretch.room.cast::<u16>();
-            // SAFETY: `attend` demands what `Softmax` does, and `right_room(keys, n)` numbers of room,
-            // those of the blocks; the product has written the scores. `Avx512` is `WIDEST`.
+            // SAFETY: `attend` demands what `Softmax` does, and `right_room(keys, n)` elements of
+            // room, those of the blocks; the product has written the scores. `Avx512` is `WIDEST`.
             unsafe {
                 self.0.call(Begin { softmax: &softmax });
                 self.0.call(Weigh { softmax: &softmax, packed });
@@ -273,8 +287,8 @@ unsafe impl Tiles for Amx {
             let right = Blocks { first: packed, along: keys.div_ceil(TERMS) };
             let (left, size) =
                 (stretch.values, Size { m: stretch.value_dim, n, k: keys, piece: keys });
-            // SAFETY: `attend` demands what `multiply` does of this product; `Weigh` has written all
-            // blocks of its right operand, and `Begin` the factors.
+            // SAFETY: `attend` demands what `multiply` does of this product; `Weigh` has written
+            // all blocks of its right operand, and `Begin` the factors.
             unsafe { self.multiply(Multiply { target, keep, left, right, size, ahead }) };
         }
     }
@@ -289,9 +303,9 @@ unsafe impl Tiles for Amx {
         let (query, key) = (rooms.queries.0, rooms.keys.0);
         let [right_along, left_along] =
             [rooms.queries.1, rooms.keys.1].map(|terms| terms.div_ceil(TERMS));
-        // SAFETY: `differentiate` demands what `Differentiate` does, of which bits of `QUERIES` queries
-        // are a part that is alive here, and rooms with the blocks of the tile inside: from its first
-        // query, a multiple of `TERMS`, and its first key, one of `LANES`, on.
+        // SAFETY: `differentiate` demands what `Differentiate` does, of which bits of `QUERIES`
+        // queries are a part that is alive here, and rooms with the blocks of the tile inside: from
+        // its first query, a multiple of `TERMS`, and its first key, one of `LANES`, on.
         unsafe {
             self.0.call(Coarse {
                 work: &work,
@@ -320,9 +334,9 @@ unsafe impl Tiles for Amx {
 ///
 /// # Safety
 ///
-/// `rows` blocks across of `left` and `columns` of `right`, two at most, must have `terms` blocks each,
-/// one at least. The `SIDE × SIDE` sums of each pair must be readable and writable at `target`, and
-/// shared with neither operand. A [`Session`] of this thread must be alive.
+/// `rows` blocks across of `left` and `columns` of `right`, two at most, must have `terms` blocks
+/// each, one at least. The `SIDE × SIDE` sums of each pair must be readable and writable at
+/// `target`, and shared with neither operand. A [`Session`] of this thread must be alive.
 unsafe fn few(
     target: Rows,
     left: Blocks,
@@ -358,9 +372,9 @@ fn cast(matrix: Strided<half::bf16>) -> Strided<u16> {
 ///
 /// That of [`few`] with two rows and two columns.
 unsafe fn four(target: Rows, left: [Blocks; 2], right: [Blocks; 2], terms: usize, keep: bool) {
-    // SAFETY: `tileloadd` reads and `tilestored` writes 16 rows of 64 bytes: of operands a block of 1,024
-    // bytes, `terms` of them one after the other, of the target 16 sums of 16 rows that are
-    // `target.row` numbers apart. This function demands them all, and that a session has configured
+    // SAFETY: `tileloadd` reads and `tilestored` writes 16 rows of 64 bytes: of operands a block of
+    // 1,024 bytes, `terms` of them one after the other, of the target 16 sums of 16 rows that are
+    // `target.row` elements apart. This function demands them all, and that a session has configured
     // the registers. `terms` isn't 0, so that the loop ends. All registers it writes are outputs.
     unsafe {
         asm!(
@@ -453,7 +467,7 @@ unsafe fn one(target: Rows, left: Blocks, right: Blocks, terms: usize, keep: boo
 ///
 /// # Safety
 ///
-/// m rows of n numbers of `target`, whole vectors, must be readable and writable, and n factors be
+/// m rows of n elements of `target`, whole vectors, must be readable and writable, and n factors be
 /// readable and no part of it.
 struct ScaleColumns {
     target: Rows,

@@ -42,8 +42,9 @@ impl<S, E> Direct<S, E> {
     }
 }
 
-// SAFETY: `left` writes `m · k` numbers, `right` and `differentiate` none of their rooms, and `multiply`
-// the rows of the product; operands are matrices themselves, or copies of `m · k` numbers.
+// SAFETY: `left` writes `m · k` elements, `right` and `differentiate` none of their rooms, and
+// `multiply` the rows of the product; operands are matrices themselves, or copies of `m · k`
+// elements.
 unsafe impl<S: Simd, E: Element> Tiles for Direct<S, E> {
     type Element = E;
     type Simd = S;
@@ -85,7 +86,7 @@ unsafe impl<S: Simd, E: Element> Tiles for Direct<S, E> {
         let (source, rows, columns) =
             if turned { (matrix.transposed(), k, m) } else { (matrix, m, k) };
         // SAFETY: `left` demands that the matrix is readable and `left_room(m, k)`, which is
-        // rows · columns, numbers of the room are its own.
+        // rows · columns, elements of the room are its own.
         unsafe { self.0.call(Widen { source, rows, columns, target: room }) };
         let wide = Strided { first: room.cast_const(), row: columns as isize, column: 1 };
         if turned { wide.transposed() } else { wide }
@@ -120,8 +121,8 @@ unsafe impl<S: Simd, E: Element> Tiles for Direct<S, E> {
         let mut done = 0;
         loop {
             let k = (size.k - done).min(piece);
-            // SAFETY: `done` is below `size.k`, and `multiply` demands operands of so many columns and
-            // rows.
+            // SAFETY: `done` is below `size.k`, and `multiply` demands operands of so many columns
+            // and rows.
             let (left, right) = unsafe { (left.at(0, done), right.at(done, 0)) };
             let ahead = ahead.share(done, done + k, size.k);
             let operands = Operands { target, left, right, size: Size { k, ..size }, ahead };
@@ -160,8 +161,9 @@ unsafe impl<S: Simd, E: Element> Tiles for Direct<S, E> {
 
             let (left, right, ahead) = (stretch.values, scores, later);
             let size = Size { m: stretch.value_dim, n, k: keys, piece: OVER_TOKENS };
-            // SAFETY: `attend` demands what `multiply` does of this product; its right operand are the
-            // keys × lanes scores, rows of whole vectors, and `Softmax` has written the factors.
+            // SAFETY: `attend` demands what `multiply` does of this product; its right operand are
+            // the keys × lanes scores, rows of whole vectors, and `Softmax` has written the
+            // factors.
             unsafe { self.multiply(Multiply { target, keep, left, right, size, ahead }) };
         }
     }
@@ -180,7 +182,8 @@ unsafe impl<S: Simd, E: Element> Tiles for Direct<S, E> {
 ///
 /// # Safety
 ///
-/// rows × columns numbers must be readable at `source` and writable at `target`, none of them shared.
+/// rows × columns elements must be readable at `source` and writable at `target`, none of them
+/// shared.
 struct Widen<E> {
     source: Strided<E>,
     rows: usize,
@@ -195,8 +198,8 @@ impl<E: Element> Operation for Widen<E> {
     unsafe fn eval<S: Simd>(self, simd: S) {
         let Widen { source, rows, columns, target } = self;
         let whole = if source.column == 1 { columns / S::WIDTH * S::WIDTH } else { 0 };
-        // SAFETY: rows and columns stay below those of both matrices, which the type demands; vectors
-        // are only loaded from numbers that lie side by side.
+        // SAFETY: rows and columns stay below those of both matrices, which the type demands;
+        // vectors are only loaded from elements that lie side by side.
         unsafe {
             for row in 0..rows {
                 let (from, to) = (source.at(row, 0), target.add(row * columns));
@@ -226,8 +229,8 @@ trait Meet: Copy {
     ///
     /// # Safety
     ///
-    /// `S::WIDTH` numbers of `target` must be readable, and as many factors, where there are any, from
-    /// that of `column` on.
+    /// `S::WIDTH` elements of `target` must be readable, and as many factors, where there are any,
+    /// from that of `column` on.
     unsafe fn meet<S: Simd>(self, simd: S, target: *const f32, column: usize, sum: S::F) -> S::F;
 }
 
@@ -265,9 +268,9 @@ impl Meet for Scale {
 ///
 /// # Safety
 ///
-/// `left` must have m × k readable numbers and `right` k rows of n, `n` be a whole number of vectors,
-/// m rows of n numbers of `target` be readable and writable and shared with neither, and n factors be
-/// readable where it is scaled.
+/// `left` must have m × k readable elements and `right` k rows of n, `n` be a whole number of
+/// vectors, m rows of n elements of `target` be readable and writable and shared with neither, and n
+/// factors be readable where it is scaled.
 struct Product<K> {
     operands: Operands,
     keep: K,
@@ -282,8 +285,8 @@ impl<K: Meet> Operation for Product<K> {
         let vectors = self.operands.size.n / S::WIDTH;
         debug_assert_eq!(self.operands.size.n % S::WIDTH, 0);
         let mut vector = 0;
-        // SAFETY: `panel` is given `N` vectors from one on that is at most `vectors - N`, the condition of
-        // each arm, and the matrices are as the type demands.
+        // SAFETY: `panel` is given `N` vectors from one on that is at most `vectors - N`, the
+        // condition of each arm, and the matrices are as the type demands.
         unsafe {
             if S::REGISTERS >= 32 {
                 while vector + 4 <= vectors {
@@ -318,8 +321,8 @@ impl<K: Meet> Product<K> {
     unsafe fn panel<S: Simd, const M: usize, const N: usize>(&self, simd: S, vector: usize) {
         let mut row = 0;
         let m = self.operands.size.m;
-        // SAFETY: `tile` is given `M` rows from one on that is at most `m - M`, the condition of each
-        // arm; the vectors are in the rows, as this function demands.
+        // SAFETY: `tile` is given `M` rows from one on that is at most `m - M`, the condition of
+        // each arm; the vectors are in the rows, as this function demands.
         unsafe {
             while row + M <= m {
                 self.tile::<S, M, N>(simd, row, vector);
@@ -351,9 +354,9 @@ impl<K: Meet> Product<K> {
         vector: usize,
     ) {
         let Operands { target, left, right, size, ahead } = self.operands;
-        // SAFETY: `row + M` rows are in `left` and `target`, `vector + N` vectors in the rows of `right`
-        // and `target`, as this function demands. `Reader` takes `size.k` steps in all: the turns of
-        // four, and what is left.
+        // SAFETY: `row + M` rows are in `left` and `target`, `vector + N` vectors in the rows of
+        // `right` and `target`, as this function demands. `Reader` takes `size.k` steps in all: the
+        // turns of four, and what is left.
         unsafe {
             let column = vector * S::WIDTH;
             let mut at = Reader::new(left.at(row, 0), right.at(0, column));
@@ -419,7 +422,8 @@ impl Reader {
     ///
     /// # Safety
     ///
-    /// The column that it has come to must have `M` readable rows, and the row `N` readable vectors.
+    /// The column that it has come to must have `M` readable rows, and the row `N` readable
+    /// vectors.
     #[inline(always)]
     unsafe fn step<S: Simd, const M: usize, const N: usize>(
         &mut self,

@@ -80,7 +80,7 @@ impl Mpi {
     /// Ends the process if MPI doesn't begin within `patience`.
     pub fn world(patience: Duration) -> Result<Self, Failure> {
         let (mut initialized, mut finalized) = (0, 0);
-        // SAFETY: both may be called at any time.
+        // SAFETY: MPI allows both at any time, before it begins and after it has ended.
         unsafe {
             check(ffi::MPI_Initialized(&mut initialized))?;
             check(ffi::MPI_Finalized(&mut finalized))?;
@@ -93,7 +93,8 @@ impl Mpi {
             begun = Begun::Here;
             let watch = Watch::over("MPI_Init_thread", patience);
             let mut level = 0;
-            // SAFETY: MPI hasn't begun; it takes null for arguments that it isn't given.
+            // SAFETY: `MPI_Initialized` has said that MPI hasn't begun; it takes null for arguments
+            // that it isn't given, and both communicators exist once it has.
             unsafe {
                 let wanted = ffi::RSMPI_THREAD_SERIALIZED;
                 check(ffi::MPI_Init_thread(ptr::null_mut(), ptr::null_mut(), wanted, &mut level))?;
@@ -104,7 +105,7 @@ impl Mpi {
             }
             drop(watch);
         }
-        // SAFETY: MPI runs, and its world is never freed.
+        // SAFETY: MPI runs, by `MPI_Initialized` or since just now, and its world is never freed.
         unsafe { Mpi::over(ffi::RSMPI_COMM_WORLD, begun, patience) }
     }
 
@@ -113,33 +114,33 @@ impl Mpi {
     ///
     /// # Safety
     ///
-    /// MPI runs, and `comm` is one of its intracommunicators until this returns.
+    /// MPI must run, and `comm` be one of its intracommunicators until this returns.
     pub unsafe fn from_raw(comm: ffi::MPI_Comm, patience: Duration) -> Result<Self, Failure> {
-        // SAFETY: as the caller promises.
+        // SAFETY: `over` has the condition of this function.
         unsafe { Mpi::over(comm, Begun::Elsewhere, patience) }
     }
 
     /// # Safety
     ///
-    /// As [`from_raw`](Self::from_raw).
+    /// That of [`from_raw`](Self::from_raw).
     unsafe fn over(comm: ffi::MPI_Comm, begun: Begun, patience: Duration) -> Result<Self, Failure> {
         let (mut level, mut main) = (0, 0);
-        // SAFETY: MPI runs.
+        // SAFETY: this function demands that MPI runs.
         unsafe {
             check(ffi::MPI_Query_thread(&mut level))?;
             check(ffi::MPI_Is_thread_main(&mut main))?;
         }
-        // SAFETY: a constant of the library.
+        // SAFETY: a constant of the library, which nothing writes.
         if main == 0 && level < unsafe { ffi::RSMPI_THREAD_SERIALIZED } {
             return Err(engine(
                 "MPI was begun for its main thread alone, and this is another one: begin it with \
                  MPI_THREAD_SERIALIZED, or run the ring there",
             ));
         }
-        // SAFETY: as the caller promises.
+        // SAFETY: `duplicate` has the condition of this function.
         let comm = unsafe { duplicate(comm, patience)? };
         let (mut rank, mut size) = (0, 0);
-        // SAFETY: the communicator was made just now.
+        // SAFETY: `duplicate` has made the communicator just now.
         unsafe {
             check(ffi::MPI_Comm_set_errhandler(comm, ffi::RSMPI_ERRORS_RETURN))?;
             check(ffi::MPI_Comm_rank(comm, &mut rank))?;
@@ -160,7 +161,9 @@ impl Mpi {
         }
         self.meet(patience)?;
         let watch = Watch::over("MPI_Finalize", patience);
-        // SAFETY: no request of it is open, since none has failed, and nobody else has it.
+        // SAFETY: no request of the communicator is open: a flight that ends without failure has
+        // closed its own, and `failed` was asked above. `duplicate` made it, and `self`, its only
+        // holder, ends here.
         unsafe {
             check(ffi::MPI_Comm_free(&mut self.comm))?;
             if self.begun == Begun::Here {
@@ -175,9 +178,10 @@ impl Mpi {
     /// for a rank that has said what is wrong and is about to end its process: launchers then end
     /// all others, with what they still had to say.
     pub fn meet(&mut self, patience: Duration) -> Result<(), Failure> {
-        // SAFETY: a constant of the library.
+        // SAFETY: a constant of the library, which nothing writes.
         let mut request = unsafe { ffi::RSMPI_REQUEST_NULL };
-        // SAFETY: the communicator is ours, and a barrier has no buffers.
+        // SAFETY: `over` has made the communicator, which lives until `close`; a barrier has no
+        // buffers.
         check(unsafe { ffi::MPI_Ibarrier(self.comm, &mut request) })?;
         let met = wait_until(patience, || done(&mut request)).and_then(|waited| match waited {
             Waited::Done => Ok(()),
@@ -323,7 +327,7 @@ impl<'h> Flight<'h> {
             let first = self.sends[index].bytes.as_mut_ptr();
             for (at, len) in pieces(len) {
                 self.post(End::Send(index), (at, len), |request| {
-                    // SAFETY: as above.
+                    // SAFETY: as of the receives above.
                     unsafe {
                         let (first, kind) = (first.add(at).cast::<c_void>(), ffi::RSMPI_UINT8_T);
                         ffi::MPI_Isend(first, int(len), kind, int(to), tag, comm, request)
@@ -340,7 +344,7 @@ impl<'h> Flight<'h> {
         (at, len): (usize, usize),
         start: impl FnOnce(&mut ffi::MPI_Request) -> c_int,
     ) -> Result<(), Failure> {
-        // SAFETY: a constant of the library.
+        // SAFETY: a constant of the library, which nothing writes.
         let mut request = unsafe { ffi::RSMPI_REQUEST_NULL };
         let code = start(&mut request);
         let piece = Piece { request, end, at, len };
@@ -366,9 +370,10 @@ impl<'h> Flight<'h> {
     fn test(&mut self, index: usize) -> Result<bool, Failure> {
         let piece = &mut self.open[index];
         let mut flag = 0;
-        // SAFETY: a status is numbers alone, which MPI writes once the request is done.
+        // SAFETY: a status is a C structure of integers, for which zeros are valid.
         let mut status = unsafe { std::mem::zeroed::<ffi::MPI_Status>() };
-        // SAFETY: the request was started, and isn't done: those that are aren't open.
+        // SAFETY: `post` has started the request, and it isn't done: `advance` removes those that
+        // are.
         let code = unsafe { ffi::MPI_Test(&mut piece.request, &mut flag, &mut status) };
         let piece = &self.open[index];
         self.judge(piece, code)?;
@@ -377,7 +382,7 @@ impl<'h> Flight<'h> {
             return Ok(false);
         }
         let mut count = 0;
-        // SAFETY: the status is that of a receive that is done.
+        // SAFETY: `MPI_Test` has written the status: the flag says that the receive is done.
         check(unsafe { ffi::MPI_Get_count(&status, ffi::RSMPI_UINT8_T, &mut count) })?;
         if count as usize == piece.len {
             return Ok(true);
@@ -451,17 +456,18 @@ fn int(number: usize) -> c_int {
 ///
 /// # Safety
 ///
-/// As [`Mpi::from_raw`].
+/// That of [`Mpi::from_raw`].
 unsafe fn duplicate(comm: ffi::MPI_Comm, patience: Duration) -> Result<ffi::MPI_Comm, Failure> {
     // MPI writes it when all ranks have come, which may be after we have given up.
-    // SAFETY: a constant of the library.
+    // SAFETY: a constant of the library, which nothing writes.
     let own = Box::into_raw(Box::new(unsafe { ffi::RSMPI_COMM_NULL }));
-    // SAFETY: a constant of the library.
+    // SAFETY: a constant of the library, which nothing writes.
     let mut request = unsafe { ffi::RSMPI_REQUEST_NULL };
-    // SAFETY: as the caller promises; the box is freed below, once the request is done, or never.
+    // SAFETY: this function demands a communicator of MPI, which runs; the box is freed below, once
+    // the request is done, or never.
     check(unsafe { ffi::MPI_Comm_idup(comm, own, &mut request) })?;
     match wait_until(patience, || done(&mut request))? {
-        // SAFETY: it came from a box, and MPI has let go of it.
+        // SAFETY: `own` came from a box above, and MPI doesn't write it once the request is done.
         Waited::Done => Ok(*unsafe { Box::from_raw(own) }),
         Waited::InVain(waited) => Err(engine(format!(
             "after {:.1} s not every rank has come to duplicate the communicator",
@@ -473,7 +479,8 @@ unsafe fn duplicate(comm: ffi::MPI_Comm, patience: Duration) -> Result<ffi::MPI_
 /// Whether a request that receives nothing is done.
 fn done(request: &mut ffi::MPI_Request) -> Result<bool, Failure> {
     let mut flag = 0;
-    // SAFETY: a request that was started, or null once it is done.
+    // SAFETY: MPI takes a request that it started, or the null that it writes once that is done;
+    // callers of this function, `meet` and `duplicate`, pass what they have just started.
     check(unsafe { ffi::MPI_Test(request, &mut flag, ffi::RSMPI_STATUS_IGNORE) })?;
     Ok(flag != 0)
 }
@@ -547,7 +554,8 @@ fn code_to_result(code: c_int) -> Result<(), CodeError> {
     }
     let (mut class, mut len) = (0, 0);
     let mut text = [0_u8; ffi::MPI_MAX_ERROR_STRING as usize];
-    // SAFETY: the code came from MPI, and the text has as many bytes as it may write.
+    // SAFETY: MPI takes any code that its functions return, as this one was; the text has as many
+    // bytes as MPI may write.
     unsafe {
         ffi::MPI_Error_class(code, &mut class);
         ffi::MPI_Error_string(code, text.as_mut_ptr().cast::<c_char>(), &mut len);

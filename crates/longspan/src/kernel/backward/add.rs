@@ -7,8 +7,8 @@ use crate::tile::{Rows, Strided};
 ///
 /// # Safety
 ///
-/// rows × columns numbers must be readable at `from` and readable and writable at `to`, none of them
-/// shared.
+/// rows × columns elements must be readable at `from` and readable and writable at `to`, none of
+/// them shared.
 pub(super) struct AddRows {
     pub(super) from: Rows,
     pub(super) to: Strided,
@@ -23,8 +23,8 @@ impl Operation for AddRows {
     unsafe fn eval<S: Simd>(self, simd: S) {
         let AddRows { from, to, rows, columns } = self;
         let vectors = if to.column == 1 { columns / S::WIDTH * S::WIDTH } else { 0 };
-        // SAFETY: rows and columns stay below those that the type demands of both, and vectors are only
-        // loaded and stored where numbers lie side by side.
+        // SAFETY: rows and columns stay below those that the type demands of both, and vectors are
+        // only loaded and stored where elements lie side by side.
         unsafe {
             for row in 0..rows {
                 let (from, target) = (from.at(row, 0).first, to.at(row, 0).first.cast_mut());

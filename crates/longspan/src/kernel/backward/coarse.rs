@@ -21,9 +21,10 @@ const BLOCK: usize = SIDE * TERMS;
 ///
 /// # Safety
 ///
-/// That of [`Differentiate`], for at most `QUERIES` queries. Blocks must be writable, without a number
-/// that is read: at `right` those of queries, rounded up to 32, for each 16 lanes, `right_along` blocks
-/// apart; at `left` those of lanes, rounded up to 32, for each 16 queries, `left_along` blocks apart.
+/// That of [`Differentiate`], for at most `QUERIES` queries. Blocks must be writable, without a
+/// number that is read: at `right` those of queries, rounded up to 32, for each 16 lanes,
+/// `right_along` blocks apart; at `left` those of lanes, rounded up to 32, for each 16 queries,
+/// `left_along` blocks apart.
 pub(crate) struct Coarse<'a, T> {
     pub(crate) work: &'a Differentiate<T>,
     pub(crate) shared: &'a Shared,
@@ -127,9 +128,9 @@ impl<T: Transform> Coarse<'_, T> {
                     (column * self.right_along + query / TERMS) * BLOCK + query % TERMS / 2 * TERMS;
                 let left =
                     (query / SIDE * self.left_along + lane / TERMS) * BLOCK + query % SIDE * TERMS;
-                // SAFETY: `query` is below the queries rounded up to 32, `lane` below the lanes: `right` is
-                // the pair of rows in their block, `left` those of the queries where they are below
-                // what is rounded up to 16. `Coarse` demands all of them.
+                // SAFETY: `query` is below the queries rounded up to 32, `lane` below the lanes:
+                // `right` is the pair of rows in their block, `left` those of the queries where
+                // they are below what is rounded up to 16. `Coarse` demands all of them.
                 unsafe {
                     simd.store_pairs_bf16(self.right[0].add(right), p00, p10);
                     simd.store_pairs_bf16(self.right[1].add(right), d00, d10);
@@ -160,8 +161,8 @@ impl<T: Transform> Coarse<'_, T> {
         lane: usize,
     ) -> (S::F, S::F) {
         if query < self.work.queries && lane < self.work.lanes {
-            // SAFETY: `one` has the condition of `all`, for a query and lane that the condition above
-            // puts in the matrices.
+            // SAFETY: `one` has the condition of `all`, for a query and lane that the condition
+            // above puts in the matrices.
             unsafe { self.one::<S, MASKED, ODD>(simd, query, lane) }
         } else {
             (simd.splat(0.0), simd.splat(0.0))
@@ -182,8 +183,8 @@ impl<T: Transform> Coarse<'_, T> {
     ) -> (S::F, S::F) {
         let work = self.work;
         let zero = simd.splat(0.0);
-        // SAFETY: query and vector are in the matrices, as this function demands, and so in all lists of
-        // `Differentiate`.
+        // SAFETY: query and vector are in the matrices, as this function demands, and so in all
+        // lists of `Differentiate`.
         unsafe {
             let (scale, log2) = (simd.splat(work.scale), simd.splat(LOG2_E));
             let mut score = simd.load(work.scores.at(query, lane).first);

@@ -9,11 +9,11 @@ use crate::tile::Rows;
 ///
 /// # Safety
 ///
-/// queries × lanes numbers, `lanes` a whole number of vectors up to 64, must be readable and writable at
-/// `scores`, readable at `gradients` and writable at `products`. There must be a readable word of bits
-/// per query, unless they are null, and a log-sum-exp, correction and delta. Where the transform is
-/// placed, positions of the lanes and of the queries must be readable. Nothing that is written may be
-/// shared with anything else here.
+/// queries × lanes elements, `lanes` a whole number of vectors up to 64, must be readable and
+/// writable at `scores`, readable at `gradients` and writable at `products`. There must be a
+/// readable word of bits per query, unless they are null, and a log-sum-exp, correction and delta.
+/// Where the transform is placed, positions of the lanes and of the queries must be readable.
+/// Nothing that is written may be shared with anything else here.
 pub(crate) struct Differentiate<T> {
     pub(crate) scores: Rows,
     pub(crate) gradients: Rows,
@@ -69,8 +69,8 @@ impl<T: Transform> Differentiate<T> {
     unsafe fn rows<S: Simd, const MASKED: bool>(&self, simd: S) {
         let (zero, one) = (simd.splat(0.0), simd.splat(1.0));
         let scale = simd.splat(self.scale);
-        // SAFETY: queries are below `queries`, vectors of lanes below `lanes`, as the type demands of all
-        // matrices and lists.
+        // SAFETY: queries are below `queries`, vectors of lanes below `lanes`, as the type demands
+        // of all matrices and lists.
         unsafe {
             for query in 0..self.queries {
                 let lse = *self.lse.add(query);

@@ -103,9 +103,9 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
     /// # Safety
     ///
     /// `q`, `k`, `v` and `dout` must be tensors that are readable and not written, `dim`, `dim`,
-    /// `value_dim` and `value_dim` wide, at least 1 each. `k` and `v` must have this entry, key head, and
-    /// `keys` keys, the first one of the slab among them. The slab is open until the scratch is used
-    /// otherwise.
+    /// `value_dim` and `value_dim` wide, at least 1 each. `k` and `v` must have this entry, key
+    /// head, and `keys` keys, the first one of the slab among them. The slab is open until the
+    /// scratch is used otherwise.
     pub(crate) unsafe fn open(
         &self,
         scratch: &mut Scratch,
@@ -165,9 +165,9 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
             clean: scratch.clean.room(self.clean_room()),
         };
         let simd = self.tiles.simd();
-        // SAFETY: the parts of the room are as large as `lengths` says: for tiles of `LANES` keys, of which
-        // the slab has `tiles`, and for its keys in rows of `row` numbers. Nothing else refers to them.
-        // Keys of the slab are in `k` and `v`, as this function demands.
+        // SAFETY: the parts of the room are as large as `lengths` says: for tiles of `LANES` keys,
+        // of which the slab has `tiles`, and for its keys in rows of `row` elements. Nothing else
+        // refers to them. Keys of the slab are in `k` and `v`, as this function demands.
         unsafe {
             let tiles = slab.keys.div_ceil(LANES);
             std::ptr::write_bytes(dk_turned, 0, tiles * Self::sums_len(self.dim));
@@ -209,9 +209,9 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
     ///
     /// # Safety
     ///
-    /// `slab` must be open, for this entry and key head. `dk` and `dv` must be tensors with its keys,
-    /// which no other thread reads or writes; or else the buffer have `grid.slab` rows of both for it
-    /// alone.
+    /// `slab` must be open, for this entry and key head. `dk` and `dv` must be tensors with its
+    /// keys, which no other thread reads or writes; or else the buffer have `grid.slab` rows of
+    /// both for it alone.
     pub(crate) unsafe fn close(
         &self,
         slab: &Slab,
@@ -219,9 +219,9 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
         buffer: Option<*mut f32>,
     ) {
         let simd = self.tiles.simd();
-        // SAFETY: keys of the slab are in the tensors, or in the buffer from the slab's first on, as this
-        // function demands; sums of a tile have at least `dims` rows of `LANES` numbers, and are the
-        // slab's own.
+        // SAFETY: keys of the slab are in the tensors, or in the buffer from the slab's first on,
+        // as this function demands; sums of a tile have at least `dims` rows of `LANES` elements,
+        // and are the slab's own.
         unsafe {
             for tile in 0..slab.keys.div_ceil(LANES) {
                 let (key, tokens) = slab.tile_keys(tile);
@@ -246,7 +246,7 @@ impl<X: Tiles, T: Transform> Backward<'_, X, T> {
     }
 }
 
-/// Tile `index` of those of `len` numbers, LANES per row, that lie one after the other.
+/// Tile `index` of those of `len` elements, LANES per row, that lie one after the other.
 ///
 /// # Safety
 ///

@@ -32,8 +32,8 @@ pub(crate) struct Begin<'a, T> {
 ///
 /// # Safety
 ///
-/// That of [`Softmax`], which [`Begin`] must have been through; and the blocks of its keys × lanes must be
-/// writable at `packed`, without a number that is read.
+/// That of [`Softmax`], which [`Begin`] must have been through; and the blocks of its keys × lanes
+/// must be writable at `packed`, without a number that is read.
 pub(crate) struct Weigh<'a, T> {
     pub(crate) softmax: &'a Softmax<T>,
     /// For each 16 lanes, blocks of 32 keys: pairs of keys side by side.
@@ -65,8 +65,8 @@ impl<T: Transform> Operation for Weigh<'_, T> {
     #[inline(always)]
     unsafe fn eval<S: Simd>(self, simd: S) {
         assert_eq!(S::WIDTH, WIDEST, "blocks are as wide as a vector");
-        // SAFETY: `lanes` is a whole number of vectors, so that each of these ends within them, and there
-        // is a maximum per lane.
+        // SAFETY: `lanes` is a whole number of vectors, so that each of these ends within them, and
+        // there is a maximum per lane.
         unsafe {
             for lane in (0..self.softmax.lanes).step_by(S::WIDTH) {
                 let maxima = self.softmax.maxima.add(lane);
@@ -119,8 +119,8 @@ impl<T: Transform> Begin<'_, T> {
         let softmax = self.softmax;
         let (zero, nothing) = (simd.splat(0.0), simd.splat(f32::NEG_INFINITY));
         let whole = softmax.keys / TOGETHER * TOGETHER;
-        // SAFETY: keys are below `keys`, and the vector ends within the lanes, as this function demands:
-        // `Softmax` demands scores and lists of so many.
+        // SAFETY: keys are below `keys`, and the vector ends within the lanes, as this function
+        // demands: `Softmax` demands scores and lists of so many.
         unsafe {
             let mut greatest = [nothing; TOGETHER];
             for key in (0..whole).step_by(TOGETHER) {
@@ -163,8 +163,8 @@ impl<T: Transform> Begin<'_, T> {
     ) -> [S::F; K] {
         let softmax = self.softmax;
         let zero = simd.splat(0.0);
-        // SAFETY: this function demands keys and lanes of the softmax, and `Softmax` its scores, and
-        // positions where the transform is placed.
+        // SAFETY: this function demands keys and lanes of the softmax, and `Softmax` its scores,
+        // and positions where the transform is placed.
         unsafe {
             if !RAW {
                 let mut place = Place { lanes: zero, other: zero, slopes: zero };
@@ -194,9 +194,9 @@ impl<T: Transform> Weigh<'_, T> {
         let softmax = self.softmax;
         let chunks = softmax.keys.div_ceil(BLOCK_KEYS);
         let blocks = self.packed.wrapping_add(lane / S::WIDTH * chunks * BLOCK);
-        // SAFETY: keys are below `keys`, and the vector ends within the lanes, as this function demands:
-        // `Softmax` demands scores and lists of so many. A vector has `chunks` blocks of `BLOCK` numbers,
-        // of which each quad of keys writes two rows; `Weigh` demands them.
+        // SAFETY: keys are below `keys`, and the vector ends within the lanes, as this function
+        // demands: `Softmax` demands scores and lists of so many. A vector has `chunks` blocks of
+        // `BLOCK` elements, of which each quad of keys writes two rows; `Weigh` demands them.
         unsafe {
             let maxima = simd.load(softmax.maxima.add(lane));
             let seen = simd.less(simd.splat(f32::NEG_INFINITY), maxima);
@@ -255,8 +255,8 @@ impl<T: Transform> Weigh<'_, T> {
     ) -> S::F {
         let log2 = simd.splat(std::f32::consts::LOG2_E);
         let scale = self.softmax.scale;
-        // SAFETY: this function demands a key and lanes of the softmax, and `Softmax` its scores and a
-        // word of the mask per key.
+        // SAFETY: this function demands a key and lanes of the softmax, and `Softmax` its scores
+        // and a word of the mask per key.
         unsafe {
             let at = self.softmax.scores.at(key, lane).first;
             let score = simd.load(at);

@@ -35,9 +35,10 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         let simd = self.tiles.simd();
         let (stream, target) = (stack.stream, stack.target);
         let (first, tokens) = stack.tokens(row);
-        // SAFETY: `tile` has room for `dim` and `sum_rows + 1` rows of `LANES`, lists of `LANES`, and the
-        // operand (`tile_len`), which nothing else refers to. `pieces` are heads of the stream and tokens
-        // of the row, each in a lane of the tile: `rows` demands tensors and a target with them.
+        // SAFETY: `tile` has room for `dim` and `sum_rows + 1` rows of `LANES`, lists of `LANES`,
+        // and the operand (`tile_len`), which nothing else refers to. `pieces` are heads of the
+        // stream and tokens of the row, each in a lane of the tile: `rows` demands tensors and a
+        // target with them.
         unsafe {
             if tile.lanes < LANES {
                 std::ptr::write_bytes(tile.queries.first, 0, self.dim * LANES);
@@ -89,8 +90,8 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         let (stream, target) = (stack.stream, stack.target);
         let (first, tokens) = stack.tokens(row);
         let dims = self.value_dim;
-        // SAFETY: as in `start`; the rows of the target that are written are those of the tile's lanes,
-        // which no other thread reads or writes.
+        // SAFETY: as in `start`; the rows of the target that are written are those of the tile's
+        // lanes, which no other thread reads or writes.
         unsafe {
             let folded = (*tile.counts)[1] > 0;
             if folded {
@@ -151,7 +152,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         room: &Room,
     ) -> bool {
         // SAFETY: rows are those of the stack. Sums, and what was folded of them, have more than
-        // `value_dim` rows of `LANES` numbers; both are the tile's own, as its counts are.
+        // `value_dim` rows of `LANES` elements; both are the tile's own, as its counts are.
         (unit.rows.0..unit.rows.1).all(|row| unsafe {
             self.tiles_of(room, stack, row).all(|tile| {
                 let finite = |sums: Rows| {

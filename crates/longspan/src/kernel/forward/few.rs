@@ -12,15 +12,17 @@
 
 mod dots;
 mod row;
+mod values;
 
 use longspan_pattern::Masks;
 
 use self::dots::{Dots, Weigh, dots_pay, place};
 use self::row::RowSoftmax;
+use self::values::ValueRows;
 
 use super::lists::{Lists, Piece, even};
 use super::{Forward, LONGEST, Stack, Target};
-use crate::element::{Element, ElementType, load};
+use crate::element::{Element, ElementType};
 use crate::exec::fault::{Site, fault};
 use crate::exec::{Arena, Monitor, Scratch};
 use crate::kernel::finite::{AllFinite, left_out};
@@ -28,7 +30,7 @@ use crate::kernel::pack::ToLanes;
 use crate::kernel::{base, padded, positions};
 use crate::plan::Unit;
 use crate::score::Transform;
-use crate::simd::{LANES, Operation, Simd};
+use crate::simd::{LANES, Simd};
 use crate::tile::{
     Ahead, Direct, Keep, Multiply, OVER_DIMS, OVER_TOKENS, Rows, Size, Strided, Tiles,
 };
@@ -122,8 +124,8 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     ///
     /// # Safety
     ///
-    /// That of [`rows`](Self::rows), for the one row of `stack`, which is that of `unit`; it must have at
-    /// most `FEW` lanes.
+    /// That of [`rows`](Self::rows), for the one row of `stack`, which is that of `unit`; it must
+    /// have at most `FEW` lanes.
     pub(super) unsafe fn few(
         &self,
         stack: &mut Stack<'_, X::Element>,
@@ -134,8 +136,9 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     ) {
         let room = self.cut_few(&mut scratch.numbers);
         let row = unit.rows.0;
-        // SAFETY: all functions here have the condition of `few`, and `room` is what `cut_few` gave; it
-        // has `FEW` rows of sums of at least `value_dim` numbers, as the operation demands.
+        // SAFETY: all functions here have the condition of `few`, and `room` is what `cut_few`
+        // gave; it has `FEW` rows of sums of at least `value_dim` elements, as the operation
+        // demands.
         unsafe {
             let mut queries = self.begin_few(stack, &room, row);
             let lists = &mut scratch.lists;
@@ -171,9 +174,9 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
             slopes: [0.0; FEW],
             bits: [[0; WORDS]; FEW],
         };
-        // SAFETY: `rows` demands tensors and a target with the queries of the row and the heads of the
-        // stream. There are at most `FEW`, for which the room has rows of `query_row` and `sum_row`
-        // numbers; `place` gives a number below `dim`.
+        // SAFETY: `rows` demands tensors and a target with the queries of the row and the heads of
+        // the stream. There are at most `FEW`, for which the room has rows of `query_row` and
+        // `sum_row` elements; `place` gives a number below `dim`.
         unsafe {
             std::ptr::write_bytes(room.sums.first, 0, FEW * self.sum_row());
             for query in 0..queries.count {
@@ -226,8 +229,8 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         for query in 0..queries.count {
             let (head, token) = (stream.heads[query / tokens] as usize, first + query % tokens);
             let (m, l) = (queries.maxima[query], queries.totals[query]);
-            // SAFETY: as in `begin_few`; the rows written are those of the unit, which no other thread
-            // reads or writes.
+            // SAFETY: as in `begin_few`; the rows written are those of the unit, which no other
+            // thread reads or writes.
             unsafe {
                 let sums = room.sums.at(query, 0).first.cast_const();
                 let sums = std::slice::from_raw_parts(sums, self.value_dim);
@@ -284,8 +287,8 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
                 let keys = even(end - key, LONGEST);
                 let partial = see(stack, row, pieces, (key, keys), masks, queries);
                 masked |= partial;
-                // SAFETY: keys of pieces are the layout's, and `even` gives at most `LONGEST`; `see` has
-                // written the bits where some are masked.
+                // SAFETY: keys of pieces are the layout's, and `even` gives at most `LONGEST`;
+                // `see` has written the bits where some are masked.
                 unsafe { self.stretch_of_few(stack, room, row, (key, keys), partial, queries) };
                 key += keys;
             }
@@ -312,10 +315,11 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         // In f32, whatever the elements: nothing is gained by matrix units here.
         let tiles = Direct::<_, f32>::new(simd);
         let (count, value_row) = (queries.count, self.value_row());
-        // SAFETY: `rows` demands tensors with the keys of the layout. The room has `FEW` rows of `LONGEST`
-        // scores, a multiple of any vector's width, of `query_row` and of `sum_row` numbers, and
-        // `LONGEST` positions; all of them were written before, if only with numbers without meaning.
-        // `sum_row` is at least `value_row`. `Direct` has sessions that do nothing.
+        // SAFETY: `rows` demands tensors with the keys of the layout. The room has `FEW` rows of
+        // `LONGEST` scores, a multiple of any vector's width, of `query_row` and of `sum_row`
+        // elements, and `LONGEST` positions; all of them were written before, if only with elements
+        // without meaning. `sum_row` is at least `value_row`. `Direct` has sessions that do
+        // nothing.
         unsafe {
             let source = self.k.head(entry, head, key);
             if dots_pay::<X::Simd>(count, self.dim) {
@@ -402,7 +406,8 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     ///
     /// # Safety
     ///
-    /// That of [`stretch_of_few`](Self::stretch_of_few), for `tokens` readable keys and `rows` queries.
+    /// That of [`stretch_of_few`](Self::stretch_of_few), for `tokens` readable keys and `rows`
+    /// queries.
     unsafe fn turn_and_multiply(
         &self,
         keys: Strided<X::Element>,
@@ -413,9 +418,9 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         let simd = self.tiles.simd();
         for first in (0..tokens).step_by(LANES) {
             let some = (tokens - first).min(LANES);
-            // SAFETY: `first + some` is at most `tokens`; the room has `dim` rows of `LANES` for turned keys,
-            // and scores up to `first + lanes`, which is at most `LONGEST`, since both are multiples of
-            // a vector's width.
+            // SAFETY: `first + some` is at most `tokens`; the room has `dim` rows of `LANES` for
+            // turned keys, and scores up to `first + lanes`, which is at most `LONGEST`, since both
+            // are multiples of a vector's width.
             unsafe {
                 let (source, dims, target) = (keys.at(first, 0), self.dim, room.turned);
                 simd.call(ToLanes { source, tokens: some, dims, target, lane: 0 });
@@ -450,53 +455,12 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
             return Rows { first: values.first.cast_mut().cast(), row: values.row as usize };
         }
         let (source, columns) = (values, self.value_dim);
-        // SAFETY: the values are readable, as this function demands, and the room has `LONGEST` rows of
-        // `value_row` numbers for them.
+        // SAFETY: the values are readable, as this function demands, and the room has `LONGEST`
+        // rows of `value_row` elements for them.
         unsafe {
             self.tiles.simd().call(ValueRows { source, keys, columns, clean, target: room.values });
         }
         room.values
-    }
-}
-
-/// Copies values to rows of whole vectors, 0 behind them, and in place of what isn't finite if that
-/// is asked for.
-///
-/// # Safety
-///
-/// keys × columns numbers must be readable at `source`, and `keys` rows of as many, rounded up to whole
-/// vectors, be writable at `target`, none of them shared.
-struct ValueRows<E> {
-    source: Strided<E>,
-    keys: usize,
-    columns: usize,
-    clean: bool,
-    target: Rows,
-}
-
-impl<E: Element> Operation for ValueRows<E> {
-    type Output = ();
-
-    #[inline(always)]
-    unsafe fn eval<S: Simd>(self, simd: S) {
-        let ValueRows { source, keys, columns, clean, target } = self;
-        let quick = source.column == 1 && !clean;
-        let whole = if quick { columns / S::WIDTH * S::WIDTH } else { 0 };
-        for key in 0..keys {
-            // SAFETY: keys are below `keys`; columns are read below `columns` and written below the next
-            // multiple of a vector's width, as the type demands.
-            unsafe {
-                let (from, to) = (source.at(key, 0), target.at(key, 0).first);
-                for column in (0..whole).step_by(S::WIDTH) {
-                    simd.store(to.add(column), load(simd, from.first.add(column)));
-                }
-                for column in whole..columns.next_multiple_of(S::WIDTH) {
-                    let x = if column < columns { *from.at(0, column).first } else { E::default() };
-                    let x = x.to_f32();
-                    *to.add(column) = if clean && !x.is_finite() { 0.0 } else { x };
-                }
-            }
-        }
     }
 }
 

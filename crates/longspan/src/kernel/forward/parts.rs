@@ -38,8 +38,8 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     ///
     /// # Safety
     ///
-    /// That of [`attempt`](Self::attempt); `key..key + keys` must be keys of the layout, `LONGEST` at
-    /// most. They are ready until the next call with the same room.
+    /// That of [`attempt`](Self::attempt); `key..key + keys` must be keys of the layout, `LONGEST`
+    /// at most. They are ready until the next call with the same room.
     pub(super) unsafe fn ready(
         &self,
         room: &Room,
@@ -48,8 +48,8 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         keys: usize,
     ) -> Ready<X> {
         let (entry, head) = (stack.stream.entry, stack.stream.key_head);
-        // SAFETY: `rows` demands tensors with the keys of the layout, and the room has parts for `LONGEST`
-        // keys and values (`lengths`), which nothing but what this gives refers to.
+        // SAFETY: `rows` demands tensors with the keys of the layout, and the room has parts for
+        // `LONGEST` keys and values (`lengths`), which nothing but what this gives refers to.
         unsafe {
             let k = self.k.head(entry, head, key);
             let v = self.v.head(entry, head, key).transposed();
@@ -70,8 +70,8 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     ///
     /// # Safety
     ///
-    /// That of [`attempt`](Self::attempt), for a tile that was started; keys from `key` on, one per word,
-    /// must be among those that are ready and have their positions placed.
+    /// That of [`attempt`](Self::attempt), for a tile that was started; keys from `key` on, one per
+    /// word, must be among those that are ready and have their positions placed.
     pub(super) unsafe fn masked(
         &self,
         tile: &Tile,
@@ -113,8 +113,8 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
                 let lanes = (lane, (tile.lanes - lane).min(size * width));
                 let keys = (key + start, end - start);
                 let bits = Some(bits[start..].as_ptr());
-                // SAFETY: `stretches` has this function's condition, and is given a part of its keys, a
-                // word of bits for each, and lanes of the tile.
+                // SAFETY: `stretches` has this function's condition, and is given a part of its
+                // keys, a word of bits for each, and lanes of the tile.
                 unsafe {
                     self.stretches(
                         tile,
@@ -141,9 +141,9 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         ready: &Ready<X>,
         part: Part,
     ) {
-        // SAFETY: `parts` cuts the part into ones with at most `MOST_LANES` lanes and `most_keys` keys, as
-        // `stretch` demands. Its scores are used by one stretch after the other; after a careful one
-        // they hold its probabilities, as `add_left_out` demands.
+        // SAFETY: `parts` cuts the part into ones with at most `MOST_LANES` lanes and `most_keys`
+        // keys, as `stretch` demands. Its scores are used by one stretch after the other; after a
+        // careful one they hold its probabilities, as `add_left_out` demands.
         unsafe {
             if stack.careful && part.bits.is_some() {
                 for part in self.parts(part) {
@@ -184,10 +184,10 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     ///
     /// # Safety
     ///
-    /// `tile`, `room` and `stack` must be as [`attempt`](Self::attempt) demands and the tile be started.
-    /// The keys of the part must be among those of `ready`, from a multiple of `GRAIN` on, with
-    /// positions from `offset` on and a readable word of bits each; lanes must be the tile's, from a
-    /// whole vector on. Of both there may be as many as [`parts`](Self::parts) gives.
+    /// `tile`, `room` and `stack` must be as [`attempt`](Self::attempt) demands and the tile be
+    /// started. The keys of the part must be among those of `ready`, from a multiple of `GRAIN` on,
+    /// with positions from `offset` on and a readable word of bits each; lanes must be the tile's,
+    /// from a whole vector on. Of both there may be as many as [`parts`](Self::parts) gives.
     pub(super) unsafe fn stretch(
         &self,
         tile: &Tile,
@@ -199,10 +199,11 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         let (key, keys) = part.keys;
         let (lane, lanes) = (part.lanes.0, padded(part.lanes.1, X::Simd::WIDTH));
         let (tiles, entry, head) = (self.tiles, stack.stream.entry, stack.stream.key_head);
-        // SAFETY: `start` made the queries ready in the tile; lanes, rounded up to whole vectors, are below
-        // `LANES`, the length of all lists of a tile and of its rows. Keys of `ready` are in the tensors;
-        // `next` isn't 0 where there is a key behind them. Scores of at most `MOST_SCORES` numbers, with
-        // rows rounded up to `TARGET_ROWS`, and probabilities of `LONGEST` keys have parts of the room.
+        // SAFETY: `start` made the queries ready in the tile; lanes, rounded up to whole vectors,
+        // are below `LANES`, the length of all lists of a tile and of its rows. Keys of `ready` are
+        // in the tensors; `next` isn't 0 where there is a key behind them. Scores of at most
+        // `MOST_SCORES` elements, with rows rounded up to `TARGET_ROWS`, and probabilities of
+        // `LONGEST` keys have parts of the room.
         unsafe {
             let queries = tiles.again(tile.queries, self.dim, LANES, tile.ready);
             let values = self.v.head(entry, head, key);
@@ -262,7 +263,8 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         let (key, keys) = part.keys;
         let lanes = padded(part.lanes.1, X::Simd::WIDTH);
         let probabilities = Rows { first: room.scores, row: lanes };
-        // SAFETY: as in `stretch`: keys of the tensors, scores of keys × lanes, sums of `value_dim` rows.
+        // SAFETY: as in `stretch`: keys of the tensors, scores of keys × lanes, sums of `value_dim`
+        // rows.
         unsafe {
             let values = self.v.head(stack.stream.entry, stack.stream.key_head, key);
             let sums = tile.sums.at(0, part.lanes.0);
@@ -281,7 +283,8 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     ///
     /// # Safety
     ///
-    /// The tile must be one of [`tiles_of`](Self::tiles_of) that was started, and used by nothing else.
+    /// The tile must be one of [`tiles_of`](Self::tiles_of) that was started, and used by nothing
+    /// else.
     pub(super) unsafe fn count(&self, tile: &Tile, keys: usize) {
         if !X::FOLDS {
             return;
@@ -303,15 +306,15 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     /// # Safety
     ///
     /// `keys` values, `LONGEST` at most, must be readable, and `room.clean` have
-    /// [`clean_room`](Self::clean_room) numbers.
+    /// [`clean_room`](Self::clean_room) elements.
     unsafe fn clean_values(
         &self,
         room: &Room,
         values: Strided<X::Element>,
         keys: usize,
     ) -> X::Left {
-        // SAFETY: `clean_room` is `LONGEST · value_dim` numbers of the copy (elements are no larger than
-        // f32), and `left_room` of what is made ready of it behind them.
+        // SAFETY: `clean_room` is `LONGEST · value_dim` f32 for the copy (elements are no larger
+        // than f32), and `left_room` of what is made ready of it behind them.
         unsafe {
             let copy = clean(values, keys, self.value_dim, room.clean.cast());
             let after = room.clean.add(LONGEST * self.value_dim);
@@ -323,8 +326,8 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     ///
     /// # Safety
     ///
-    /// The tile must be one of [`tiles_of`](Self::tiles_of) that was started, and used by nothing else;
-    /// unless it is the first time, it must have been folded before.
+    /// The tile must be one of [`tiles_of`](Self::tiles_of) that was started, and used by nothing
+    /// else; unless it is the first time, it must have been folded before.
     pub(super) unsafe fn fold(&self, tile: &Tile, first: bool) {
         let Tile { sums, folded, maxima, folded_maxima, .. } = *tile;
         let rows = self.sum_rows() + 1;

@@ -94,8 +94,8 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     ///
     /// # Safety
     ///
-    /// `room` must be what [`cut`](Self::cut) gave for the tiles of all rows of `stack`, and `index` be
-    /// below the number of tiles of `row`, one of them.
+    /// `room` must be what [`cut`](Self::cut) gave for the tiles of all rows of `stack`, and
+    /// `index` be below the number of tiles of `row`, one of them.
     unsafe fn tile(
         &self,
         room: &Room,
@@ -105,8 +105,9 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     ) -> Tile {
         let lanes = stack.lanes(row);
         let number = (row - stack.rows.0) as usize * stack.per_row + index;
-        // SAFETY: `number` is below the number of tiles of all rows, of which the room has as many parts
-        // of `tile_len` numbers; what follows are the parts of one, in the order that it adds them up.
+        // SAFETY: `number` is below the number of tiles of all rows, of which the room has as many
+        // parts of `tile_len` elements; what follows are the parts of one, in the order that it adds
+        // them up.
         unsafe {
             let queries = room.tiles.add(number * room.tile);
             let sums = queries.add(self.dim * LANES);
@@ -133,8 +134,8 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     ///
     /// # Safety
     ///
-    /// `room` must be what [`cut`](Self::cut) gave for the tiles of all rows of `stack`, and `row` be one
-    /// of them.
+    /// `room` must be what [`cut`](Self::cut) gave for the tiles of all rows of `stack`, and `row`
+    /// be one of them.
     pub(super) unsafe fn tiles_of(
         &self,
         room: &Room,

@@ -14,8 +14,8 @@ use crate::tile::Rows;
 ///
 /// # Safety
 ///
-/// `rows` rows of `LANES` numbers must be readable and writable at `sums` and `folded`, and `LANES` maxima
-/// at each list, none of them shared.
+/// `rows` rows of `LANES` elements must be readable and writable at `sums` and `folded`, and `LANES`
+/// maxima at each list, none of them shared.
 pub(super) struct Fold {
     pub(super) sums: Rows,
     pub(super) folded: Rows,
@@ -33,7 +33,8 @@ impl Operation for Fold {
         let zero = simd.splat(0.0);
         let nothing = simd.splat(f32::NEG_INFINITY);
         for lane in (0..LANES).step_by(S::WIDTH) {
-            // SAFETY: vectors of lanes below `LANES` and rows below `rows` are what the type demands.
+            // SAFETY: vectors of lanes below `LANES` and rows below `rows` are what the type
+            // demands.
             unsafe {
                 let maxima = simd.load(self.maxima.add(lane));
                 let before = simd.load(self.folded_maxima.add(lane));
@@ -58,10 +59,11 @@ impl Operation for Fold {
 ///
 /// # Safety
 ///
-/// keys × lanes scores must be readable and writable, `lanes` a whole number of vectors. As many maxima
-/// and totals must be readable and writable, factors writable, and a word of the mask per key readable,
-/// where there is one. Where the transform is placed, positions and slopes of the lanes and positions of
-/// the keys must be readable. Nothing that is written may be shared with anything else here.
+/// keys × lanes scores must be readable and writable, `lanes` a whole number of vectors. As many
+/// maxima and totals must be readable and writable, factors writable, and a word of the mask per
+/// key readable, where there is one. Where the transform is placed, positions and slopes of the
+/// lanes and positions of the keys must be readable. Nothing that is written may be shared with
+/// anything else here.
 pub(crate) struct Softmax<T> {
     pub(crate) scores: Rows,
     pub(crate) keys: usize,
@@ -89,8 +91,8 @@ impl<T: Transform> Operation for Softmax<T> {
     unsafe fn eval<S: Simd>(self, simd: S) {
         let vectors = self.lanes / S::WIDTH;
         let mut vector = 0;
-        // SAFETY: `columns` is given `N` vectors from one on that is at most `vectors - N`, the condition
-        // of each arm, and the rest is as the type demands.
+        // SAFETY: `columns` is given `N` vectors from one on that is at most `vectors - N`, the
+        // condition of each arm, and the rest is as the type demands.
         unsafe {
             while vector + 4 <= vectors {
                 self.columns::<S, 4>(simd, vector * S::WIDTH);
@@ -139,8 +141,8 @@ impl<T: Transform> Softmax<T> {
         let zero = simd.splat(0.0);
         let nothing = simd.splat(f32::NEG_INFINITY);
         let whole = self.keys / TOGETHER * TOGETHER;
-        // SAFETY: vectors end within the lanes, as `columns` demands, and keys are below `keys`: `Softmax`
-        // demands scores and lists of so many.
+        // SAFETY: vectors end within the lanes, as `columns` demands, and keys are below `keys`:
+        // `Softmax` demands scores and lists of so many.
         unsafe {
             let scores = self.scores.at(0, lane);
             let mut places = [Place { lanes: zero, other: zero, slopes: zero }; N];
@@ -220,8 +222,8 @@ impl<T: Transform> Softmax<T> {
     ) -> [S::F; K] {
         let zero = simd.splat(0.0);
         let mut scores = [zero; K];
-        // SAFETY: this function demands keys and lanes of the softmax, and `Softmax` its scores, a word of
-        // the mask per key, and positions where the transform is placed.
+        // SAFETY: this function demands keys and lanes of the softmax, and `Softmax` its scores, a
+        // word of the mask per key, and positions where the transform is placed.
         unsafe {
             for k in 0..K {
                 let key = key + k;

@@ -8,12 +8,12 @@ use crate::simd::{Avx512, Simd};
 use crate::tile::{Rows, Strided};
 
 features::amx! { enable
-    /// Rows of numbers that lie side by side: a block's rows are pieces of them.
+    /// Rows of elements that lie side by side: a block's rows are pieces of them.
     ///
     /// # Safety
     ///
     /// The CPU must have what [`features::amx`] lists, as an [`Amx`](super::Amx) proves.
-    /// `m` rows of `k` numbers side by side must be readable, and the blocks of `m × k` numbers
+    /// `m` rows of `k` elements side by side must be readable, and the blocks of `m × k` elements
     /// writable at `to`, without one that is read.
     pub(super) unsafe fn left_rows(matrix: Strided<u16>, m: usize, k: usize, to: *mut u16) {
         let along = k.div_ceil(TERMS);
@@ -21,9 +21,9 @@ features::amx! { enable
             for block in 0..along {
                 let count = if row < m { (k - block * TERMS).min(TERMS) } else { 0 };
                 let mask = u32::MAX.checked_shr((TERMS - count) as u32).unwrap_or(0);
-                // SAFETY: the mask keeps `count` numbers of a row below `m`, up to column `k`; the block is
-                // one of `m × k` numbers. Both are demanded. The pointers wrap, since a row past the
-                // last one isn't read.
+                // SAFETY: the mask keeps `count` elements of a row below `m`, up to column `k`; the
+                // block is one of `m × k` elements. Both are demanded. The pointers wrap, since a
+                // row past the last one isn't read.
                 unsafe {
                     let from = matrix.first.wrapping_offset(row as isize * matrix.row);
                     let from = from.wrapping_add(block * TERMS);
@@ -37,13 +37,13 @@ features::amx! { enable
 }
 
 features::amx! { enable
-    /// Columns of numbers that lie side by side: pairs of columns make words, and a square of words is
-    /// turned.
+    /// Columns of elements that lie side by side: pairs of columns make words, and a square of words
+    /// is turned.
     ///
     /// # Safety
     ///
     /// The CPU must have what [`features::amx`] lists, as an [`Amx`](super::Amx) proves.
-    /// `k` columns of `m` numbers side by side must be readable, and the blocks of `m × k` numbers
+    /// `k` columns of `m` elements side by side must be readable, and the blocks of `m × k` elements
     /// writable at `to`, without one that is read.
     pub(super) unsafe fn left_columns(
         simd: Avx512,
@@ -59,22 +59,22 @@ features::amx! { enable
                 let mask = u16::MAX >> (SIDE - (m - across * SIDE).min(SIDE));
                 let mut words = [[0_u32; SIDE]; SIDE];
                 for (pair, words) in words[..columns.div_ceil(2)].iter_mut().enumerate() {
-                    // SAFETY: the masks keep rows below `m` of columns below `k`, which are demanded;
-                    // the words of a pair are a vector's.
+                    // SAFETY: the masks keep rows below `m` of columns below `k`, which are
+                    // demanded; the words of a pair are a vector's.
                     unsafe {
                         let at = matrix.at(across * SIDE, block * TERMS + 2 * pair).first;
                         let second = if 2 * pair + 1 < columns { mask } else { 0 };
                         let low = _mm256_maskz_loadu_epi16(mask, at.cast());
-                        let high =
-                            _mm256_maskz_loadu_epi16(second, at.wrapping_offset(matrix.column).cast());
+                        let next = at.wrapping_offset(matrix.column);
+                        let high = _mm256_maskz_loadu_epi16(second, next.cast());
                         let high = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(high));
                         let both = _mm512_or_si512(_mm512_cvtepu16_epi32(low), high);
                         _mm512_storeu_si512(words.as_mut_ptr().cast(), both);
                     }
                 }
                 let to = to.wrapping_add((across * along + block) * BLOCK);
-                // SAFETY: a block is a square of `SIDE` words, one of those that are demanded; `words`
-                // is another.
+                // SAFETY: a block is a square of `SIDE` words, one of those that are demanded;
+                // `words` is another.
                 unsafe {
                     simd.transpose(words.as_ptr().cast(), SIDE as isize, to.cast(), SIDE as isize)
                 };
@@ -87,7 +87,8 @@ features::amx! { enable
 ///
 /// # Safety
 ///
-/// The `m × k` numbers must be readable, and their blocks writable at `to`, without one that is read.
+/// The `m × k` elements must be readable, and their blocks writable at `to`, without one that is
+/// read.
 pub(super) unsafe fn left_numbers(matrix: Strided<u16>, m: usize, k: usize, to: *mut u16) {
     let along = k.div_ceil(TERMS);
     for row in 0..m.next_multiple_of(SIDE) {
@@ -95,8 +96,8 @@ pub(super) unsafe fn left_numbers(matrix: Strided<u16>, m: usize, k: usize, to: 
             let at = ((row / SIDE) * along + column / TERMS) * BLOCK
                 + row % SIDE * TERMS
                 + column % TERMS;
-            // SAFETY: a number is read where its row and column are below `m` and `k`; `at` is in the blocks
-            // of so many numbers. Both are demanded.
+            // SAFETY: a number is read where its row and column are below `m` and `k`; `at` is in
+            // the blocks of so many elements. Both are demanded.
             unsafe {
                 let inside = row < m && column < k;
                 *to.add(at) = if inside { *matrix.at(row, column).first } else { 0 };
@@ -109,10 +110,10 @@ features::amx! { enable
     /// # Safety
     ///
     /// The CPU must have what [`features::amx`] lists, as an [`Amx`](super::Amx) proves.
-    /// `count` numbers, 16 at most, must be readable.
+    /// `count` elements, 16 at most, must be readable.
     unsafe fn load_some(from: *const f32, count: usize) -> __m512 {
         let mask = ((1_u32 << count) - 1) as __mmask16;
-        // SAFETY: the mask keeps `count` numbers, which are demanded.
+        // SAFETY: the mask keeps `count` elements, which are demanded.
         unsafe { _mm512_maskz_loadu_ps(mask, from) }
     }
 }
@@ -123,7 +124,7 @@ features::amx! { enable
     /// # Safety
     ///
     /// The CPU must have what [`features::amx`] lists, as an [`Amx`](super::Amx) proves.
-    /// `k` rows of `n` numbers, whole vectors, must be readable, and the blocks of `k × n` numbers
+    /// `k` rows of `n` elements, whole vectors, must be readable, and the blocks of `k × n` elements
     /// writable at `to`, without one that is read.
     pub(super) unsafe fn right_rounded(matrix: Rows, k: usize, n: usize, to: *mut u16) {
         let along = k.div_ceil(TERMS);
@@ -132,8 +133,8 @@ features::amx! { enable
         for i in 0..16 {
             (order[2 * i], order[2 * i + 1]) = (i as u16, 16 + i as u16);
         }
-        // SAFETY: rows below `k` are read, a vector at a time up to `n`; of others nothing is, so that
-        // their pointers may wrap. Blocks are those of `k × n` numbers. Both are demanded.
+        // SAFETY: rows below `k` are read, a vector at a time up to `n`; of others nothing is, so
+        // that their pointers may wrap. Blocks are those of `k × n` elements. Both are demanded.
         unsafe {
             let order = _mm512_loadu_si512(order.as_ptr().cast());
             for pair in 0..along * SIDE {

@@ -37,8 +37,8 @@ pub(super) fn place<E: Element, S: Simd>(column: isize, dims: usize, dim: usize)
 ///
 /// # Safety
 ///
-/// `dims` numbers of the token must be readable. Where `PLAIN`, they must lie side by side, and `dim` be
-/// at least a pair of vectors before the end.
+/// `dims` elements of the token must be readable. Where `PLAIN`, they must lie side by side, and
+/// `dim` be at least a pair of vectors before the end.
 #[inline(always)]
 unsafe fn vectors<S: Simd, E: Element, const PLAIN: bool>(
     simd: S,
@@ -46,7 +46,7 @@ unsafe fn vectors<S: Simd, E: Element, const PLAIN: bool>(
     dim: usize,
     dims: usize,
 ) -> [S::F; 2] {
-    // SAFETY: a pair of vectors is in the token where `PLAIN`; else numbers below `dims` are read.
+    // SAFETY: a pair of vectors is in the token where `PLAIN`; else elements below `dims` are read.
     // `numbers` has a pair of the widest vectors.
     unsafe {
         if PLAIN {
@@ -64,9 +64,9 @@ unsafe fn vectors<S: Simd, E: Element, const PLAIN: bool>(
 ///
 /// # Safety
 ///
-/// tokens × dims numbers of `keys` must be readable, one token at least; so must `rows` rows of `queries`
-/// of dims, rounded up to pairs of vectors. As many rows of scores of tokens, rounded up to whole
-/// vectors, must be writable, and shared with neither.
+/// tokens × dims elements of `keys` must be readable, one token at least; so must `rows` rows of
+/// `queries` of dims, rounded up to pairs of vectors. As many rows of scores of tokens, rounded up
+/// to whole vectors, must be writable, and shared with neither.
 pub(super) struct Dots<E> {
     pub(super) keys: Strided<E>,
     pub(super) tokens: usize,
@@ -99,9 +99,9 @@ impl<E: Element> Dots<E> {
     #[inline(always)]
     unsafe fn scores<S: Simd, const PLAIN: bool>(&self, simd: S) {
         let mut square = [0.0_f32; WIDEST * WIDEST];
-        // SAFETY: tokens are below `tokens`, queries below `rows`; dims go up by pairs of vectors, which
-        // `queries` has whole, and keys where `PLAIN`; scores are stored a vector at a time. `Dots`
-        // demands all of them. `square` holds one of the widest vectors.
+        // SAFETY: tokens are below `tokens`, queries below `rows`; dims go up by pairs of vectors,
+        // which `queries` has whole, and keys where `PLAIN`; scores are stored a vector at a time.
+        // `Dots` demands all of them. `square` holds one of the widest vectors.
         unsafe {
             for first in (0..self.tokens).step_by(S::WIDTH) {
                 for query in 0..self.rows {
@@ -133,9 +133,9 @@ impl<E: Element> Dots<E> {
 ///
 /// # Safety
 ///
-/// tokens × dims numbers of `values` must be readable, and `rows` rows of `tokens` weights. As many rows
-/// of sums of dims, rounded up to pairs of vectors, must be readable and writable, and shared with
-/// neither.
+/// tokens × dims elements of `values` must be readable, and `rows` rows of `tokens` weights. As many
+/// rows of sums of dims, rounded up to pairs of vectors, must be readable and writable, and shared
+/// with neither.
 pub(super) struct Weigh<E> {
     pub(super) values: Strided<E>,
     pub(super) tokens: usize,
@@ -159,7 +159,8 @@ impl<E: Element> Operation for Weigh<E> {
     #[inline(always)]
     unsafe fn eval<S: Simd>(self, simd: S) {
         let plain = is_plain::<S>(self.values.column, self.dims);
-        // SAFETY: queries are below `rows`, and `first` below `dims`; `PLAIN` is what `is_plain` says.
+        // SAFETY: queries are below `rows`, and `first` below `dims`; `PLAIN` is what `is_plain`
+        // says.
         unsafe {
             for query in 0..self.rows {
                 for first in (0..self.dims).step_by(TOGETHER * 2 * S::WIDTH) {
@@ -180,8 +181,8 @@ impl<E: Element> Weigh<E> {
     ///
     /// # Safety
     ///
-    /// That of [`Weigh`], for a query below `rows` and a dim below `dims` that is a multiple of a pair of
-    /// vectors; `PLAIN` only where [`is_plain`].
+    /// That of [`Weigh`], for a query below `rows` and a dim below `dims` that is a multiple of a
+    /// pair of vectors; `PLAIN` only where [`is_plain`].
     #[inline(always)]
     unsafe fn columns<S: Simd, const N: usize, const PLAIN: bool>(
         &self,
@@ -190,8 +191,9 @@ impl<E: Element> Weigh<E> {
         first: usize,
     ) {
         let zero = [[simd.splat(0.0); 2]; N];
-        // SAFETY: keys are below `tokens`, as `add` demands; sums are only touched in pairs of vectors that
-        // begin below `dims`, which `Weigh` demands. `numbers` has a pair of the widest vectors.
+        // SAFETY: keys are below `tokens`, as `add` demands; sums are only touched in pairs of
+        // vectors that begin below `dims`, which `Weigh` demands. `numbers` has a pair of the
+        // widest vectors.
         unsafe {
             let weights = self.weights.at(query, 0).first.cast_const();
             let mut total = zero;

@@ -11,8 +11,8 @@ use crate::simd::{Operation, Simd, WIDEST};
 ///
 /// # Safety
 ///
-/// Scores of `keys`, rounded up to whole vectors, must be readable and writable. Where the transform is
-/// placed, as many positions must be readable, and no part of them.
+/// Scores of `keys`, rounded up to whole vectors, must be readable and writable. Where the
+/// transform is placed, as many positions must be readable, and no part of them.
 pub(super) struct RowSoftmax<'a, T> {
     pub(super) scores: *mut f32,
     pub(super) keys: usize,
@@ -51,8 +51,8 @@ impl<T: Transform> RowSoftmax<'_, T> {
     unsafe fn masked_row<S: Simd, const MASKED: bool>(&self, simd: S) -> (f32, f32) {
         let whole = self.keys / (TOGETHER * S::WIDTH) * (TOGETHER * S::WIDTH);
         let word = |lane: usize| self.bits.map_or(u64::MAX, |bits| bits[lane / 64] >> (lane % 64));
-        // SAFETY: vectors begin below `keys`, as `vector` and `weigh` demand; `lanes` has `WIDEST` numbers,
-        // and no vector is wider.
+        // SAFETY: vectors begin below `keys`, as `vector` and `weigh` demand; `lanes` has `WIDEST`
+        // elements, and no vector is wider.
         unsafe {
             let mut maxima = [simd.splat(f32::NEG_INFINITY); TOGETHER];
             for lane in (0..whole).step_by(TOGETHER * S::WIDTH) {
@@ -122,7 +122,8 @@ impl<T: Transform> RowSoftmax<'_, T> {
     #[inline(always)]
     unsafe fn vector<S: Simd, const MASKED: bool>(&self, simd: S, lane: usize, word: u64) -> S::F {
         let zero = simd.splat(0.0);
-        // SAFETY: the vector begins below `keys`, so that `RowSoftmax` demands it, and that of positions.
+        // SAFETY: the vector begins below `keys`, so that `RowSoftmax` demands it, and that of
+        // positions.
         unsafe {
             let at = self.scores.add(lane);
             let mut place = Place { lanes: zero, other: zero, slopes: zero };
