@@ -4,6 +4,7 @@ mod bench;
 #[path = "../common/mod.rs"]
 mod common;
 mod doctor;
+mod interrupt;
 mod memory;
 mod plan;
 mod ring;
