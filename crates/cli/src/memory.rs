@@ -7,6 +7,7 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The system's allocator; memory that it hasn't got ends the process.
 pub(crate) struct Reporting;
@@ -44,9 +45,16 @@ fn there(ptr: *mut u8, bytes: usize) -> *mut u8 {
     ptr
 }
 
-/// Allocates nothing, and takes no lock that a thread which allocates may hold.
+/// Whether a thread reports already, and the process is about to end.
+static ENDING: AtomicBool = AtomicBool::new(false);
+
+/// Allocates nothing, and takes no lock that a thread which allocates may hold. Memory runs out for
+/// many threads at once; the first of them reports.
 #[cold]
 fn end(bytes: usize) -> ! {
+    while ENDING.swap(true, Ordering::Relaxed) {
+        std::thread::yield_now();
+    }
     let mut text = [0_u8; 256];
     let mut rest = &mut text[..];
     // Formatting an integer into a slice allocates nothing; the text is shorter than the slice.
