@@ -86,7 +86,7 @@ pub(super) fn compile(
 }
 
 /// Units that a sub-expression may take while it is found out how much one row of it costs.
-const PROBE: u64 = 1 << 21;
+const PROBE: u64 = 1 << 19;
 
 /// Sub-expressions of one expression that are tried, at most.
 const MOST_PROBES: usize = 16;
