@@ -386,7 +386,7 @@ fn blocks(
         let ranges = relation.row_of_several(query_block, meter);
         let ranges = &ranges[inside(ranges)];
         // Each edge is sorted, too.
-        meter.spend(16 * SEGMENT * ranges.len() as u64);
+        meter.spend(32 * SEGMENT * ranges.len() as u64);
         for range in ranges {
             edges.extend([(range.0, to - at), (range.1, at - to)]);
         }
