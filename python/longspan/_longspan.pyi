@@ -75,6 +75,7 @@ class Pattern:
         query_offset: int | None = None,
         key_offset: int | None = None,
         key_ranges: Sequence[tuple[int, int]] | None = None,
+        max_work: int | None = None,
     ) -> Layout: ...
     def to_block_mask(
         self,

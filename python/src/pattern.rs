@@ -152,7 +152,10 @@ impl Pattern {
     /// a block, 16 to 256.
     ///
     /// `key_ranges` has a pair `(first, end)` for each batch entry: the keys that hold tokens;
-    /// nobody sees the others.
+    /// the others are seen by no query.
+    ///
+    /// `max_work` bounds the work of compiling, and of each of counting, hashing, comparing and
+    /// drawing the layout: units of about a nanosecond, 2**30 where left out.
     ///
     /// >>> import longspan
     /// >>> layout = longspan.Pattern("causal & window(256, 0)").compile(8192)
@@ -162,7 +165,7 @@ impl Pattern {
     /// 2
     #[pyo3(signature = (
         tokens_q, tokens_k=None, *, block=None, query_offset=None, key_offset=None,
-        key_ranges=None,
+        key_ranges=None, max_work=None,
     ))]
     #[expect(clippy::too_many_arguments, reason = "they are named in Python")]
     fn compile(
@@ -174,9 +177,11 @@ impl Pattern {
         query_offset: Option<i64>,
         key_offset: Option<i64>,
         key_ranges: Option<Vec<(Whole, Whole)>>,
+        max_work: Option<Whole>,
     ) -> PyResult<Layout> {
         let block = block.map(|block| block.0);
-        let places = Places { block, query_offset, key_offset };
+        let max_work = max_work.map(|units| units.0);
+        let places = Places { block, query_offset, key_offset, max_work };
         let tokens_k = tokens_k.map_or(tokens_q.0, |tokens| tokens.0);
         self.compiled(py, tokens_q.0, tokens_k, places, key_ranges.map(pairs))
     }
@@ -206,7 +211,7 @@ impl Pattern {
         key_ranges: Option<Vec<(Whole, Whole)>>,
         width: &str,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let places = Places { block: Some(block.0), query_offset, key_offset };
+        let places = Places { block: Some(block.0), query_offset, key_offset, max_work: None };
         let tokens_k = tokens_k.map_or(tokens_q.0, |tokens| tokens.0);
         let layout = self.compiled(py, tokens_q.0, tokens_k, places, key_ranges.map(pairs))?;
         Layout::to_block_mask(&Bound::new(py, layout)?, device, width)
@@ -284,6 +289,7 @@ pub(crate) struct Places {
     pub(crate) block: Option<u64>,
     pub(crate) query_offset: Option<i64>,
     pub(crate) key_offset: Option<i64>,
+    pub(crate) max_work: Option<u64>,
 }
 
 impl Places {
@@ -297,6 +303,9 @@ impl Places {
         }
         if let Some(offset) = self.key_offset {
             shape = shape.key_offset(offset);
+        }
+        if let Some(units) = self.max_work {
+            shape = shape.max_work(units);
         }
         Ok(shape)
     }

@@ -185,6 +185,11 @@ pub(crate) struct Inspect {
     #[arg(long, value_name = "A..B", value_parser = span)]
     pub(crate) valid: Option<Span>,
 
+    /// Work that compiling, and each of counting, hashing and drawing, may take: units of about a
+    /// nanosecond
+    #[arg(long, value_name = "N", default_value_t = longspan_pattern::Shape::MAX_WORK)]
+    pub(crate) max_work: u64,
+
     /// Numbers that one head holds for a token; FLOPs follow from it
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) head_dim: u32,

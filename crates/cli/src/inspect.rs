@@ -176,7 +176,10 @@ fn count_heads(patterns: &Heads, args: &Inspect) -> Result<(usize, ByHead)> {
 
 fn shape(args: &Inspect, queries: u64) -> Result<Shape> {
     let block = BlockSize::new(args.block)?;
-    let mut shape = Shape::new(queries, args.tokens).block(block).key_offset(args.key_offset);
+    let mut shape = Shape::new(queries, args.tokens)
+        .block(block)
+        .key_offset(args.key_offset)
+        .max_work(args.max_work);
     if let Some(offset) = args.query_offset {
         shape = shape.query_offset(offset);
     }
@@ -197,6 +200,15 @@ fn in_our_words(error: Error) -> anyhow::Error {
             let limit = bytes(limit as usize);
             let advice = "use a larger --block, or fewer rows with --rows";
             BadInput(format!("the layout outgrew {limit} at row {row} of {rows}: {advice}")).into()
+        }
+        Error::TooMuchWork { work, expression, limit, row, rows } => {
+            let (limit, row, rows) = (thousands(limit), thousands(row), thousands(rows));
+            BadInput(format!(
+                "{work} takes more than {limit} units of work, reached at row {row} of {rows}, \
+                 mostly for `{expression}`: use fewer --tokens, fewer rows with --rows, a larger \
+                 --block, strides and periods that divide it, or a larger --max-work"
+            ))
+            .into()
         }
         error => error.into(),
     }

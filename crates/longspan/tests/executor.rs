@@ -91,8 +91,7 @@ fn concurrent_callers_both_get_workers() {
                 for _ in 0..10 {
                     assert_eq!(both(&tensors, &attention), expected);
                 }
-                let threads = recorded.1.lock().unwrap().len();
-                threads
+                recorded.1.lock().unwrap().len()
             })
         });
         callers.map(|caller| caller.join().unwrap())

@@ -164,8 +164,8 @@ pub enum Error {
     /// The work on a layout would outgrow its budget.
     #[error(
         "{work} takes more than {limit} units of work, reached at row {row} of {rows}, mostly for \
-         `{expression}`: work on fewer rows per call (Shape::rows), use fewer tokens, larger \
-         blocks, or strides and periods that divide the block size, or raise Shape::max_work"
+         `{expression}`: use fewer tokens or rows per call, larger blocks, or strides and periods \
+         that divide the block size, or compile with a larger max_work"
     )]
     TooMuchWork {
         /// What took so long: compiling, counting, hashing, transposing, drawing, reading masks.
