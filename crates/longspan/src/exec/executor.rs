@@ -52,7 +52,9 @@ pub trait Executor: Debug + Send + Sync {
     /// call of `step` is running. If `step` panics on any thread, `run` waits for the others, whose
     /// steps then break, and panics.
     ///
-    /// The calling thread has to take part: progress hooks run there.
+    /// The calling thread has to take part: progress hooks run there. While it waits for the others, it
+    /// should call `step` again every few milliseconds, which then runs the hook and breaks; otherwise a
+    /// call can't be stopped while the last tasks run.
     fn run(&self, threads: usize, step: &Step<'_>);
 
     /// Returns idle threads and their memory to the system; later calls start them again.

@@ -4,7 +4,8 @@
 //! join the job that has the fewest of them and repeat its step until it breaks:
 //!
 //! ```text
-//! caller:  post the job; repeat the step; close the job; wait until no worker runs its step
+//! caller:  post the job; repeat the step; close the job; wait until no worker runs its step, and call
+//!          the step every few milliseconds meanwhile
 //! worker:  join a job; repeat its step; leave it when the step breaks, or between two steps when
 //!          another job has no worker, or two fewer
 //! ```
@@ -21,6 +22,7 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use super::{Executor, Step, Threads, pin, threads};
 use crate::error::Result;
@@ -51,6 +53,9 @@ pub struct Pool {
     /// Worker `i`, counted from 1, runs on CPU `cpus[i % cpus.len()]`; anywhere if empty.
     cpus: Vec<usize>,
 }
+
+/// How long a caller waits for workers before it runs its step again, which polls.
+const WAIT: Duration = Duration::from_millis(20);
 
 static GLOBAL: Pool =
     Pool { shared: AtomicPtr::new(std::ptr::null_mut()), threads: None, cpus: Vec::new() };
@@ -142,9 +147,13 @@ impl Executor for Pool {
         }
         let shared = self.shared();
         let id = shared.post(helpers, step, &self.cpus);
-        let own = catch_unwind(AssertUnwindSafe(|| while step().is_continue() {}));
-        let panic = shared.close(id);
-        if let Some(panic) = own.err().or(panic) {
+        let mut panic = catch_unwind(AssertUnwindSafe(|| while step().is_continue() {})).err();
+        let others = shared.close(id, || {
+            if panic.is_none() {
+                panic = catch_unwind(AssertUnwindSafe(|| while step().is_continue() {})).err();
+            }
+        });
+        if let Some(panic) = panic.or(others) {
             resume_unwind(panic);
         }
     }
@@ -268,13 +277,20 @@ impl Shared {
         id
     }
 
-    /// Keeps further workers from joining a job, and waits for those that did. Returns the panic of
-    /// one of them.
-    fn close(&self, id: u64) -> Option<Box<dyn Any + Send>> {
+    /// Keeps further workers from joining a job, and waits for those that did; calls `waiting` every
+    /// [`WAIT`]. Returns the panic of one of them.
+    fn close(&self, id: u64, mut waiting: impl FnMut()) -> Option<Box<dyn Any + Send>> {
         let mut state = self.lock();
         state.job(id).free = 0;
         while state.job(id).running > 0 {
-            state = self.left.wait(state).unwrap_or_else(PoisonError::into_inner);
+            let waited = self.left.wait_timeout(state, WAIT);
+            let (woken, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+            state = woken;
+            if timeout.timed_out() {
+                drop(state);
+                waiting();
+                state = self.lock();
+            }
         }
         let position = state.jobs.iter().position(|job| job.id == id).expect("posted");
         let job = state.jobs.swap_remove(position);

@@ -5,6 +5,7 @@
 //!     while tasks are left and the call is not stopped:
 //!         claim the next task, run it
 //!         poll the monitor                             the hook, on the calling thread
+//! while it waits for the others, the calling thread polls the monitor too
 //! ```
 //!
 //! A panic in a task stops the call: threads that wait for that task's turn give up, and the panic
@@ -93,11 +94,16 @@ impl<'a, 'h> Tasks<'a, 'h> {
         if self.monitor.is_stopped() {
             return ControlFlow::Break(());
         }
+        let unwinding = StopOnUnwind(self);
         let task = self.next.fetch_add(1, Ordering::Relaxed);
         if task >= self.total {
+            // The calling thread waits for the others, and may still be told to stop them.
+            if self.finished.load(Ordering::Relaxed) < self.total {
+                self.monitor.poll();
+            }
+            std::mem::forget(unwinding);
             return ControlFlow::Break(());
         }
-        let unwinding = StopOnUnwind(self);
         work(task);
         if self.monitor.is_stopped() {
             std::mem::forget(unwinding);

@@ -120,6 +120,27 @@ fn concurrent_callers_share_the_workers() {
     }
 }
 
+/// A caller that has nothing left to do but wait goes on calling its step.
+#[test]
+fn waiting_callers_poll() {
+    let pool = Pool::new(2).unwrap();
+    let (caller, polls) = (std::thread::current().id(), AtomicUsize::new(0));
+    pool.run(2, &|| {
+        if std::thread::current().id() == caller {
+            polls.fetch_add(1, Ordering::Relaxed);
+        } else {
+            wait_until("the caller doesn't poll", || polls.load(Ordering::Relaxed) >= 3);
+        }
+        // The caller leaves no time for the worker to miss the job.
+        let waits = polls.load(Ordering::Relaxed) == 1;
+        while waits && pool.shared().lock().jobs[0].running == 0 {
+            std::thread::yield_now();
+        }
+        ControlFlow::Break(())
+    });
+    assert!(polls.into_inner() >= 3);
+}
+
 #[test]
 fn a_step_may_run_jobs_of_its_own() {
     let pool = Pool::new(3).unwrap();
