@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use crate::error::{Error, Result};
 use crate::simd::Simd;
 
-/// What a tensor holds: `f32`, [`bf16`] or [`f16`].
+/// What a tensor holds: `f32`, [`bf16`] or [`f16`](struct@half::f16).
 ///
 /// Whatever it is, scores, softmax, sums and log-sum-exp are f32; a result is rounded once, when it
 /// is written.

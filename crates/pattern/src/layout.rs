@@ -158,7 +158,7 @@ impl Layout {
 
     /// Compiles `pattern` for `shape` and calls `progress` with the rows done and the rows in all,
     /// every few milliseconds of work and at least once; it may end the work
-    /// ([`Error::Stopped`](crate::Error::Stopped)). Every other call that takes a while has a form
+    /// ([`Error::Stopped`]). Every other call that takes a while has a form
     /// `…_with`, too, and what a hook has ended starts again in the next call.
     ///
     /// ```
