@@ -20,7 +20,7 @@ class Shape:
     key_heads: int
     inner: int
     activation: object
-    #: A pattern a layer.
+    #: One pattern per layer.
     patterns: tuple[str, ...]
 
 

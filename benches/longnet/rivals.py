@@ -28,7 +28,7 @@ ROOT = HERE.parents[1]
 PAPER = ((2_048, 4_096, 8_192, 16_384, 32_768), (1, 2, 4, 6, 12))
 PASSES = ("forward", "training")
 GIB = 1 << 30
-#: torch's threads spin for some milliseconds after a call; whoever is next waits.
+#: torch's threads spin for some milliseconds after a call; the next call to be measured waits.
 PAUSE = 0.05
 
 

@@ -21,7 +21,7 @@ Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class Mask:
-    """Who sees whom: a pattern's text, and the same for the engines that don't read it."""
+    """Which queries attend to which keys: a pattern's text, and the same for the engines that don't read it."""
 
     text: str
     width: int | None = None
@@ -211,7 +211,7 @@ class Longspan:
         """The backward pass alone: the forward pass is done here, once."""
         given = self._tensors
         kept = self._forward()
-        arrived = _pointers(native.ArrivedTensors, *kept, given.dout)
+        arrived = _pointers(native.SavedTensors, *kept, given.dout)
 
         def run(_kept: object = kept) -> Gradients:
             found = (
@@ -228,10 +228,10 @@ class Longspan:
     def _forward(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         out = torch.empty_like(self._tensors.q)
         lse = torch.empty(out.shape[:3], dtype=torch.float32)
-        lse_rest = torch.empty_like(lse)
-        output = _pointers(native.OutputTensors, out, lse, lse_rest)
+        lse_lo = torch.empty_like(lse)
+        output = _pointers(native.OutputTensors, out, lse, lse_lo)
         self._plan.forward(self._extents, self._inputs, output)
-        return out, lse, lse_rest
+        return out, lse, lse_lo
 
 
 def _pointers(kind: type[ctypes.Structure], *tensors: torch.Tensor) -> ctypes.Structure:

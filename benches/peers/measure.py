@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 # Before each turn. torch's OpenMP threads (GNU's libgomp) spin for some 7 ms after a parallel
-# region. That is left as torch's users have it; whoever is next waits until they sleep.
+# region. That is left as torch's users have it; the next implementation waits until they sleep.
 PAUSE = 0.03
 
 # A turn of a short call is repeated for about this long, or so many times.

@@ -40,8 +40,8 @@ def _pointers(*names: str) -> type[c.Structure]:
 
 
 InputTensors = _pointers("q", "k", "v")
-OutputTensors = _pointers("out", "lse", "lse_rest")
-ArrivedTensors = _pointers("out", "lse", "lse_rest", "dout")
+OutputTensors = _pointers("out", "lse", "lse_lo")
+SavedTensors = _pointers("out", "lse", "lse_lo", "dout")
 GradientTensors = _pointers("dq", "dk", "dv")
 
 

@@ -1,4 +1,4 @@
-"""The picture: rates beside the peak, and time by sparsity, a column a head dim."""
+"""The picture: rates beside the peak, and time by sparsity, one column per head dim."""
 
 from pathlib import Path
 

@@ -63,7 +63,7 @@ class Pass:
     """What differs between the two passes."""
 
     name: str
-    # Matrix products a block, each two operations a pair and dim.
+    # Matrix products per block, each two operations per pair and dim.
     products: int
     rounding: float
 

@@ -35,8 +35,8 @@ def bench(arguments, pattern, tokens):
 
 
 def ring(arguments, pattern, tokens, shards, ranks, launcher, fold):
-    command = [*launcher, arguments.longspan, "ring", "--pattern", pattern, "--tokens", str(tokens), "--json"]
-    command += ["--heads", str(arguments.heads), "--dim", str(arguments.dim), "--repeat", str(arguments.repeat)]
+    command = [*launcher, arguments.longspan, "ring", pattern, "--tokens", str(tokens), "--json"]
+    command += ["--heads", str(arguments.heads), "--head-dim", str(arguments.dim), "--repeat", str(arguments.repeat)]
     command += ["--threads", str(arguments.ranks // ranks), "--shards", shards, "--fold", fold]
     if not launcher:
         command += ["--ranks", str(ranks)]

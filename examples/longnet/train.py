@@ -16,7 +16,7 @@ curve: a checkpoint has weights, moments and the number of steps, from which eve
 |---|---|
 | `run.json` | the settings; a resumed training must have the same |
 | `checkpoint.safetensors` | weights, moments, the number of steps done |
-| `losses.csv` | a line a step |
+| `losses.csv` | one line per step |
 | `model/` | the model, once it is done |
 """
 
@@ -25,7 +25,9 @@ import json
 import math
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -47,13 +49,13 @@ def numbers(text: str) -> list[int]:
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
     kinds = ("dense", "window", "dilated", "dilated-window")
-    add("--attention", choices=kinds, default="dilated", help="who sees whom; causal all of it")
-    add("--context", type=int, default=16_384, help="bytes a sequence")
+    add("--attention", choices=kinds, default="dilated", help="which queries attend to which keys; causal all of it")
+    add("--context", type=int, default=16_384, help="bytes per sequence")
     add("--batch", type=int, default=1, help="sequences a step")
-    add("--hidden", type=int, default=256, help="numbers a token")
+    add("--hidden", type=int, default=256, help="elements per token")
     add("--layers", type=int, default=4)
     add("--heads", type=int, default=8)
     add("--window", type=int, help=f"bytes that a window sees [{WINDOW}]")
@@ -89,9 +91,10 @@ def config(given: argparse.Namespace) -> LongNetConfig:
     if given.segments is not None and kind in ("dense", "window"):
         raise SystemExit("--segments with an attention that has none: expected a dilated one")
     segments, rates = branches(given)
+    attention: dict[str, Any]
     window = f"sliding_window({WINDOW if given.window is None else given.window})"
     if kind in ("dilated", "dilated-window"):
-        both = {"also": window, "counting": "once"} if kind == "dilated-window" else {}
+        both = {"also": window, "overlap": "union"} if kind == "dilated-window" else {}
         attention = {"dilated": {"segment_lengths": segments, "dilation_rates": rates} | both}
     else:
         attention = {"pattern": window if kind == "window" else "full"}
@@ -143,7 +146,7 @@ class Text:
         entries = range(step * size, (step + 1) * size)
         return self.sequences([splitmix(splitmix(seed) ^ entry) % places for entry in entries])
 
-    def validation(self):
+    def validation(self) -> Iterator[torch.Tensor]:
         """All of the validation text, a sequence at a time."""
         for start in range(self.learnt, len(self.data) - 1, self.context):
             yield self.sequences([start])
@@ -160,16 +163,17 @@ def nats(model: LongNetLM, sequences: torch.Tensor) -> torch.Tensor:
 @torch.no_grad()
 def validate(model: LongNetLM, text: Text) -> float:
     """Bits a byte over all of the validation text."""
-    losses = [nats(model, sequences).item() / math.log(2) for sequences in text.validation()]
-    return sum(losses) / len(losses)
+    losses = [float(nats(model, sequences).item()) for sequences in text.validation()]
+    return sum(loss / math.log(2) for loss in losses) / len(losses)
 
 
 def rate_at(step: int, given: argparse.Namespace) -> float:
     """Up in a line, down in a cosine to a tenth."""
+    rate: float = given.rate
     if step < given.warmup:
-        return given.rate * (step + 1) / given.warmup
+        return rate * (step + 1) / float(given.warmup)
     done = (step - given.warmup) / max(given.steps - given.warmup, 1)
-    return given.rate * (0.55 + 0.45 * math.cos(math.pi * done))
+    return rate * (0.55 + 0.45 * math.cos(math.pi * done))
 
 
 class Optimizer:
@@ -179,13 +183,13 @@ class Optimizer:
         self.model = model
         weights = [x for x in model.parameters() if x.ndim > 1]
         others = [x for x in model.parameters() if x.ndim <= 1]
-        groups = [{"params": weights}, {"params": others, "weight_decay": 0.0}]
+        groups: list[dict[str, Any]] = [{"params": weights}, {"params": others, "weight_decay": 0.0}]
         self.adamw = torch.optim.AdamW(groups, betas=BETAS, eps=EPSILON, weight_decay=DECAY)
 
     def step(self, rate: float) -> float:
         """Returns the length of the gradient before it was cut."""
-        gradients = [x.grad for x in self.model.parameters()]
-        length = math.sqrt(sum(g.double().square().sum().item() for g in gradients))
+        gradients = [x.grad for x in self.model.parameters() if x.grad is not None]
+        length = math.sqrt(sum(float(g.double().square().sum()) for g in gradients))
         if not math.isfinite(length):
             raise SystemExit(f"the gradient's length is {length}")
         if length > LONGEST:
@@ -240,7 +244,7 @@ def write(path: Path, text: str) -> None:
     put(beside, path)
 
 
-def settings(given: argparse.Namespace, text: Text) -> dict:
+def settings(given: argparse.Namespace, text: Text) -> dict[str, Any]:
     """Everything that the curve depends on."""
     apart = ("directory", "checkpoint_every", "text")
     known = {name: value for name, value in vars(given).items() if name not in apart}
@@ -249,8 +253,9 @@ def settings(given: argparse.Namespace, text: Text) -> dict:
 
 def open_run(given: argparse.Namespace, text: Text, optimizer: Optimizer) -> int:
     """Begins a training, or goes on with the one that is there; returns the steps that are done."""
-    given.directory.mkdir(parents=True, exist_ok=True)
-    path, now = given.directory / "run.json", settings(given, text)
+    directory: Path = given.directory
+    directory.mkdir(parents=True, exist_ok=True)
+    path, now = directory / "run.json", settings(given, text)
     if path.exists():
         before = json.loads(path.read_text())
         for name in before.keys() | now.keys():
@@ -261,9 +266,9 @@ def open_run(given: argparse.Namespace, text: Text, optimizer: Optimizer) -> int
                 )
     else:
         write(path, json.dumps(now, indent=2))
-    checkpoint = given.directory / "checkpoint.safetensors"
+    checkpoint = directory / "checkpoint.safetensors"
     done = optimizer.load(checkpoint) if checkpoint.exists() else 0
-    losses = given.directory / "losses.csv"
+    losses = directory / "losses.csv"
     lines = losses.read_text().splitlines()[1 : done + 1] if losses.exists() else []
     if [line.split(",")[0] for line in lines] != [str(step) for step in range(done)]:
         raise SystemExit(f"{losses}: expected a line for each of {done} steps")
@@ -283,7 +288,7 @@ def train(given: argparse.Namespace) -> None:
         for step in range(done, given.steps):
             start = time.perf_counter()
             loss = nats(model, text.batch(given.seed, step, given.batch))
-            loss.backward()
+            torch.autograd.backward(loss)
             length = optimizer.step(rate_at(step, given))
             seconds, bits = time.perf_counter() - start, loss.item() / math.log(2)
             last = step + 1 == given.steps
@@ -297,7 +302,7 @@ def train(given: argparse.Namespace) -> None:
                 optimizer.save(given.directory / "checkpoint.safetensors", step + 1)
             print(
                 f"step {step + 1:>5} of {given.steps}: {bits:.4f} bits a byte, gradient {length:.2f}, "
-                f"{tokens / seconds:.0f} tokens a second",
+                f"{tokens / seconds:.0f} tokens per second",
                 flush=True,
             )
             if due:

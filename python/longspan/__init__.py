@@ -17,6 +17,7 @@ True
 causal & (window(256, 0) | sinks(16))
 """
 
+from longspan._attention import Attention
 from longspan._longspan import (
     Array,
     Dilated,
@@ -48,6 +49,7 @@ from longspan._results import Gradients, Output
 
 __all__ = [
     "Array",
+    "Attention",
     "Dilated",
     "Gradients",
     "Layout",

@@ -1,15 +1,17 @@
 """The compiled part of the package."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol, final, overload
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, final, overload
 
 import numpy
+from numpy.typing import DTypeLike, NDArray
 
 from longspan._results import Gradients, Output
 
 __all__ = [
     "Array",
     "Dilated",
+    "EXECUTION_OPTIONS",
     "Layout",
     "Pattern",
     "Ring",
@@ -22,6 +24,7 @@ __all__ = [
     "butterfly",
     "cache_stats",
     "causal",
+    "check_options",
     "dilated",
     "documents",
     "forward",
@@ -29,6 +32,7 @@ __all__ = [
     "global_tokens",
     "heads",
     "hierarchical",
+    "layout_source",
     "packed",
     "random",
     "raw_backward",
@@ -36,12 +40,14 @@ __all__ = [
     "ring_check",
     "ring_gather",
     "ring_shards",
+    "ring_wire",
     "sinks",
     "sliding_window",
     "strided",
     "window",
 ]
 __version__: str
+EXECUTION_OPTIONS: list[str]
 
 class _Tensor(Protocol):
     """A NumPy array, or any tensor that has DLPack, in the CPU's memory."""
@@ -49,10 +55,16 @@ class _Tensor(Protocol):
     def __dlpack__(self) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
+_Scalar = TypeVar("_Scalar", bound=numpy.generic)
+_Out = TypeVar("_Out", bound=_Tensor)
+_Slopes = Sequence[float] | NDArray[numpy.floating[Any]]
+#: Positions of a shard, in the order of its tokens.
+_Map = Sequence[int] | Sequence[range] | NDArray[numpy.integer[Any]]
+_Integers = Sequence[int] | NDArray[numpy.integer[Any]]
 _Order = Literal["bhsd", "bshd"]
 _Isa = Literal["portable", "neon", "avx2", "avx512", "amx"]
-_Precision = Literal["fastest", "exact"]
-_Counting = Literal["each branch", "once"]
+_Precision = Literal["highest", "widened"]
+_Overlap = Literal["weighted", "union"]
 _What = Pattern | str | Layout | Dilated
 #: A torch.device, or its name.
 _Device = Any
@@ -74,6 +86,8 @@ class Pattern:
         block: int | None = None,
         query_offset: int | None = None,
         key_offset: int | None = None,
+        query_map: _Map | None = None,
+        key_map: _Map | None = None,
         key_ranges: Sequence[tuple[int, int]] | None = None,
         max_work: int | None = None,
     ) -> Layout: ...
@@ -89,10 +103,10 @@ class Pattern:
         key_ranges: Sequence[tuple[int, int]] | None = None,
         width: _Width = "all",
     ) -> Any: ...
-    def __and__(self, other: Pattern, /) -> Pattern: ...
-    def __or__(self, other: Pattern, /) -> Pattern: ...
-    def __rand__(self, other: Pattern, /) -> Pattern: ...
-    def __ror__(self, other: Pattern, /) -> Pattern: ...
+    def __and__(self, other: Pattern | str, /) -> Pattern: ...
+    def __or__(self, other: Pattern | str, /) -> Pattern: ...
+    def __rand__(self, other: Pattern | str, /) -> Pattern: ...
+    def __ror__(self, other: Pattern | str, /) -> Pattern: ...
     def __invert__(self) -> Pattern: ...
     def __copy__(self) -> Pattern: ...
     def __deepcopy__(self, _memo: Any) -> Pattern: ...
@@ -125,10 +139,7 @@ class Layout:
     @property
     def nbytes(self) -> int: ...
     def to_block_mask(self, device: _Device = "cpu", *, width: _Width = "all") -> Any: ...
-    def _block_lists(self, width: _Width) -> tuple[numpy.ndarray, ...]: ...
-    def _source(
-        self,
-    ) -> tuple[Pattern, tuple[int, int], list[tuple[int, int]] | None]: ...
+    def _block_lists(self, width: _Width) -> tuple[NDArray[numpy.int32], ...]: ...
     def __copy__(self) -> Layout: ...
     def __deepcopy__(self, _memo: Any) -> Layout: ...
     def __eq__(self, other: object, /) -> bool: ...
@@ -141,6 +152,18 @@ class Array:
     def shape(self) -> tuple[int, int, int, int]: ...
     @property
     def dtype(self) -> str: ...
+    @overload
+    def to_numpy(self, dtype: Literal["float32"] = "float32") -> NDArray[numpy.float32]: ...
+    @overload
+    def to_numpy(self, dtype: DTypeLike) -> NDArray[Any]: ...
+    def __array__(
+        self, dtype: DTypeLike | None = None, copy: bool | None = None
+    ) -> NDArray[Any]: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    __hash__: ClassVar[None]  # type: ignore[assignment]
+    @staticmethod
+    def _from_bytes(shape: tuple[int, int, int, int], bytes: bytes) -> Array: ...
+    def _to_bytes(self) -> bytes: ...
     def __dlpack__(
         self,
         *,
@@ -160,7 +183,7 @@ class Dilated:
         *,
         within: Pattern | str | None = "full",
         also: Pattern | str | None = None,
-        counting: _Counting = "each branch",
+        overlap: _Overlap = "weighted",
     ) -> Dilated: ...
     @property
     def segment_lengths(self) -> list[int]: ...
@@ -171,7 +194,7 @@ class Dilated:
     @property
     def also(self) -> Pattern | None: ...
     @property
-    def counting(self) -> _Counting: ...
+    def overlap(self) -> _Overlap: ...
     def __copy__(self) -> Dilated: ...
     def __deepcopy__(self, _memo: Any) -> Dilated: ...
     def __getnewargs_ex__(
@@ -191,7 +214,7 @@ class _Post(Protocol):
         self, sends: list[tuple[int, int, int]], receives: list[tuple[int, int, int]]
     ) -> None: ...
     def failed(self) -> bool: ...
-    def wait(self, patience: float) -> tuple[Any, ...] | None: ...
+    def wait(self, timeout: float) -> tuple[Any, ...] | None: ...
 
 @final
 class Ring:
@@ -205,11 +228,12 @@ class Ring:
         dtype: str,
         scale: float | None,
         softcap: float | None,
+        wire: str | float,
         threads: int,
-        patience: float,
+        timeout: float,
     ) -> Ring: ...
     def forward(
-        self, q: _Raw, k: _Raw, v: _Raw, out: _Raw, lse: _Raw, lse_rest: _Raw
+        self, q: _Raw, k: _Raw, v: _Raw, out: _Raw, lse: _Raw, lse_lo: _Raw
     ) -> None: ...
     def backward(
         self,
@@ -218,7 +242,7 @@ class Ring:
         v: _Raw,
         out: _Raw,
         lse: _Raw,
-        lse_rest: _Raw,
+        lse_lo: _Raw,
         dout: _Raw,
         dlse: _Raw | None,
         dq: _Raw,
@@ -236,15 +260,59 @@ def global_tokens(tokens: int) -> Pattern: ...
 def dilated(segment: int, rate: int, offset: int = 0) -> Pattern: ...
 def strided(stride: int) -> Pattern: ...
 def hierarchical(levels: Sequence[tuple[int, int, int]]) -> Pattern: ...
-def documents(lengths: Sequence[int]) -> Pattern: ...
+def documents(lengths: _Integers) -> Pattern: ...
 def packed(
-    query_lengths: Sequence[int], key_lengths: Sequence[int], inner: Pattern | str
+    query_lengths: _Integers, key_lengths: _Integers, inner: Pattern | str
 ) -> Pattern: ...
-def blocks_dilated(block: int, rates: Sequence[int]) -> Pattern: ...
+def blocks_dilated(block: int, rates: _Integers) -> Pattern: ...
 def butterfly(block: int) -> Pattern: ...
 def random(block: int, per_row: int, blocks: int, seed: int) -> Pattern: ...
-def blocks(block: int, rows: Sequence[Sequence[int | tuple[int, int]]]) -> Pattern: ...
+def blocks(
+    block: int, rows: Sequence[Sequence[int | tuple[int, int]]] | NDArray[Any]
+) -> Pattern: ...
 def heads(patterns: Sequence[Pattern | str]) -> Pattern: ...
+@overload
+def attention(
+    q: NDArray[_Scalar],
+    k: _Tensor,
+    v: _Tensor,
+    pattern: _What,
+    *,
+    order: _Order | None = "bhsd",
+    block: int | None = None,
+    out: None = None,
+    return_lse: Literal[False] = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    alibi_slopes: _Slopes | None = None,
+    query_offset: int | None = None,
+    key_offset: int | None = None,
+    key_ranges: Sequence[tuple[int, int]] | None = None,
+    threads: int | None = None,
+    isa: _Isa | None = None,
+    precision: _Precision | None = None,
+) -> NDArray[_Scalar]: ...
+@overload
+def attention(
+    q: NDArray[_Scalar],
+    k: _Tensor,
+    v: _Tensor,
+    pattern: _What,
+    *,
+    order: _Order | None = "bhsd",
+    block: int | None = None,
+    out: None = None,
+    return_lse: Literal[True],
+    scale: float | None = None,
+    softcap: float | None = None,
+    alibi_slopes: _Slopes | None = None,
+    query_offset: int | None = None,
+    key_offset: int | None = None,
+    key_ranges: Sequence[tuple[int, int]] | None = None,
+    threads: int | None = None,
+    isa: _Isa | None = None,
+    precision: _Precision | None = None,
+) -> tuple[NDArray[_Scalar], NDArray[numpy.float32]]: ...
 @overload
 def attention(
     q: _Tensor,
@@ -254,11 +322,53 @@ def attention(
     *,
     order: _Order | None = "bhsd",
     block: int | None = None,
-    out: _Tensor | None = None,
+    out: _Out,
     return_lse: Literal[False] = False,
     scale: float | None = None,
     softcap: float | None = None,
-    alibi_slopes: Sequence[float] | numpy.ndarray | None = None,
+    alibi_slopes: _Slopes | None = None,
+    query_offset: int | None = None,
+    key_offset: int | None = None,
+    key_ranges: Sequence[tuple[int, int]] | None = None,
+    threads: int | None = None,
+    isa: _Isa | None = None,
+    precision: _Precision | None = None,
+) -> _Out: ...
+@overload
+def attention(
+    q: _Tensor,
+    k: _Tensor,
+    v: _Tensor,
+    pattern: _What,
+    *,
+    order: _Order | None = "bhsd",
+    block: int | None = None,
+    out: _Out,
+    return_lse: Literal[True],
+    scale: float | None = None,
+    softcap: float | None = None,
+    alibi_slopes: _Slopes | None = None,
+    query_offset: int | None = None,
+    key_offset: int | None = None,
+    key_ranges: Sequence[tuple[int, int]] | None = None,
+    threads: int | None = None,
+    isa: _Isa | None = None,
+    precision: _Precision | None = None,
+) -> tuple[_Out, NDArray[numpy.float32]]: ...
+@overload
+def attention(
+    q: _Tensor,
+    k: _Tensor,
+    v: _Tensor,
+    pattern: _What,
+    *,
+    order: _Order | None = "bhsd",
+    block: int | None = None,
+    out: None = None,
+    return_lse: Literal[False] = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    alibi_slopes: _Slopes | None = None,
     query_offset: int | None = None,
     key_offset: int | None = None,
     key_ranges: Sequence[tuple[int, int]] | None = None,
@@ -275,18 +385,39 @@ def attention(
     *,
     order: _Order | None = "bhsd",
     block: int | None = None,
-    out: _Tensor | None = None,
+    out: None = None,
     return_lse: Literal[True],
     scale: float | None = None,
     softcap: float | None = None,
-    alibi_slopes: Sequence[float] | numpy.ndarray | None = None,
+    alibi_slopes: _Slopes | None = None,
     query_offset: int | None = None,
     key_offset: int | None = None,
     key_ranges: Sequence[tuple[int, int]] | None = None,
     threads: int | None = None,
     isa: _Isa | None = None,
     precision: _Precision | None = None,
-) -> tuple[Any, numpy.ndarray]: ...
+) -> tuple[Any, NDArray[numpy.float32]]: ...
+@overload
+def attention(
+    q: _Tensor,
+    k: _Tensor,
+    v: _Tensor,
+    pattern: _What,
+    *,
+    order: _Order | None = "bhsd",
+    block: int | None = None,
+    out: _Tensor | None = None,
+    return_lse: bool,
+    scale: float | None = None,
+    softcap: float | None = None,
+    alibi_slopes: _Slopes | None = None,
+    query_offset: int | None = None,
+    key_offset: int | None = None,
+    key_ranges: Sequence[tuple[int, int]] | None = None,
+    threads: int | None = None,
+    isa: _Isa | None = None,
+    precision: _Precision | None = None,
+) -> Any: ...
 def forward(
     q: _Tensor,
     k: _Tensor,
@@ -298,7 +429,7 @@ def forward(
     out: _Tensor | None = None,
     scale: float | None = None,
     softcap: float | None = None,
-    alibi_slopes: Sequence[float] | numpy.ndarray | None = None,
+    alibi_slopes: _Slopes | None = None,
     query_offset: int | None = None,
     key_offset: int | None = None,
     key_ranges: Sequence[tuple[int, int]] | None = None,
@@ -310,16 +441,16 @@ def backward(
     q: _Tensor,
     k: _Tensor,
     v: _Tensor,
-    output: Output | tuple[_Tensor, _Tensor],
+    output: Output | tuple[_Tensor, _Tensor] | tuple[_Tensor, _Tensor, _Tensor],
     dout: _Tensor,
-    pattern: _What,
+    pattern: _What | None = None,
     *,
     dlse: _Tensor | None = None,
-    order: _Order | None = "bhsd",
+    order: _Order | None = None,
     block: int | None = None,
     scale: float | None = None,
     softcap: float | None = None,
-    alibi_slopes: Sequence[float] | numpy.ndarray | None = None,
+    alibi_slopes: _Slopes | None = None,
     query_offset: int | None = None,
     key_offset: int | None = None,
     key_ranges: Sequence[tuple[int, int]] | None = None,
@@ -333,7 +464,7 @@ def raw_forward(
     v: _Raw,
     out: _Raw,
     lse: _Raw,
-    lse_rest: _Raw | None,
+    lse_lo: _Raw | None,
     pattern: _What,
     **options: Any,
 ) -> None: ...
@@ -343,7 +474,7 @@ def raw_backward(
     v: _Raw,
     out: _Raw,
     lse: _Raw,
-    lse_rest: _Raw | None,
+    lse_lo: _Raw | None,
     dout: _Raw,
     dlse: _Raw | None,
     dq: _Raw,
@@ -352,7 +483,14 @@ def raw_backward(
     pattern: _What,
     **options: Any,
 ) -> None: ...
+def check_options(
+    pattern: _What, **options: Any
+) -> tuple[Pattern | Layout | Dilated, dict[str, Any]]: ...
+def layout_source(
+    layout: Layout,
+) -> tuple[Pattern, tuple[int, int], list[tuple[int, int]] | None]: ...
 def ring_check(pattern: Pattern | str, tokens: int, heads: int) -> None: ...
-def ring_gather(post: _Post, mine: bytes, patience: float) -> list[bytes]: ...
+def ring_gather(post: _Post, mine: bytes, timeout: float) -> list[bytes]: ...
+def ring_wire(wire: str | float) -> None: ...
 def ring_shards(shards: str, tokens: int, ranks: int) -> list[list[tuple[int, int, int]]]: ...
 def cache_stats() -> dict[str, int]: ...

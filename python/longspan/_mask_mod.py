@@ -4,9 +4,9 @@ What is made here is arithmetic on tensors with constants, so that torch compile
 kernels, on any device. The expression is read from the pattern's text, which holds all of it.
 
 Constants depend on the sizes at hand. A query's number and its position differ by an offset; where
-``packed`` begins anew in each sequence, they are looked up in a table with one entry a token, and so
+``packed`` restarts at 0 in each sequence, they are looked up in a table with one entry per token, and so
 is the number of a token's document. The blocks that ``random`` has drawn, or ``blocks`` lists, are a
-few ranges a row, or bits where there are many.
+few ranges per row, or bits where there are many.
 
 Numbers are 32 bits wide, as in FlexAttention's kernels, unless positions need 64; an argument that
 is larger than any position can be is cut down to the largest number, which says the same.
@@ -29,7 +29,7 @@ from longspan import _longspan
 
 #: Positions below it, and their differences, are held in 32 bits.
 NARROW = 1 << 30
-#: Ranges a row that are compared one by one; bits are looked up where a row has more.
+#: Ranges per row that are compared one by one; bits are looked up where a row has more.
 MOST_RANGES = 8
 #: Tokens of the largest block. Tables go on for so many: a kernel may look where a block ends.
 PADDING = 256
@@ -76,7 +76,7 @@ class Places(NamedTuple):
 
 def mask_mod(layout: _longspan.Layout, device: torch.device) -> MaskMod:
     """The ``mask_mod`` of a layout: what its pattern says, its offsets and its padding."""
-    pattern, (query_offset, key_offset), key_ranges = layout._source()
+    pattern, (query_offset, key_offset), key_ranges = _longspan.layout_source(layout)
     q = query_offset + numpy.arange(layout.tokens_q, dtype="int64")
     k = key_offset + numpy.arange(layout.tokens_k, dtype="int64")
     farthest = max((int(abs(x).max(initial=0)) for x in (q, k)))
@@ -347,7 +347,7 @@ def block_rows(places: Places, block: int, pattern: _longspan.Pattern) -> Rule:
     if rows * words >= 1 << 31:
         raise ValueError(
             f"{rows} rows of {columns} blocks, expected a table of at most 2^36 of them: "
-            f"use larger blocks, or at most {MOST_RANGES} ranges a row in place of {most}"
+            f"use larger blocks, or at most {MOST_RANGES} ranges per row in place of {most}"
         )
     bits = numpy.zeros((rows, words * 4), dtype="uint8")
     for row, count in enumerate(counts[0, 0]):

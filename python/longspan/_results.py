@@ -5,22 +5,56 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import numpy
+    from numpy.typing import NDArray
+    from typing_extensions import Self
+
+    from longspan._longspan import Dilated, Layout, Pattern
 
 
-class Output(NamedTuple):
-    """What ``forward`` found, and ``backward`` needs."""
-
+class _Output(NamedTuple):
     out: Any
-    """One weighted sum of values a query: axes as the queries, head dim of the values."""
-    lse: numpy.ndarray
+    """One weighted sum of values per query: axes as the queries, head dim of the values."""
+    lse: NDArray[numpy.float32]
     """The log-sum-exp of each row, f32, ``(batch, heads, tokens)``; -inf where nothing is seen."""
-    lse_rest: numpy.ndarray
-    """What rounding ``lse`` to f32 left out."""
+    lse_lo: NDArray[numpy.float32]
+    """The low part of the log-sum-exp: ``lse + lse_lo`` is a double-f32."""
+
+
+class Output(_Output):
+    """The results of a forward pass, and what its backward pass needs besides the inputs.
+
+    A tuple ``(out, lse, lse_lo)`` that also holds the pattern and the options it was computed
+    with, so that ``backward`` uses the same.
+    """
+
+    pattern: Pattern | str | Layout | Dilated | None
+    """The pattern of the forward pass."""
+    options: Mapping[str, Any] | None
+    """The options that the forward pass was given; None of a tuple that was made by hand."""
+
+    def __new__(
+        cls,
+        out: Any,
+        lse: Any,
+        lse_lo: Any,
+        pattern: Pattern | str | Layout | Dilated | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> Self:
+        self = super().__new__(cls, out, lse, lse_lo)
+        self.pattern, self.options = pattern, options
+        return self
+
+    def _replace(self, **fields: Any) -> Self:
+        """A copy with other fields, of the same pattern and options."""
+        parts: dict[str, Any] = {**self._asdict(), **fields}
+        return type(self)(**parts, pattern=self.pattern, options=self.options)
 
 
 class Gradients(NamedTuple):
-    """What ``backward`` found: axes as their tensors."""
+    """What ``backward`` returns: axes as their tensors."""
 
     dq: Any
     dk: Any

@@ -1,4 +1,4 @@
-//! Numbers that NumPy has no type for.
+//! Elements that NumPy has no type for.
 //!
 //! Results of bf16 tensors that aren't NumPy's come back as an [`Array`], which owns its memory and
 //! hands it out by DLPack: `torch.from_dlpack(array)` copies nothing.
@@ -7,9 +7,12 @@ use std::sync::Arc;
 
 use longspan::ElementType;
 use pyo3::exceptions::{PyBufferError, PyMemoryError};
+use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyBytes, PyTuple};
 
 use crate::dlpack::{self, DataType, Export, Form};
+use crate::errors;
 use crate::tensor::Tensor;
 
 /// A cache line of elements.
@@ -23,7 +26,7 @@ struct Memory {
     count: usize,
 }
 
-// SAFETY: an address of plain numbers, freed once, by `drop`. Reads and writes go through `Tensor`
+// SAFETY: an address of plain elements, freed once, by `drop`. Reads and writes go through `Tensor`
 // and capsules of DLPack, whose conditions hold for them.
 unsafe impl Send for Memory {}
 // SAFETY: as above; the pointer itself doesn't change.
@@ -56,7 +59,7 @@ impl Drop for Memory {
     }
 }
 
-/// A contiguous array of bf16 numbers, as results have where tensors of bf16 aren't NumPy's.
+/// A contiguous array of bf16 elements, as results have where tensors of bf16 aren't NumPy's.
 ///
 /// Hand it to a library that knows bf16; nothing is copied:
 ///
@@ -68,14 +71,18 @@ pub(crate) struct Array {
 }
 
 impl Array {
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: `Memory::new` made room for the elements, which are bytes as any others.
+        unsafe { std::slice::from_raw_parts(self.memory.lines.cast(), 2 * elements(self.shape)) }
+    }
+
     /// An array of zeros, and it as a tensor to write.
     pub(crate) fn zeros(
         py: Python<'_>,
         name: &'static str,
         shape: [usize; 4],
     ) -> PyResult<(Py<PyAny>, Tensor)> {
-        let elements = shape.iter().fold(1_usize, |product, &len| product.saturating_mul(len));
-        let memory = Arc::new(Memory::new(elements.div_ceil(32))?);
+        let memory = Arc::new(Memory::new(elements(shape).div_ceil(32))?);
         let data = memory.lines.cast();
         let array = Py::new(py, Array { memory, shape })?.into_any();
         // SAFETY: `Memory::new` made room for the elements, the array owns it, and the tensor holds
@@ -86,8 +93,81 @@ impl Array {
     }
 }
 
+fn elements(shape: [usize; 4]) -> usize {
+    shape.iter().fold(1_usize, |product, &len| product.saturating_mul(len))
+}
+
 #[pymethods]
 impl Array {
+    /// An array of the bytes of its elements. For the package's own Python part.
+    #[staticmethod]
+    fn _from_bytes(shape: [usize; 4], bytes: &[u8]) -> PyResult<Self> {
+        let expected = elements(shape).saturating_mul(2);
+        if bytes.len() != expected {
+            return Err(errors::value(format!(
+                "there are {} bytes, expected {expected} for shape {shape:?}",
+                bytes.len()
+            )));
+        }
+        let memory = Memory::new(elements(shape).div_ceil(32))?;
+        // SAFETY: the memory, made just now, has room for so many bytes.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), memory.lines.cast(), bytes.len()) };
+        Ok(Array { memory: Arc::new(memory), shape })
+    }
+
+    /// The bytes of its elements. For the package's own Python part.
+    fn _to_bytes<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, self.bytes())
+    }
+
+    /// A NumPy array with the same elements, which is a copy. `dtype` is any floating-point type;
+    /// f32 holds every bf16 element exactly. For bf16 itself it is `ml_dtypes.bfloat16`.
+    #[pyo3(signature = (dtype=None), text_signature = "($self, dtype='float32')")]
+    fn to_numpy<'py>(
+        slf: &Bound<'py, Self>,
+        dtype: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let py = slf.py();
+        let dtype = dtype.unwrap_or_else(|| intern!(py, "float32").clone().into_any());
+        py.import("longspan._restore")?.call_method1("to_numpy", (slf, dtype))
+    }
+
+    /// `numpy.asarray(array, dtype)`; without a dtype a `TypeError`, as NumPy has no bf16.
+    #[pyo3(signature = (dtype=None, copy=None))]
+    fn __array__<'py>(
+        slf: &Bound<'py, Self>,
+        dtype: Option<Bound<'py, PyAny>>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        if dtype.is_none() {
+            return Err(errors::kind(
+                "a longspan.Array holds bf16, which NumPy has no type for: use array.to_numpy() for \
+                 f32, numpy.asarray(array, dtype) for another type (ml_dtypes.bfloat16 too), or \
+                 torch.from_dlpack(array)",
+            ));
+        }
+        if copy == Some(false) {
+            return Err(errors::value(
+                "copy is False, and a longspan.Array can't share its memory with NumPy: leave copy out",
+            ));
+        }
+        Array::to_numpy(slf, dtype)
+    }
+
+    /// Whether another array has the same shape and the same bits.
+    fn __eq__(&self, other: &Bound<'_, PyAny>) -> Py<PyAny> {
+        let py = other.py();
+        let Ok(other) = other.cast::<Array>() else { return py.NotImplemented() };
+        let equal = self.shape == other.get().shape && self.bytes() == other.get().bytes();
+        PyBool::new(py, equal).to_owned().into_any().unbind()
+    }
+
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyTuple>> {
+        let restore = slf.py().import("longspan._restore")?.getattr("array")?;
+        let array = slf.get();
+        (restore, (array.shape(), array._to_bytes(slf.py()))).into_pyobject(slf.py())
+    }
+
     /// How many elements each axis has.
     #[getter]
     fn shape(&self) -> (usize, usize, usize, usize) {

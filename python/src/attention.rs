@@ -2,11 +2,12 @@
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyTuple, PyType};
+use pyo3::types::{PyDict, PyString, PyTuple, PyType};
 
-use crate::call::{Call, Found};
+use crate::call::{Call, Saved};
 use crate::errors;
 use crate::options::Options;
+use crate::pattern::Pattern;
 use crate::tensor::Tensor;
 
 /// A class of the package's Python part.
@@ -34,15 +35,16 @@ fn class<'py>(
 /// else a `longspan.Array` for `torch.from_dlpack`. With `return_lse` also the log-sum-exp of each
 /// row, f32, `(batch, heads, tokens)`.
 ///
-/// Other Python threads run meanwhile. Ctrl-C ends the call; `out` then holds anything.
+/// Other Python threads run meanwhile. Ctrl-C ends the call; the contents of `out` are then undefined.
 ///
 /// - `block`, `query_offset`, `key_offset`, `key_ranges`: see `Pattern.compile`.
 /// - `scale`: what scores are multiplied by, `1 / sqrt(dim)` where left out.
 /// - `softcap`: scores become `cap * tanh(score / cap)`.
-/// - `alibi_slopes`: one a query head; `slope * |query - key|` is taken off scores.
+/// - `alibi_slopes`: one per query head; `slope * |query - key|` is subtracted from scores.
 /// - `threads`: how many work on it, all CPUs where left out; results don't depend on it.
 /// - `isa`: the instruction set, the fastest where left out.
-/// - `precision`: `"exact"` to multiply f32 numbers where bf16 on a matrix unit would be faster.
+/// - `precision`: `"highest"` (the default): products at the precision of the tensors; `"widened"`: f32
+///   products of bf16, too, where a matrix unit would be faster.
 ///
 /// >>> import longspan, numpy
 /// >>> q = numpy.random.default_rng(0).standard_normal((1, 4, 1000, 32), dtype="float32")
@@ -82,9 +84,10 @@ pub(crate) fn attention<'py>(
     }
 }
 
-/// The forward pass, with all that `backward` needs: `Output(out, lse, lse_rest)`.
+/// The forward pass, with all that `backward` needs: `Output(out, lse, lse_lo)`, which also holds
+/// the pattern and the options.
 ///
-/// `lse` is the log-sum-exp of each row in f32, `(batch, heads, tokens)`; `lse_rest` is what
+/// `lse` is the log-sum-exp of each row in f32, `(batch, heads, tokens)`; `lse_lo` is what
 /// rounding it left out, so that gradients are exact however large scores are. Arguments are those
 /// of `attention`.
 ///
@@ -93,7 +96,7 @@ pub(crate) fn attention<'py>(
 /// >>> output = longspan.forward(x, x, x, "window(8, 8)")
 /// >>> output.lse.shape
 /// (1, 2, 50)
-/// >>> dq, dk, dv = longspan.backward(x, x, x, output, numpy.ones_like(output.out), "window(8, 8)")
+/// >>> dq, dk, dv = longspan.backward(x, x, x, output, numpy.ones_like(output.out))
 /// >>> bool(abs(dv.sum() - output.out.size) < 1e-2)  # each row's weights sum to 1
 /// True
 #[pyfunction]
@@ -112,36 +115,41 @@ pub(crate) fn forward<'py>(
     out: Option<&Bound<'py, PyAny>>,
     options: Option<&Bound<'py, PyDict>>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    static OUTPUT: PyOnceLock<Py<PyType>> = PyOnceLock::new();
-    let call = Call::import([q, k, v], pattern, Options::read("forward", options)?)?;
+    let options = Options::read("forward", options)?;
+    let kept = options.to_dict(py)?;
+    let call = Call::import([q, k, v], pattern, options)?;
     let (result, mut tensor) = match out {
         Some(out) => (out.clone(), Tensor::import("out", out)?),
         None => call.new_tensor("out", call.output, q)?,
     };
     let (lse, mut rows) = call.new_rows(py, "lse")?;
-    let (rest, mut rest_rows) = call.new_rows(py, "lse_rest")?;
+    let (rest, mut rest_rows) = call.new_rows(py, "lse_lo")?;
     let rest_rows = rest_rows.rows_mut(call.output)?;
     call.forward(py, &mut tensor, rows.rows_mut(call.output)?, Some(rest_rows))?;
-    class(py, &OUTPUT, "Output")?.call1((result, lse, rest))
+    output_class(py)?.call1((result, lse, rest, pattern, kept))
 }
 
 /// The gradients of `forward`: `Gradients(dq, dk, dv)`.
 ///
-/// `output` is what `forward` returned, or `(out, lse)`, at the cost of exactness where the
-/// log-sum-exp is large. `dout` is the gradient with respect to `out`, and `dlse` that with respect
-/// to the log-sum-exp, if there is one. `pattern` and the options have to be those of the forward
-/// pass.
+/// `output` is what `forward` returned: it holds the pattern and the options of the forward pass,
+/// which the backward pass uses. `block`, `threads`, `isa` and `precision` may be others here; a
+/// pattern or any other option that is given again and contradicts is a `ValueError`. A plain tuple
+/// `(out, lse, lse_lo)`, or `(out, lse)` at the cost of exactness where the log-sum-exp is large,
+/// holds neither: give `pattern` and the options of the forward pass with it.
+///
+/// `dout` is the gradient with respect to `out`, `dlse` that with respect to the log-sum-exp, if
+/// there is one.
 ///
 /// >>> import longspan, numpy
 /// >>> x = numpy.random.default_rng(0).standard_normal((1, 2, 50, 8), dtype="float32")
 /// >>> output = longspan.forward(x, x, x, "causal")
-/// >>> gradients = longspan.backward(x, x, x, output, x, "causal")
+/// >>> gradients = longspan.backward(x, x, x, output, x)
 /// >>> gradients.dk.shape
 /// (1, 2, 50, 8)
 #[pyfunction]
 #[pyo3(
-    signature = (q, k, v, output, dout, pattern, *, dlse=None, **options),
-    text_signature = "(q, k, v, output, dout, pattern, *, dlse=None, order='bhsd', block=None, \
+    signature = (q, k, v, output, dout, pattern=None, *, dlse=None, **options),
+    text_signature = "(q, k, v, output, dout, pattern=None, *, dlse=None, order=None, block=None, \
         scale=None, softcap=None, alibi_slopes=None, query_offset=None, key_offset=None, \
         key_ranges=None, threads=None, isa=None, precision=None)"
 )]
@@ -153,30 +161,75 @@ pub(crate) fn backward<'py>(
     v: &Bound<'py, PyAny>,
     output: &Bound<'py, PyAny>,
     dout: &Bound<'py, PyAny>,
-    pattern: &Bound<'py, PyAny>,
+    pattern: Option<&Bound<'py, PyAny>>,
     dlse: Option<&Bound<'py, PyAny>>,
     options: Option<&Bound<'py, PyDict>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     static GRADIENTS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
-    let call = Call::import([q, k, v], pattern, Options::read("backward", options)?)?;
-    let (out, lse, lse_rest) = parts(output)?;
+    let tensors = [Tensor::import("q", q)?, Tensor::import("k", k)?, Tensor::import("v", v)?];
+    let (pattern, options) = of_forward(&tensors[0], output, pattern, options)?;
+    let call = Call::new(tensors, &pattern, options)?;
+    let (out, lse, lse_lo) = parts(output)?;
     let out = Tensor::import("out", &out)?;
     let lse = Tensor::import("lse", &lse)?;
-    let lse_rest = lse_rest.map(|rest| Tensor::import("lse_rest", &rest)).transpose()?;
+    let lse_lo = lse_lo.map(|rest| Tensor::import("lse_lo", &rest)).transpose()?;
     let dout = Tensor::import("dout", dout)?;
     let dlse = dlse.map(|dlse| Tensor::import("dlse", dlse)).transpose()?;
-    let found = Found {
-        out: &out,
-        lse: &lse,
-        lse_rest: lse_rest.as_ref(),
-        dout: &dout,
-        dlse: dlse.as_ref(),
-    };
+    let saved =
+        Saved { out: &out, lse: &lse, lse_lo: lse_lo.as_ref(), dout: &dout, dlse: dlse.as_ref() };
     let (dq, mut dq_tensor) = call.new_tensor("dq", call.queries, q)?;
     let (dk, mut dk_tensor) = call.new_tensor("dk", call.k.dims(call.order)?, q)?;
     let (dv, mut dv_tensor) = call.new_tensor("dv", call.v.dims(call.order)?, q)?;
-    call.backward(py, &found, [&mut dq_tensor, &mut dk_tensor, &mut dv_tensor])?;
+    call.backward(py, &saved, [&mut dq_tensor, &mut dk_tensor, &mut dv_tensor])?;
     class(py, &GRADIENTS, "Gradients")?.call1((dq, dk, dv))
+}
+
+/// The pattern and the options of the forward pass that made `output`, where it holds them, checked
+/// against those that `backward` was given; else the latter.
+fn of_forward<'py>(
+    q: &Tensor,
+    output: &Bound<'py, PyAny>,
+    pattern: Option<&Bound<'py, PyAny>>,
+    options: Option<&Bound<'py, PyDict>>,
+) -> PyResult<(Bound<'py, PyAny>, Options)> {
+    let py = output.py();
+    let given = Options::read("backward", options)?;
+    let held = match output.is_instance(output_class(py)?)? {
+        true => output.getattr("options")?.extract::<Option<Bound<'py, PyDict>>>()?,
+        false => None,
+    };
+    let Some(held) = held else {
+        return match pattern {
+            Some(pattern) => Ok((pattern.clone(), given)),
+            None => Err(errors::kind(
+                "pattern is missing, and output is a plain tuple, which doesn't hold that of the \
+                 forward pass: give pattern, and the options of the forward pass",
+            )),
+        };
+    };
+    let forward = output.getattr("pattern")?;
+    if let Some(pattern) = pattern.filter(|pattern| !pattern.is(&forward)) {
+        let parsed = |pattern: &Bound<'py, PyAny>| match pattern.is_instance_of::<PyString>() {
+            true => py.get_type::<Pattern>().call1((pattern,)),
+            false => Ok(pattern.clone()),
+        };
+        let (pattern, forward) = (parsed(pattern)?, parsed(&forward)?);
+        if !pattern.eq(&forward)? {
+            return Err(errors::value(format!(
+                "pattern is {}, but the forward pass had {}: leave pattern out, as `output` holds \
+                 that of the forward pass",
+                pattern.repr()?,
+                forward.repr()?
+            )));
+        }
+    }
+    let options = Options::read("backward", Some(&held))?.again(py, given, q.head_dim())?;
+    Ok((forward, options))
+}
+
+fn output_class(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
+    static OUTPUT: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    class(py, &OUTPUT, "Output")
 }
 
 /// The parts of what `forward` returned.
@@ -188,7 +241,7 @@ fn parts<'py>(
         Ok(parts) if [2, 3].contains(&parts.len()) => parts,
         _ => {
             return Err(errors::kind(format!(
-                "output is a {}, expected what forward returned: (out, lse, lse_rest), or \
+                "output is a {}, expected what forward returned: (out, lse, lse_lo), or \
                  (out, lse)",
                 output.get_type().name()?
             )));

@@ -27,7 +27,7 @@ use crate::signals::{self, Watch};
 /// Lines that are written between two looks at signals.
 const LINES: usize = 4_096;
 
-/// How many numbers a line of indices has room for.
+/// How many indices a line has room for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Width {
     /// As many as there are blocks across.

@@ -4,10 +4,11 @@
 //! objects ──import──▶ Tensor ──view──▶ longspan::View ──▶ kernels, without the interpreter's lock
 //! ```
 //!
-//! Results are new NumPy arrays, or an [`Array`] for numbers that NumPy has no type for.
+//! Results are new NumPy arrays, or an [`Array`] for elements that NumPy has no type for.
 
 use longspan::{
-    Arrived, Dims, ElementType, GradientsMut, Hook, Inputs, Order, OutputMut, Progress,
+    Dims, ElementType, GradientsMut, Hook, Inputs, Order, OutputGradient, OutputMut, OutputRef,
+    Progress,
 };
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
@@ -40,7 +41,7 @@ impl Call {
     ) -> PyResult<Self> {
         k.same_element(&q)?;
         v.same_element(&q)?;
-        let order = options.order;
+        let order = options.order();
         let (queries, keys, values) = (q.dims(order)?, k.dims(order)?, v.dims(order)?);
         let engine = options.engine(pattern, queries, keys)?;
         let output = Dims { dim: values.dim, ..queries };
@@ -62,12 +63,12 @@ impl Call {
         py: Python<'_>,
         out: &mut Tensor,
         lse: &mut [f32],
-        lse_rest: Option<&mut [f32]>,
+        lse_lo: Option<&mut [f32]>,
     ) -> PyResult<()> {
         out.same_element(&self.q)?;
         with_element!(self.q.element(), E => {
             let inputs = self.inputs::<E>()?;
-            let output = OutputMut { out: out.view_mut(self.order)?, lse, lse_rest };
+            let output = OutputMut { out: out.view_mut(self.order)?, lse, lse_lo };
             compute(py, |hook| self.engine.forward(inputs, output, hook))
         })
     }
@@ -76,27 +77,29 @@ impl Call {
     pub(crate) fn backward(
         &self,
         py: Python<'_>,
-        arrived: &Found<'_>,
+        saved: &Saved<'_>,
         [dq, dk, dv]: [&mut Tensor; 3],
     ) -> PyResult<()> {
-        for tensor in [arrived.out, arrived.dout, &*dq, &*dk, &*dv] {
+        for tensor in [saved.out, saved.dout, &*dq, &*dk, &*dv] {
             tensor.same_element(&self.q)?;
         }
         with_element!(self.q.element(), E => {
             let inputs = self.inputs::<E>()?;
-            let arrived = Arrived {
-                out: arrived.out.view(self.order)?,
-                lse: arrived.lse.rows(self.output)?,
-                lse_rest: arrived.lse_rest.map(|rest| rest.rows(self.output)).transpose()?,
-                dout: arrived.dout.view(self.order)?,
-                dlse: arrived.dlse.map(|dlse| dlse.rows(self.output)).transpose()?,
+            let output = OutputRef {
+                out: saved.out.view(self.order)?,
+                lse: saved.lse.rows(self.output)?,
+                lse_lo: saved.lse_lo.map(|lo| lo.rows(self.output)).transpose()?,
+            };
+            let gradient = OutputGradient {
+                dout: saved.dout.view(self.order)?,
+                dlse: saved.dlse.map(|dlse| dlse.rows(self.output)).transpose()?,
             };
             let gradients = GradientsMut {
                 dq: dq.view_mut(self.order)?,
                 dk: dk.view_mut(self.order)?,
                 dv: dv.view_mut(self.order)?,
             };
-            compute(py, |hook| self.engine.backward(inputs, arrived, gradients, hook))
+            compute(py, |hook| self.engine.backward(inputs, output, gradient, gradients, hook))
         })
     }
 
@@ -118,8 +121,8 @@ impl Call {
         let py = like.py();
         let Dims { batch, tokens, heads, dim } = dims;
         let shape = match self.order {
-            Order::BatchHeadTokenDim => [batch, heads, tokens, dim],
-            Order::BatchTokenHeadDim => [batch, tokens, heads, dim],
+            Order::Bhsd => [batch, heads, tokens, dim],
+            Order::Bshd => [batch, tokens, heads, dim],
         };
         let of_numpy = like.is_instance(ndarray(py)?)?;
         let array = match self.q.element() {
@@ -135,7 +138,7 @@ impl Call {
         Ok((array, tensor))
     }
 
-    /// A new NumPy array with a number for each row.
+    /// A new NumPy array with one f32 per row.
     pub(crate) fn new_rows<'py>(
         &self,
         py: Python<'py>,
@@ -149,15 +152,15 @@ impl Call {
 }
 
 /// What the forward pass found, and the gradients that arrive at it.
-pub(crate) struct Found<'a> {
+pub(crate) struct Saved<'a> {
     pub(crate) out: &'a Tensor,
     pub(crate) lse: &'a Tensor,
-    pub(crate) lse_rest: Option<&'a Tensor>,
+    pub(crate) lse_lo: Option<&'a Tensor>,
     pub(crate) dout: &'a Tensor,
     pub(crate) dlse: Option<&'a Tensor>,
 }
 
-/// Runs a pass without the interpreter's lock, asking for signals between tiles.
+/// Runs a pass without the interpreter's lock, checking for signals between tiles.
 fn compute(
     py: Python<'_>,
     pass: impl FnOnce(Hook<'_>) -> longspan::Result<()> + Send,

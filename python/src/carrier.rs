@@ -3,20 +3,20 @@
 //! ```text
 //! hop ─▶ post.start(sends, receives)      with the interpreter's lock, microseconds
 //!     ─▶ kernels                          without it; every 50 ms: signals, post.failed()
-//!     ─▶ post.wait(patience)              Python waits, and lets go of the lock meanwhile
+//!     ─▶ post.wait(timeout)              Python waits, and lets go of the lock meanwhile
 //!
-//! farewell ─▶ post.tell(bytes), post.heard(patience) …, post.told(patience)
+//! broadcast_abort ─▶ post.tell(bytes), post.heard(timeout) …, post.told(timeout)
 //! ```
 //!
 //! Python is given the addresses of buffers, and makes tensors of them that share their memory.
-//! After a failure nobody knows whether the engine still reads or writes there, so whatever
-//! doesn't end well (a panic too) leaves its buffers where they are for good.
+//! After a failure the engine may still read or write there, so a hop that fails (by a panic too)
+//! leaks its buffers.
 
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use longspan_ring::{Failure, Hear, Hop, Meanwhile, Transport};
+use longspan_ring::{AbortListener, Failure, Hop, Meanwhile, Transport};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -79,9 +79,9 @@ impl Carrier {
     }
 
     /// Waits until everything has arrived and left.
-    fn wait(&self, patience: Duration) -> Result<(), Failure> {
+    fn wait(&self, timeout: Duration) -> Result<(), Failure> {
         let failure = self.call(|post| {
-            let ended = post.call_method1("wait", (patience.as_secs_f64(),))?;
+            let ended = post.call_method1("wait", (timeout.as_secs_f64(),))?;
             if ended.is_none() { Ok(None) } else { failure(&ended).map(Some) }
         })?;
         failure.map_or(Ok(()), Err)
@@ -98,7 +98,7 @@ impl Transport for Carrier {
     }
 
     fn hop(&mut self, hop: Hop<'_>, meanwhile: &mut Meanwhile<'_>) -> Result<(), Failure> {
-        let patience = hop.patience;
+        let timeout = hop.timeout;
         let mut lent = Lent { hop, returned: false };
         let (sends, receives) = lent.places();
         let alone = sends.is_empty() && receives.is_empty();
@@ -124,15 +124,15 @@ impl Transport for Carrier {
         });
         stopped?;
         if !alone {
-            self.wait(patience)?;
+            self.wait(timeout)?;
         }
         lent.returned = true;
         Ok(())
     }
 
-    fn farewell(&mut self, told: &[u8], hear: &mut Hear<'_>, patience: Duration) {
+    fn broadcast_abort(&mut self, told: &[u8], hear: &mut AbortListener<'_>, timeout: Duration) {
         let start = Instant::now();
-        let left = || patience.saturating_sub(start.elapsed()).as_secs_f64();
+        let left = || timeout.saturating_sub(start.elapsed()).as_secs_f64();
         // What goes wrong here is nothing to what has gone wrong before.
         let _ = self.call(|post| {
             post.call_method1("tell", (PyBytes::new(post.py(), told),))?;
@@ -191,7 +191,7 @@ fn failure(ended: &Bound<'_, PyAny>) -> PyResult<Failure> {
         }
         "late" => {
             let (_, from, to, waited): (String, Vec<usize>, Vec<usize>, f64) = ended.extract()?;
-            Ok(Failure::Late { from, to, waited: Duration::from_secs_f64(waited) })
+            Ok(Failure::Timeout { from, to, waited: Duration::from_secs_f64(waited) })
         }
         other => Err(errors::value(format!("wait() returned {other:?}, expected gone or late"))),
     }

@@ -2,13 +2,14 @@
 
 use std::fmt::Write;
 
-use longspan::{Branch, Counting, Dilated as Engine, Pattern as Rule};
+use longspan::{Branch, Dilated as Engine, Overlap, Pattern as Rule};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
+use crate::arguments::Wholes;
 use crate::errors;
 use crate::pattern::Pattern;
-use crate::primitives::{Whole, inner};
+use crate::primitives::inner;
 
 /// LongNet's dilated attention (arXiv 2307.02486): what `attention`, `forward` and `backward` take
 /// in place of a pattern.
@@ -24,8 +25,8 @@ use crate::primitives::{Whole, inner};
 /// `also` is a pattern, or the text of one, that queries see besides their branches, such as a window:
 /// one more branch, over all tokens and the same for all heads, cut like the others.
 ///
-/// `counting` says how often a key counts that several branches have: `"each branch"` is the paper,
-/// `"once"` is attention over the union of the branches' sets.
+/// `overlap` says how often a key counts that several branches have: `"weighted"` is the paper,
+/// `"union"` is attention over the union of the branches' sets.
 ///
 /// A query that no branch has (possible where no rate is 1) has output 0. Layouts of the last shapes
 /// are kept with the object.
@@ -43,7 +44,7 @@ pub(crate) struct Dilated {
     engine: Engine,
     within: Rule,
     also: Option<Rule>,
-    counting: Counting,
+    overlap: Overlap,
 }
 
 impl Dilated {
@@ -61,55 +62,55 @@ impl Dilated {
 impl Dilated {
     #[new]
     #[pyo3(
-        signature = (segment_lengths, dilation_rates, *, within=None, also=None, counting=EACH_BRANCH),
+        signature = (segment_lengths, dilation_rates, *, within=None, also=None, overlap=WEIGHTED),
         text_signature = "(segment_lengths, dilation_rates, *, within='full', also=None, \
-            counting='each branch')"
+            overlap='weighted')"
     )]
     fn new(
-        segment_lengths: Vec<Whole>,
-        dilation_rates: Vec<Whole>,
+        segment_lengths: Wholes,
+        dilation_rates: Wholes,
         within: Option<&Bound<'_, PyAny>>,
         also: Option<&Bound<'_, PyAny>>,
-        counting: &str,
+        overlap: &str,
     ) -> PyResult<Self> {
-        if segment_lengths.len() != dilation_rates.len() {
+        if segment_lengths.0.len() != dilation_rates.0.len() {
             return Err(errors::value(format!(
-                "segment_lengths has {} numbers and dilation_rates has {}, expected as many: one of \
-                 each a branch",
-                segment_lengths.len(),
-                dilation_rates.len()
+                "segment_lengths has {} elements and dilation_rates has {}, expected as many: one of \
+                 each per branch",
+                segment_lengths.0.len(),
+                dilation_rates.0.len()
             )));
         }
         let within = within.map_or(Ok(Rule::full()), |within| inner("within", within))?;
         let also = also.map(|also| inner("also", also)).transpose()?;
-        let counting = match counting {
-            EACH_BRANCH => Counting::EachBranch,
-            ONCE => Counting::Once,
+        let overlap = match overlap {
+            WEIGHTED => Overlap::Weighted,
+            UNION => Overlap::Union,
             other => {
                 return Err(errors::value(format!(
-                    "counting is {other:?}, expected {EACH_BRANCH:?} (the paper) or {ONCE:?} (the \
+                    "overlap is {other:?}, expected {WEIGHTED:?} (the paper) or {UNION:?} (the \
                      union of the branches)"
                 )));
             }
         };
-        let pairs = segment_lengths.into_iter().zip(dilation_rates);
+        let pairs = segment_lengths.0.into_iter().zip(dilation_rates.0);
         let branches: longspan::Result<Vec<Branch>> =
-            pairs.map(|(segment, rate)| Branch::new(segment.0, rate.0)).collect();
+            pairs.map(|(segment, rate)| Branch::new(segment, rate)).collect();
         let engine = branches.and_then(Engine::new).map_err(errors::raise)?;
-        let mut engine = engine.within(within.clone()).counting(counting);
+        let mut engine = engine.within(within.clone()).overlap(overlap);
         if let Some(also) = &also {
             engine = engine.also(also.clone());
         }
-        Ok(Dilated { engine, within, also, counting })
+        Ok(Dilated { engine, within, also, overlap })
     }
 
-    /// Tokens a segment, of each branch.
+    /// Tokens per segment, of each branch.
     #[getter]
     fn segment_lengths(&self) -> Vec<u64> {
         self.list(Branch::segment)
     }
 
-    /// From one token of a segment to the next, of each branch.
+    /// Steps between the tokens of a segment, of each branch.
     #[getter]
     fn dilation_rates(&self) -> Vec<u64> {
         self.list(Branch::rate)
@@ -127,12 +128,12 @@ impl Dilated {
         self.also.clone().map(|also| Pattern(also.into()))
     }
 
-    /// `"each branch"` or `"once"`.
+    /// `"weighted"` or `"union"`.
     #[getter]
-    fn counting(&self) -> &'static str {
-        match self.counting {
-            Counting::EachBranch => EACH_BRANCH,
-            Counting::Once => ONCE,
+    fn overlap(&self) -> &'static str {
+        match self.overlap {
+            Overlap::Weighted => WEIGHTED,
+            Overlap::Union => UNION,
         }
     }
 
@@ -145,8 +146,8 @@ impl Dilated {
         if let Some(also) = &self.also {
             write!(text, ", also=\"{also}\"").expect("a string takes everything");
         }
-        if self.counting != Counting::EachBranch {
-            write!(text, ", counting={:?}", self.counting()).expect("a string takes everything");
+        if self.overlap != Overlap::Weighted {
+            write!(text, ", overlap={:?}", self.overlap()).expect("a string takes everything");
         }
         text.push(')');
         text
@@ -157,15 +158,15 @@ impl Dilated {
         let Ok(other) = other.cast::<Dilated>() else { return py.NotImplemented() };
         let other = other.get();
         let equal = self.engine.branches() == other.engine.branches()
-            && (&self.within, &self.also, self.counting)
-                == (&other.within, &other.also, other.counting);
+            && (&self.within, &self.also, self.overlap)
+                == (&other.within, &other.also, other.overlap);
         pyo3::types::PyBool::new(py, equal).to_owned().into_any().unbind()
     }
 
     fn __hash__(&self) -> u64 {
         use std::hash::{DefaultHasher, Hash, Hasher};
         let mut hasher = DefaultHasher::new();
-        (self.engine.branches(), &self.within, &self.also, self.counting()).hash(&mut hasher);
+        (self.engine.branches(), &self.within, &self.also, self.overlap()).hash(&mut hasher);
         hasher.finish()
     }
 
@@ -173,7 +174,7 @@ impl Dilated {
         let named = PyDict::new(py);
         named.set_item("within", self.within.to_string())?;
         named.set_item("also", self.also.as_ref().map(Rule::to_string))?;
-        named.set_item("counting", self.counting())?;
+        named.set_item("overlap", self.overlap())?;
         ((self.segment_lengths(), self.dilation_rates()), named).into_pyobject(py)
     }
 
@@ -186,5 +187,5 @@ impl Dilated {
     }
 }
 
-const EACH_BRANCH: &str = "each branch";
-const ONCE: &str = "once";
+const WEIGHTED: &str = "weighted";
+const UNION: &str = "union";

@@ -1,8 +1,8 @@
 //! DLPack: how tensors are handed from one library to another without a copy.
 //!
-//! A producer's `__dlpack__` returns a capsule that points to a managed tensor. Whoever takes the
-//! tensor renames the capsule, and then calls the tensor's deleter exactly once; a capsule that
-//! nobody took calls it itself. [`Managed`] is the one who took it, [`export`] the producer.
+//! A producer's `__dlpack__` returns a capsule that points to a managed tensor. A
+//! consumer renames the capsule, and then calls the tensor's deleter exactly once; a capsule that
+//! was not consumed calls it itself. [`Managed`] is the consumer, [`export`] the producer.
 //!
 //! Two structures are in use: the versioned one of DLPack 1, which has flags (read-only, copied),
 //! and the older one without. We ask for the first and take either.

@@ -56,6 +56,8 @@ pub(crate) fn raise_ring(error: RanksError) -> PyErr {
         | RanksError::NoGrain
         | RanksError::NoSuchToken { .. }
         | RanksError::TokenTwice { .. }
+        | RanksError::Bound { .. }
+        | RanksError::NotFinite { .. }
         | RanksError::Ranks { .. }
         | RanksError::Shape { .. } => PyValueError::new_err(error.to_string()),
         error => RingError::new_err(error.to_string()),

@@ -2,15 +2,15 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use longspan::{Counts, Heads, Layout as Compiled, LayoutSet, Layouts};
-use longspan_pattern::Error;
+use longspan::{Counts, Heads, Layout as Compiled, LayoutSet, Layouts, Positions};
+use longspan_pattern::{Error, Progression};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyTuple};
+use pyo3::types::{PyBool, PyDict, PyRange, PyTuple};
 
+use crate::arguments::Placement;
 use crate::block_lists::{self, Width};
 use crate::errors;
-use crate::pattern::Pattern;
 use crate::{picture, signals};
 
 /// A pattern compiled for given lengths: which blocks of queries and keys are seen in full, in part
@@ -33,14 +33,15 @@ pub(crate) struct Layout {
     source: Source,
 }
 
-/// The keys that hold tokens, first and end, a pair a batch entry.
-type KeyRanges = Vec<(u64, u64)>;
+/// The keys that hold tokens: one pair `(first, end)` per batch entry.
+pub(crate) type KeyRanges = Vec<(u64, u64)>;
 
 /// What a layout was compiled from.
 pub(crate) struct Source {
     pub(crate) pattern: Heads,
-    /// The position of the first query, and of the first key.
-    pub(crate) offsets: (i64, i64),
+    /// Queries and keys of the whole sequence; a map holds some of them.
+    pub(crate) tokens: (u64, u64),
+    pub(crate) placement: Placement,
     pub(crate) key_ranges: Option<KeyRanges>,
 }
 
@@ -61,6 +62,10 @@ impl Layout {
         Layout { layouts: set.into(), batch, heads, source }
     }
 
+    pub(crate) fn source(&self) -> &Source {
+        &self.source
+    }
+
     /// The layouts of a call with so many batch entries and heads. Where the set is for other
     /// numbers of them, the call itself refuses it.
     pub(crate) fn widened(&self, batch: usize, heads: usize) -> Result<Layouts, Error> {
@@ -75,7 +80,7 @@ impl Layout {
         LayoutSet::new(batch, heads, pairs.map(|(entry, head)| at(entry, head))).map(Layouts::Each)
     }
 
-    /// The layout of each batch entry and head that it tells apart, one after the other.
+    /// The layout of each batch entry and head that it distinguishes, one after the other.
     fn all(&self) -> Vec<&Compiled> {
         match &self.layouts {
             Layouts::One(layout) => vec![layout],
@@ -125,7 +130,7 @@ impl Layout {
         self.first().map_or(0, Compiled::keys)
     }
 
-    /// Tokens a block.
+    /// Tokens per block.
     #[getter]
     fn block(&self) -> usize {
         self.first().map_or(0, |layout| layout.block().get())
@@ -155,19 +160,19 @@ impl Layout {
         self.heads
     }
 
-    /// The share of all pairs of a query and a key that is seen, over all that it tells apart.
+    /// The share of all pairs of a query and a key that is seen, over all that it distinguishes.
     #[getter]
     fn density(&self, py: Python<'_>) -> PyResult<f64> {
         signals::released(py, |watch| self.density_with(watch), errors::raise_pattern)
     }
 
-    /// Blocks of which anything is seen, over all that it tells apart.
+    /// Blocks of which anything is seen, over all that it distinguishes.
     #[getter]
     fn active_blocks(&self, py: Python<'_>) -> PyResult<u128> {
         self.sum(py, |counts| counts.active_blocks())
     }
 
-    /// Pairs of a query and a key that are seen, over all that it tells apart.
+    /// Pairs of a query and a key that are seen, over all that it distinguishes.
     #[getter]
     fn active_pairs(&self, py: Python<'_>) -> PyResult<u128> {
         self.sum(py, |counts| counts.active_pairs)
@@ -204,6 +209,13 @@ impl Layout {
         width: &str,
     ) -> PyResult<Bound<'py, PyAny>> {
         Width::read(width)?;
+        let placement = &slf.get().source.placement;
+        if placement.query_map.is_some() || placement.key_map.is_some() {
+            return Err(errors::value(
+                "the layout has a query_map or a key_map, which a BlockMask can't express: compile \
+                 the pattern without maps",
+            ));
+        }
         let py = slf.py();
         let device = device.unwrap_or_else(|| intern!(py, "cpu").clone().into_any());
         let glue = py.import("longspan.block_mask")?;
@@ -218,13 +230,6 @@ impl Layout {
             Layouts::Each(set) => (set.batch(), set.heads()),
         };
         block_lists::lists(py, &self.all(), batch, heads, Width::read(width)?)
-    }
-
-    /// The pattern, the positions of the first query and the first key, and the key ranges that it
-    /// was compiled from. For the package's own glue.
-    fn _source(&self) -> (Pattern, (i64, i64), Option<KeyRanges>) {
-        let Source { pattern, offsets, key_ranges } = &self.source;
-        (Pattern(pattern.clone()), *offsets, key_ranges.clone())
     }
 
     fn __eq__(&self, other: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
@@ -292,6 +297,20 @@ impl Layout {
         Ok(format!("{summary}\n{picture}"))
     }
 
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        let Source { pattern, tokens, placement, key_ranges } = &self.source;
+        let named = PyDict::new(py);
+        named.set_item("block", self.block())?;
+        named.set_item("query_offset", placement.query_offset)?;
+        named.set_item("key_offset", placement.key_offset)?;
+        named.set_item("query_map", ranges(py, placement.query_map.as_ref())?)?;
+        named.set_item("key_map", ranges(py, placement.key_map.as_ref())?)?;
+        named.set_item("key_ranges", key_ranges)?;
+        named.set_item("max_work", placement.max_work)?;
+        let restore = py.import("longspan._restore")?.getattr("layout")?;
+        (restore, (pattern.to_string(), tokens.0, tokens.1, named)).into_pyobject(py)
+    }
+
     fn __copy__(slf: Py<Self>) -> Py<Self> {
         slf
     }
@@ -308,6 +327,20 @@ impl Layout {
         };
         signals::released(py, draw, errors::raise_pattern)
     }
+}
+
+/// A map as `Pattern.compile` takes it.
+fn ranges<'py>(
+    py: Python<'py>,
+    map: Option<&Positions>,
+) -> PyResult<Option<Vec<Bound<'py, PyRange>>>> {
+    let Some(map) = map else { return Ok(None) };
+    let range = |part: Progression| {
+        let step = part.step as isize;
+        let end = part.start as isize + step * part.len as isize;
+        PyRange::new_with_step(py, part.start as isize, end, step)
+    };
+    map.progressions().map(range).collect::<PyResult<Vec<_>>>().map(Some)
 }
 
 impl Layout {

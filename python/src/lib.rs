@@ -11,8 +11,10 @@
 //! | `ring`, `carrier` | a ring's class; its messages, through a process group that Python holds |
 //! | `block_lists` | a layout as FlexAttention's lists of blocks |
 //! | `picture` | what notebooks and terminals show |
+//! | `arguments` | sizes, offsets and key ranges as keyword arguments |
 //! | `signals`, `errors` | Ctrl-C, the interpreter's lock; exceptions |
 
+mod arguments;
 mod array;
 mod attention;
 mod block_lists;
@@ -45,9 +47,9 @@ mod _longspan {
     #[pymodule_export]
     use crate::layout::Layout;
     #[pymodule_export]
-    use crate::options::cache_stats;
+    use crate::options::{cache_stats, check_options};
     #[pymodule_export]
-    use crate::pattern::Pattern;
+    use crate::pattern::{Pattern, layout_source};
     #[pymodule_export]
     use crate::primitives::{
         blocks, blocks_dilated, butterfly, causal, dilated, documents, full, global_tokens, heads,
@@ -56,7 +58,11 @@ mod _longspan {
     #[pymodule_export]
     use crate::raw::{raw_backward, raw_forward};
     #[pymodule_export]
-    use crate::ring::{Ring, ring_check, ring_gather, ring_shards};
+    use crate::ring::{Ring, ring_check, ring_gather, ring_shards, ring_wire};
+
+    /// Options that choose how a result is computed, not which.
+    #[pymodule_export]
+    const EXECUTION_OPTIONS: [&str; 4] = crate::options::EXECUTION;
 
     #[pymodule_export]
     #[expect(non_upper_case_globals, reason = "as Python spells it")]

@@ -1,4 +1,4 @@
-//! What a call may be told besides its tensors, and the engine that comes of it.
+//! The options of a call, and the engine that they configure.
 //!
 //! All functions take the same options by keyword, so they are read in one place. Layouts are kept
 //! from call to call within [`CACHE_BYTES`], and all calls share their scratch.
@@ -7,17 +7,18 @@ use std::num::NonZeroUsize;
 use std::sync::LazyLock;
 
 use longspan::{
-    Arrived, Attention, Dims, Element, GradientsMut, Heads, Hook, Inputs, Isa, LayoutCache,
-    LayoutSet, Layouts, Order, OutputMut, Pattern as Rule, Precision, Score, Shape, Threads,
+    Attention, Dims, Element, GradientsMut, Heads, Hook, Inputs, Isa, LayoutCache, LayoutSet,
+    Layouts, Order, OutputGradient, OutputMut, OutputRef, Precision, Score, Threads,
 };
+use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString};
+use pyo3::types::{PyDict, PyString, PyTuple};
 
+use crate::arguments::{Placement, Whole, padding, pairs};
 use crate::dilated::Dilated;
 use crate::errors;
 use crate::layout::Layout;
-use crate::pattern::{Pattern, Places, padding, pairs};
-use crate::primitives::Whole;
+use crate::pattern::Pattern;
 use crate::signals;
 
 /// Bytes of layouts that are kept: a window over 16 M tokens takes 13 MiB, its transpose as much
@@ -26,11 +27,8 @@ const CACHE_BYTES: usize = 64 << 20;
 
 static LAYOUTS: LazyLock<LayoutCache> = LazyLock::new(|| LayoutCache::new(CACHE_BYTES));
 
-/// Who holds the scratch of all calls.
-static SCRATCH: LazyLock<Attention> = LazyLock::new(|| {
-    let nothing = longspan::Layout::compile(&Rule::full(), &Shape::new(0, 0));
-    Attention::new(nothing.expect("no tokens, no error"))
-});
+/// Its clones share the workspaces of all calls.
+static SHARED: LazyLock<longspan::Options> = LazyLock::new(longspan::Options::default);
 
 const NAMES: [&str; 11] = [
     "order",
@@ -46,20 +44,26 @@ const NAMES: [&str; 11] = [
     "precision",
 ];
 
-/// The keyword arguments that every call has.
+/// Options that choose how a result is computed, not which: `backward` may be given others than the
+/// forward pass had.
+pub(crate) const EXECUTION: [&str; 4] = ["block", "threads", "isa", "precision"];
+
+/// The keyword arguments that every call has; `None` where left out.
+#[derive(Default)]
 pub(crate) struct Options {
-    pub(crate) order: Order,
-    places: Places,
+    order: Option<Order>,
+    placement: Placement,
     key_ranges: Option<Vec<(u64, u64)>>,
-    scale: Option<f32>,
-    score: Score,
-    threads: Threads,
+    scale: Option<f64>,
+    softcap: Option<f64>,
+    alibi_slopes: Option<Vec<f32>>,
+    threads: Option<NonZeroUsize>,
     isa: Option<Isa>,
-    precision: Precision,
+    precision: Option<Precision>,
 }
 
-/// What decides who sees whom.
-enum Asked {
+/// What selects the pairs that are computed.
+enum Selection {
     Patterns(Heads),
     Layouts(Layouts),
     Dilated(longspan::Dilated),
@@ -87,48 +91,42 @@ impl Engine {
     pub(crate) fn backward<E: Element>(
         &self,
         inputs: Inputs<'_, E>,
-        arrived: Arrived<'_, E>,
+        saved: OutputRef<'_, E>,
+        gradient: OutputGradient<'_, E>,
         gradients: GradientsMut<'_, E>,
         hook: Hook<'_>,
     ) -> longspan::Result<()> {
         match self {
-            Engine::Attention(engine) => engine.backward_into(inputs, arrived, gradients, hook),
-            Engine::Dilated(engine) => engine.backward_into(inputs, arrived, gradients, hook),
+            Engine::Attention(engine) => {
+                engine.backward_into(inputs, saved, gradient, gradients, hook)
+            }
+            Engine::Dilated(engine) => {
+                engine.backward_into(inputs, saved, gradient, gradients, hook)
+            }
         }
     }
 }
 
-/// What an engine is told of the options; both kinds have the same setters.
-macro_rules! told {
-    ($engine:expr, $options:expr) => {{
-        let mut engine = $engine
-            .score($options.score)
-            .threads($options.threads)
-            .precision($options.precision)
-            .share_scratch(&SCRATCH);
-        if let Some(scale) = $options.scale {
-            engine = engine.scale(scale);
-        }
-        if let Some(isa) = $options.isa {
-            engine = engine.isa(isa);
-        }
-        engine
-    }};
-}
-
 impl Options {
+    /// Those of the library.
+    fn calls(&self) -> longspan::Options {
+        let mut calls = SHARED
+            .clone()
+            .score(self.score())
+            .threads(self.threads.map_or(Threads::Auto, |count| Threads::Count(count.get())))
+            .precision(self.precision.unwrap_or(Precision::Highest));
+        if let Some(scale) = self.scale {
+            calls = calls.scale(scale as f32);
+        }
+        if let Some(isa) = self.isa {
+            calls = calls.isa(isa);
+        }
+        calls
+    }
+
     /// Reads them; a name that `function` doesn't know is an error.
     pub(crate) fn read(function: &str, options: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
-        let mut read = Options {
-            order: Order::BatchHeadTokenDim,
-            places: Places::default(),
-            key_ranges: None,
-            scale: None,
-            score: Score::Plain,
-            threads: Threads::Auto,
-            isa: None,
-            precision: Precision::Fastest,
-        };
+        let mut read = Options::default();
         let Some(options) = options else { return Ok(read) };
         for (name, value) in options {
             let name = name.cast::<PyString>()?.to_cow()?;
@@ -143,94 +141,176 @@ impl Options {
                 )));
             }
         }
+        if read.softcap.is_some() && read.alibi_slopes.is_some() {
+            return Err(errors::value(
+                "softcap and alibi_slopes are both given, and no kernel has the two together: leave \
+                 one out",
+            ));
+        }
         Ok(read)
     }
 
     fn set(&mut self, name: &str, value: &Bound<'_, PyAny>) -> PyResult<()> {
         match name {
-            "order" => self.order = order(value)?,
-            "block" => self.places.block = Some(value.extract::<Whole>()?.0),
-            "query_offset" => self.places.query_offset = Some(value.extract()?),
-            "key_offset" => self.places.key_offset = Some(value.extract()?),
-            "key_ranges" => {
-                self.key_ranges = Some(pairs(value.extract()?));
-            }
+            "order" => self.order = Some(order(value)?),
+            "block" => self.placement.block = Some(value.extract::<Whole>()?.0),
+            "query_offset" => self.placement.query_offset = Some(value.extract()?),
+            "key_offset" => self.placement.key_offset = Some(value.extract()?),
+            "key_ranges" => self.key_ranges = Some(pairs(value.extract()?)),
             "scale" => self.scale = Some(value.extract()?),
-            "softcap" => self.set_score(Score::Softcap(value.extract()?))?,
-            "alibi_slopes" => {
-                let slopes: Vec<f32> = value.extract()?;
-                self.set_score(Score::Alibi(slopes.into()))?;
-            }
+            "softcap" => self.softcap = Some(value.extract()?),
+            "alibi_slopes" => self.alibi_slopes = Some(value.extract()?),
             "threads" => {
                 let count = NonZeroUsize::new(value.extract::<Whole>()?.0 as usize);
                 let count = count.ok_or_else(|| {
                     errors::value("threads is 0, expected 1 to 4096, or None for all CPUs")
                 })?;
-                self.threads = Threads::Count(count);
+                self.threads = Some(count);
             }
             "isa" => {
                 let text = value.extract::<String>()?;
                 self.isa = Some(text.parse().map_err(errors::raise)?);
             }
-            "precision" => self.precision = precision(value)?,
+            "precision" => self.precision = Some(precision(value)?),
             other => unreachable!("{other} is in NAMES"),
         }
         Ok(())
     }
 
-    fn set_score(&mut self, score: Score) -> PyResult<()> {
-        if self.score != Score::Plain {
-            return Err(errors::value(
-                "softcap and alibi_slopes: expected one of both, there is no kernel for the two \
-                 together",
-            ));
+    /// Those that were given, as Python's immutable values.
+    pub(crate) fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let dict = PyDict::new(py);
+        for name in NAMES {
+            if let Some(value) = self.get(py, name)? {
+                dict.set_item(name, value)?;
+            }
         }
-        self.score = score;
-        Ok(())
+        Ok(dict)
+    }
+
+    fn get<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let placement = &self.placement;
+        match name {
+            "order" => self.order.map(|order| order_name(order).into_bound_py_any(py)),
+            "block" => placement.block.map(|block| block.into_bound_py_any(py)),
+            "query_offset" => placement.query_offset.map(|offset| offset.into_bound_py_any(py)),
+            "key_offset" => placement.key_offset.map(|offset| offset.into_bound_py_any(py)),
+            "key_ranges" => {
+                let ranges = self.key_ranges.as_ref();
+                ranges.map(|ranges| Ok(PyTuple::new(py, ranges)?.into_any()))
+            }
+            "scale" => self.scale.map(|scale| scale.into_bound_py_any(py)),
+            "softcap" => self.softcap.map(|cap| cap.into_bound_py_any(py)),
+            "alibi_slopes" => {
+                let slopes = self.alibi_slopes.as_ref();
+                slopes.map(|slopes| Ok(PyTuple::new(py, slopes)?.into_any()))
+            }
+            "threads" => self.threads.map(|count| count.get().into_bound_py_any(py)),
+            "isa" => self.isa.map(|isa| isa.to_string().into_bound_py_any(py)),
+            "precision" => self.precision.map(|value| precision_name(value).into_bound_py_any(py)),
+            other => unreachable!("{other} is in NAMES"),
+        }
+        .transpose()
+    }
+
+    /// The options of a backward pass: those of its forward pass (`self`), and of those that were
+    /// given again the ones that choose how it is computed. Any other that is given again has to be
+    /// the same; `dim` is the head dim, which the default of `scale` depends on.
+    pub(crate) fn again(mut self, py: Python<'_>, given: Options, dim: usize) -> PyResult<Self> {
+        for name in NAMES {
+            let Some(value) = given.get(py, name)? else { continue };
+            if EXECUTION.contains(&name) {
+                self.set(name, &value)?;
+            } else if !self.agrees(&given, name, dim) {
+                let forward = match self.get(py, name)? {
+                    Some(kept) => kept.repr()?.to_string(),
+                    None => "its default".into(),
+                };
+                return Err(errors::value(format!(
+                    "{name} is {}, but the forward pass had {forward}: leave {name} out, as `output` \
+                     holds the options of the forward pass",
+                    value.repr()?
+                )));
+            }
+        }
+        Ok(self)
+    }
+
+    fn agrees(&self, given: &Options, name: &str, dim: usize) -> bool {
+        let scale = |options: &Options| options.scale.unwrap_or(1.0 / (dim as f64).sqrt()) as f32;
+        let (a, b) = (&self.placement, &given.placement);
+        match name {
+            "order" => self.order() == given.order(),
+            "query_offset" => a.query_offset == b.query_offset,
+            "key_offset" => a.key_offset.unwrap_or(0) == b.key_offset.unwrap_or(0),
+            "key_ranges" => self.key_ranges == given.key_ranges,
+            // The default is rounded once more or less, depending on where it was worked out.
+            "scale" => (scale(self) - scale(given)).abs() <= f32::EPSILON * scale(self).abs(),
+            "softcap" => self.softcap == given.softcap,
+            "alibi_slopes" => self.alibi_slopes == given.alibi_slopes,
+            other => unreachable!("{other} doesn't change results"),
+        }
+    }
+
+    pub(crate) fn order(&self) -> Order {
+        self.order.unwrap_or(Order::Bhsd)
+    }
+
+    fn score(&self) -> Score {
+        match (self.softcap, &self.alibi_slopes) {
+            (Some(cap), _) => Score::Softcap(cap as f32),
+            (None, Some(slopes)) => Score::Alibi(slopes.as_slice().into()),
+            (None, None) => Score::Plain,
+        }
     }
 
     /// What computes `pattern` (a pattern, its text, a layout, or dilated attention) for tensors of
     /// these sizes.
     pub(crate) fn engine(self, pattern: &Bound<'_, PyAny>, q: Dims, k: Dims) -> PyResult<Engine> {
-        let layouts = match self.asked(pattern, q)? {
-            Asked::Layouts(layouts) => layouts,
-            Asked::Patterns(heads) => self.compile(pattern.py(), &heads, q, k)?,
-            Asked::Dilated(mut dilated) => {
-                if let Some(offset) = self.places.query_offset {
+        let layouts = match self.selection(pattern, q)? {
+            Selection::Layouts(layouts) => layouts,
+            Selection::Patterns(heads) => self.compile(pattern.py(), &heads, q, k)?,
+            Selection::Dilated(mut dilated) => {
+                if let Some(offset) = self.placement.query_offset {
                     dilated = dilated.query_offset(offset);
                 }
-                return Ok(Engine::Dilated(told!(dilated, self)));
+                return Ok(Engine::Dilated(dilated.options(self.calls())));
             }
         };
-        Ok(Engine::Attention(told!(Attention::new(layouts), self)))
+        Ok(Engine::Attention(Attention::new(layouts).options(self.calls())))
     }
 
-    fn asked(&self, pattern: &Bound<'_, PyAny>, q: Dims) -> PyResult<Asked> {
+    fn selection(&self, pattern: &Bound<'_, PyAny>, q: Dims) -> PyResult<Selection> {
+        self.check(pattern)?;
         if let Ok(layout) = pattern.cast::<Layout>() {
-            let names = ["block", "query_offset", "key_offset", "key_ranges"];
-            if let Some(name) = self.first_set(&names) {
-                return Err(errors::value(format!(
-                    "{name}: a layout has its own; leave it out, or give it to Pattern.compile"
-                )));
-            }
             let layouts = layout.get().widened(q.batch, q.heads);
-            return layouts.map(Asked::Layouts).map_err(errors::raise_pattern);
+            return layouts.map(Selection::Layouts).map_err(errors::raise_pattern);
         }
         if let Ok(dilated) = pattern.cast::<Dilated>() {
-            if let Some(name) = self.first_set(&["block", "key_offset", "key_ranges"]) {
-                return Err(errors::value(format!(
-                    "{name}: dilated attention has none, its segments begin at the first key and \
-                     every key holds a token; leave it out"
-                )));
-            }
-            return Ok(Asked::Dilated(dilated.get().shared()));
+            return Ok(Selection::Dilated(dilated.get().shared()));
         }
-        match Pattern::of(pattern)? {
-            Some(heads) => Ok(Asked::Patterns(heads)),
-            None => Err(errors::kind(format!(
-                "pattern is a {}, expected a longspan.Pattern, its text, a longspan.Layout, or a \
-                 longspan.Dilated",
-                pattern.get_type().name()?
+        known(pattern).map(Selection::Patterns)
+    }
+
+    /// Refuses options that the kind of `pattern` doesn't have.
+    pub(crate) fn check(&self, pattern: &Bound<'_, PyAny>) -> PyResult<()> {
+        let names: &[_] = match pattern {
+            layout if layout.is_instance_of::<Layout>() => {
+                &["block", "query_offset", "key_offset", "key_ranges"]
+            }
+            dilated if dilated.is_instance_of::<Dilated>() => {
+                &["block", "key_offset", "key_ranges"]
+            }
+            _ => return Ok(()),
+        };
+        match self.first_set(names) {
+            None => Ok(()),
+            Some(name) if pattern.is_instance_of::<Layout>() => Err(errors::value(format!(
+                "{name}: a layout has its own; leave it out, or give it to Pattern.compile"
+            ))),
+            Some(name) => Err(errors::value(format!(
+                "{name}: dilated attention has none, its segments begin at the first key and \
+                 every key holds a token; leave it out"
             ))),
         }
     }
@@ -238,9 +318,9 @@ impl Options {
     /// The first of these that the caller has given.
     fn first_set<'a>(&self, names: &[&'a str]) -> Option<&'a str> {
         let is_set = |name: &&&str| match **name {
-            "block" => self.places.block.is_some(),
-            "query_offset" => self.places.query_offset.is_some(),
-            "key_offset" => self.places.key_offset.is_some(),
+            "block" => self.placement.block.is_some(),
+            "query_offset" => self.placement.query_offset.is_some(),
+            "key_offset" => self.placement.key_offset.is_some(),
             "key_ranges" => self.key_ranges.is_some(),
             other => unreachable!("{other} is no place"),
         };
@@ -248,10 +328,10 @@ impl Options {
     }
 
     fn compile(&self, py: Python<'_>, heads: &Heads, q: Dims, k: Dims) -> PyResult<Layouts> {
-        let shape = self.places.shape(q.tokens as u64, k.tokens as u64)?;
+        let shape = self.placement.shape(q.tokens as u64, k.tokens as u64)?;
         if let Some(ranges) = self.key_ranges.as_ref().filter(|ranges| ranges.len() != q.batch) {
             return Err(errors::value(format!(
-                "key_ranges has {} pairs, expected {}: one (first, end) a batch entry",
+                "key_ranges has {} pairs, expected {}: one (first, end) per batch entry",
                 ranges.len(),
                 q.batch
             )));
@@ -273,10 +353,21 @@ impl Options {
     }
 }
 
+fn known(pattern: &Bound<'_, PyAny>) -> PyResult<Heads> {
+    match Pattern::of(pattern)? {
+        Some(heads) => Ok(heads),
+        None => Err(errors::kind(format!(
+            "pattern is a {}, expected a longspan.Pattern, its text, a longspan.Layout, or a \
+             longspan.Dilated",
+            pattern.get_type().name()?
+        ))),
+    }
+}
+
 fn order(value: &Bound<'_, PyAny>) -> PyResult<Order> {
     match &*value.extract::<String>()? {
-        "bhsd" => Ok(Order::BatchHeadTokenDim),
-        "bshd" => Ok(Order::BatchTokenHeadDim),
+        "bhsd" => Ok(Order::Bhsd),
+        "bshd" => Ok(Order::Bshd),
         other => Err(errors::value(format!(
             "order is {other:?}, expected \"bhsd\" (batch, heads, tokens, dim) or \"bshd\" (batch, \
              tokens, heads, dim)"
@@ -284,13 +375,27 @@ fn order(value: &Bound<'_, PyAny>) -> PyResult<Order> {
     }
 }
 
+fn order_name(order: Order) -> &'static str {
+    match order {
+        Order::Bhsd => "bhsd",
+        Order::Bshd => "bshd",
+    }
+}
+
+fn precision_name(precision: Precision) -> &'static str {
+    match precision {
+        Precision::Widened => "widened",
+        _ => "highest",
+    }
+}
+
 fn precision(value: &Bound<'_, PyAny>) -> PyResult<Precision> {
     match &*value.extract::<String>()? {
-        "fastest" => Ok(Precision::Fastest),
-        "exact" => Ok(Precision::Exact),
+        "highest" => Ok(Precision::Highest),
+        "widened" => Ok(Precision::Widened),
         other => Err(errors::value(format!(
-            "precision is {other:?}, expected \"fastest\" (bf16 products where a matrix unit has them) \
-             or \"exact\" (f32 products)"
+            "precision is {other:?}, expected \"highest\" (products at the precision of the \
+             tensors) or \"widened\" (f32 products of bf16, too)"
         ))),
     }
 }
@@ -302,6 +407,25 @@ fn named(name: &str, value: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
         return errors::kind(format!("{name}: {}", error.value(py)));
     }
     error
+}
+
+/// A pattern and options as `Attention` holds them: text is parsed, options that were left out are
+/// missing, lists are tuples. For the package's own Python part.
+#[pyfunction]
+#[pyo3(signature = (pattern, **options))]
+pub(crate) fn check_options<'py>(
+    pattern: &Bound<'py, PyAny>,
+    options: Option<&Bound<'py, PyDict>>,
+) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyDict>)> {
+    let py = pattern.py();
+    let options = Options::read("Attention", options)?;
+    options.check(pattern)?;
+    let is_compiled = pattern.is_instance_of::<Layout>() || pattern.is_instance_of::<Dilated>();
+    let pattern = match is_compiled {
+        true => pattern.clone(),
+        false => Pattern(known(pattern)?).into_bound_py_any(py)?,
+    };
+    Ok((pattern, options.to_dict(py)?))
 }
 
 /// Bytes of layouts that are kept at present, and how many calls found theirs.

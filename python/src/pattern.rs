@@ -2,14 +2,14 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use longspan::{BlockSize, Heads, Layout as Compiled, LayoutSet, Padding, Shape};
+use longspan::{Heads, Layout as Compiled, LayoutSet};
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
 
+use crate::arguments::{Map, Placement, Whole, padding, pairs};
 use crate::errors;
-use crate::layout::{Layout, Source};
+use crate::layout::{KeyRanges, Layout, Source};
 use crate::picture;
-use crate::primitives::Whole;
 use crate::signals;
 
 /// Characters that a `repr` shows of a text, which may list a million lengths.
@@ -49,7 +49,7 @@ impl Pattern {
             return Ok(Some(pattern.get().0.clone()));
         }
         match object.cast::<PyString>() {
-            Ok(text) => text.to_cow()?.parse().map(Some).map_err(errors::raise_pattern),
+            Ok(text) => parse(&text.to_cow()?).map(Some),
             Err(_) => Ok(None),
         }
     }
@@ -59,15 +59,14 @@ impl Pattern {
         py: Python<'_>,
         tokens_q: u64,
         tokens_k: u64,
-        places: Places,
+        placement: Placement,
         key_ranges: Option<Vec<(u64, u64)>>,
     ) -> PyResult<Layout> {
-        let shape = places.shape(tokens_q, tokens_k)?;
-        // Lengths that don't fit are an error of the compilation below.
-        let aligned = tokens_k.wrapping_sub(tokens_q) as i64;
+        let shape = placement.shape(tokens_q, tokens_k)?;
         let source = Source {
             pattern: self.0.clone(),
-            offsets: (places.query_offset.unwrap_or(aligned), places.key_offset.unwrap_or(0)),
+            tokens: (tokens_q, tokens_k),
+            placement,
             key_ranges: key_ranges.clone(),
         };
         let one = match &self.0 {
@@ -94,21 +93,34 @@ impl Pattern {
     fn combined(
         &self,
         other: &Bound<'_, PyAny>,
-        join: fn(longspan::Pattern, longspan::Pattern) -> longspan::Pattern,
+        join: impl FnOnce(longspan::Pattern, longspan::Pattern) -> longspan::Pattern,
     ) -> PyResult<Py<PyAny>> {
         let py = other.py();
-        let Ok(other) = other.cast::<Pattern>() else { return Ok(py.NotImplemented()) };
-        let joined = join(self.single()?, other.get().single()?);
+        let Some(other) = Pattern::of(other)? else { return Ok(py.NotImplemented()) };
+        let joined = join(self.single()?, Pattern(other).single()?);
         joined.check().map_err(errors::raise_pattern)?;
         Ok(Py::new(py, Pattern(joined.into()))?.into_any())
     }
+}
+
+fn parse(text: &str) -> PyResult<Heads> {
+    text.parse().map_err(|error: longspan_pattern::Error| {
+        let words = text.split(|c: char| !c.is_alphanumeric() && c != '_');
+        if !words.into_iter().any(|word| word == "heads") {
+            return errors::raise_pattern(error);
+        }
+        errors::value(format!(
+            "{error}\nheads([…]) is outermost: combine the patterns inside it, as in \
+             heads([a & b, a & c]), without parentheses around it"
+        ))
+    })
 }
 
 #[pymethods]
 impl Pattern {
     #[new]
     fn new(text: &str) -> PyResult<Self> {
-        text.parse().map(Pattern).map_err(errors::raise_pattern)
+        parse(text).map(Pattern)
     }
 
     /// Whether the query at position `query` may attend to the key at position `key`.
@@ -148,8 +160,14 @@ impl Pattern {
     /// left out).
     ///
     /// Query `i` stands at position `i + query_offset`, key `j` at `j + key_offset`. Left out,
-    /// `key_offset` is 0 and the queries are the *last* positions. `block` is the number of tokens
-    /// a block, 16 to 256.
+    /// `key_offset` is 0 and `query_offset` is `key_offset + tokens_k - tokens_q`: the queries are the
+    /// *last* positions. `block` is the number of tokens
+    /// per block, 16 to 256.
+    ///
+    /// `query_map` and `key_map` are for a shard of the sequence: the positions of the queries and
+    /// keys at hand, in their order, as integers, a `range` or a list of ranges (each ascending).
+    /// `tokens_q` and `tokens_k` then are those of the whole sequence, and the layout is for tensors
+    /// that hold the shard.
     ///
     /// `key_ranges` has a pair `(first, end)` for each batch entry: the keys that hold tokens;
     /// the others are seen by no query.
@@ -163,9 +181,11 @@ impl Pattern {
     /// (8192, 64)
     /// >>> longspan.causal().compile(100, key_ranges=[(0, 100), (40, 100)]).batch
     /// 2
+    /// >>> longspan.causal().compile(8192, query_map=range(1, 8192, 4)).tokens_q
+    /// 2048
     #[pyo3(signature = (
         tokens_q, tokens_k=None, *, block=None, query_offset=None, key_offset=None,
-        key_ranges=None, max_work=None,
+        query_map=None, key_map=None, key_ranges=None, max_work=None,
     ))]
     #[expect(clippy::too_many_arguments, reason = "they are named in Python")]
     fn compile(
@@ -176,14 +196,17 @@ impl Pattern {
         block: Option<Whole>,
         query_offset: Option<i64>,
         key_offset: Option<i64>,
+        query_map: Option<Map>,
+        key_map: Option<Map>,
         key_ranges: Option<Vec<(Whole, Whole)>>,
         max_work: Option<Whole>,
     ) -> PyResult<Layout> {
         let block = block.map(|block| block.0);
         let max_work = max_work.map(|units| units.0);
-        let places = Places { block, query_offset, key_offset, max_work };
+        let (query_map, key_map) = (query_map.map(|map| map.0), key_map.map(|map| map.0));
+        let placement = Placement { block, query_offset, key_offset, query_map, key_map, max_work };
         let tokens_k = tokens_k.map_or(tokens_q.0, |tokens| tokens.0);
-        self.compiled(py, tokens_q.0, tokens_k, places, key_ranges.map(pairs))
+        self.compiled(py, tokens_q.0, tokens_k, placement, key_ranges.map(pairs))
     }
 
     /// The pattern as torch's `BlockMask`, for `flex_attention` on a GPU or on the CPU: compiled to
@@ -211,9 +234,10 @@ impl Pattern {
         key_ranges: Option<Vec<(Whole, Whole)>>,
         width: &str,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let places = Places { block: Some(block.0), query_offset, key_offset, max_work: None };
+        let placement =
+            Placement { block: Some(block.0), query_offset, key_offset, ..Placement::default() };
         let tokens_k = tokens_k.map_or(tokens_q.0, |tokens| tokens.0);
-        let layout = self.compiled(py, tokens_q.0, tokens_k, places, key_ranges.map(pairs))?;
+        let layout = self.compiled(py, tokens_q.0, tokens_k, placement, key_ranges.map(pairs))?;
         Layout::to_block_mask(&Bound::new(py, layout)?, device, width)
     }
 
@@ -223,6 +247,14 @@ impl Pattern {
 
     fn __or__(&self, other: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
         self.combined(other, |a, b| a | b)
+    }
+
+    fn __rand__(&self, other: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
+        self.combined(other, |a, b| b & a)
+    }
+
+    fn __ror__(&self, other: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
+        self.combined(other, |a, b| b | a)
     }
 
     fn __invert__(&self) -> PyResult<Self> {
@@ -283,42 +315,15 @@ impl Pattern {
     }
 }
 
-/// Where blocks and positions begin.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Places {
-    pub(crate) block: Option<u64>,
-    pub(crate) query_offset: Option<i64>,
-    pub(crate) key_offset: Option<i64>,
-    pub(crate) max_work: Option<u64>,
-}
-
-impl Places {
-    pub(crate) fn shape(&self, tokens_q: u64, tokens_k: u64) -> PyResult<Shape> {
-        let mut shape = Shape::new(tokens_q, tokens_k);
-        if let Some(block) = self.block {
-            shape = shape.block(BlockSize::new(block).map_err(errors::raise_pattern)?);
-        }
-        if let Some(offset) = self.query_offset {
-            shape = shape.query_offset(offset);
-        }
-        if let Some(offset) = self.key_offset {
-            shape = shape.key_offset(offset);
-        }
-        if let Some(units) = self.max_work {
-            shape = shape.max_work(units);
-        }
-        Ok(shape)
-    }
-}
-
-pub(crate) fn pairs(ranges: Vec<(Whole, Whole)>) -> Vec<(u64, u64)> {
-    ranges.into_iter().map(|(first, end)| (first.0, end.0)).collect()
-}
-
-/// The padding of so many batch entries, unless ranges count them.
-pub(crate) fn padding(ranges: Option<Vec<(u64, u64)>>, batch: usize) -> Padding {
-    match ranges {
-        Some(ranges) => Padding::Each(ranges.iter().map(|&(first, end)| first..end).collect()),
-        None => Padding::None(batch),
-    }
+/// The pattern, the positions of the first query and the first key, and the key ranges that a layout
+/// was compiled from. For the package's own glue.
+#[pyfunction]
+pub(crate) fn layout_source(
+    layout: &Bound<'_, Layout>,
+) -> (Pattern, (i64, i64), Option<KeyRanges>) {
+    let Source { pattern, tokens, placement, key_ranges } = layout.get().source();
+    let key_offset = placement.key_offset.unwrap_or(0);
+    let aligned = key_offset + tokens.1 as i64 - tokens.0 as i64;
+    let offsets = (placement.query_offset.unwrap_or(aligned), key_offset);
+    (Pattern(pattern.clone()), offsets, key_ranges.clone())
 }

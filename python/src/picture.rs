@@ -16,7 +16,7 @@ const SIDE: f64 = 256.0;
 const GAP: f64 = 16.0;
 /// Layouts that are drawn side by side; the rest is a number in the caption.
 const MOST_PANELS: usize = 4;
-/// Tokens of a pattern that doesn't say: one block a cell.
+/// Tokens of a pattern that doesn't say: one block per cell.
 const TOKENS: u64 = 4_096;
 /// A pattern over more tokens isn't drawn unasked.
 const MOST_TOKENS: u64 = 1 << 24;

@@ -1,32 +1,14 @@
 //! The functions that make patterns, named as in the text form.
 
+use std::ops::Range;
+
 use longspan::{Heads, Level, Pattern as Rule};
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
+use crate::arguments::{Whole, Wholes, described, elements};
 use crate::errors;
 use crate::pattern::Pattern;
-
-/// A whole number, 0 or more.
-pub(crate) struct Whole(pub(crate) u64);
-
-impl<'py> FromPyObject<'_, 'py> for Whole {
-    type Error = PyErr;
-
-    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        object.extract::<u64>().map(Whole).map_err(|error| {
-            if object.extract::<i128>().is_err() {
-                return error;
-            }
-            let message = format!("a number is {}, expected 0 to 2^64 − 1", &*object);
-            PyValueError::new_err(message)
-        })
-    }
-}
-
-fn numbers(list: Vec<Whole>) -> impl Iterator<Item = u64> {
-    list.into_iter().map(|Whole(number)| number)
-}
 
 fn made(rule: Result<Rule, longspan_pattern::Error>) -> PyResult<Pattern> {
     rule.map(|rule| Pattern(rule.into())).map_err(errors::raise_pattern)
@@ -37,7 +19,7 @@ pub(crate) fn inner(name: &str, object: &Bound<'_, PyAny>) -> PyResult<Rule> {
     match Pattern::of(object)? {
         Some(Heads::Same(rule)) => Ok(rule),
         Some(_) => Err(errors::value(format!(
-            "{name}: heads(…) is outermost, expected a pattern that is the same for all heads"
+            "{name}: heads(…) is outermost: give patterns that are the same for all heads"
         ))),
         None => Err(errors::kind(format!(
             "{name}: a {}, expected a longspan.Pattern or its text",
@@ -72,8 +54,30 @@ pub(crate) fn causal() -> Pattern {
 /// >>> [key for key in range(10) if longspan.window(2, 1).allows(5, key)]
 /// [3, 4, 5, 6]
 #[pyfunction]
-pub(crate) fn window(left: Whole, right: Whole) -> PyResult<Pattern> {
-    made(Rule::window(left.0, right.0))
+#[pyo3(signature = (left=None, right=None), text_signature = "(left, right)")]
+pub(crate) fn window(
+    left: Option<&Bound<'_, PyAny>>,
+    right: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Pattern> {
+    made(Rule::window(side("left", left)?, side("right", right)?))
+}
+
+/// How far a window reaches to one side.
+fn side(name: &str, object: Option<&Bound<'_, PyAny>>) -> PyResult<u64> {
+    match object {
+        Some(object) => object.extract::<Whole>().map(|side| side.0).map_err(|error| {
+            let py = object.py();
+            match error.is_instance_of::<PyTypeError>(py) {
+                true => errors::kind(format!("{name} is {}", error.value(py))),
+                false => error,
+            }
+        }),
+        None => Err(errors::kind(format!(
+            "{name} is missing or None: `window` takes two integers, `window(left, right)`, as \
+             window(256, 0) for the 256 positions before the query and its own; for no bound on a \
+             side give the number of tokens"
+        ))),
+    }
 }
 
 /// The last `width` positions up to and including the query's own: `window(width - 1, 0)`.
@@ -86,7 +90,7 @@ pub(crate) fn sliding_window(width: Whole) -> PyResult<Pattern> {
     made(Rule::sliding_window(width.0))
 }
 
-/// The first `tokens` keys, for everybody.
+/// The first `tokens` keys, for every query.
 ///
 /// >>> import longspan
 /// >>> longspan.sinks(4).allows(1000, 3), longspan.sinks(4).allows(1000, 4)
@@ -146,14 +150,14 @@ pub(crate) fn hierarchical(levels: Vec<(Whole, Whole, Whole)>) -> PyResult<Patte
 }
 
 /// Query and key in the same document. The lengths (zero is legal) add up to the keys' tokens.
-/// Positions go on counting across documents; `packed` starts anew in each.
+/// Positions continue across documents; `packed` restarts at 0 in each.
 ///
 /// >>> import longspan
 /// >>> longspan.documents([3, 5]).allows(4, 3), longspan.documents([3, 5]).allows(4, 2)
 /// (True, False)
 #[pyfunction]
-pub(crate) fn documents(lengths: Vec<Whole>) -> PyResult<Pattern> {
-    made(Rule::documents(numbers(lengths)))
+pub(crate) fn documents(lengths: Wholes) -> PyResult<Pattern> {
+    made(Rule::documents(lengths.0))
 }
 
 /// Many sequences in one call: query and key in the same sequence, and `inner` sees positions
@@ -165,12 +169,12 @@ pub(crate) fn documents(lengths: Vec<Whole>) -> PyResult<Pattern> {
 /// (True, False)
 #[pyfunction]
 pub(crate) fn packed(
-    query_lengths: Vec<Whole>,
-    key_lengths: Vec<Whole>,
+    query_lengths: Wholes,
+    key_lengths: Wholes,
     inner: &Bound<'_, PyAny>,
 ) -> PyResult<Pattern> {
     let rule = self::inner("packed", inner)?;
-    made(Rule::packed(numbers(query_lengths), numbers(key_lengths), rule))
+    made(Rule::packed(query_lengths.0, key_lengths.0, rule))
 }
 
 /// Block `i` sees itself and blocks `i - r` and `i + r` for each rate.
@@ -179,11 +183,11 @@ pub(crate) fn packed(
 /// >>> [key for key in range(10) if longspan.blocks_dilated(1, [2]).allows(5, key)]
 /// [3, 5, 7]
 #[pyfunction]
-pub(crate) fn blocks_dilated(block: Whole, rates: Vec<Whole>) -> PyResult<Pattern> {
-    made(Rule::blocks_dilated(block.0, numbers(rates)))
+pub(crate) fn blocks_dilated(block: Whole, rates: Wholes) -> PyResult<Pattern> {
+    made(Rule::blocks_dilated(block.0, rates.0))
 }
 
-/// Block `i` sees itself and the blocks whose number differs from `i` in one bit.
+/// Block `i` sees itself and the blocks whose index differs from `i` in one bit.
 ///
 /// >>> import longspan
 /// >>> [key for key in range(16) if longspan.butterfly(1).allows(5, key)]
@@ -209,39 +213,101 @@ pub(crate) fn random(
     made(Rule::random(block.0, per_row.0, blocks.0, seed.0))
 }
 
-/// Blocks of a row: a block's number, or the first and one past the last of several.
-#[derive(FromPyObject)]
-pub(crate) enum Span {
-    #[pyo3(transparent)]
-    One(Whole),
-    #[pyo3(transparent)]
-    Range((Whole, Whole)),
-}
-
 /// An explicit mask of blocks: for each row of query blocks the key blocks that it sees, ascending,
-/// as numbers or as pairs `(first, end)`. Query blocks past the last row see nothing.
+/// as indices or as pairs `(first, end)`. Query blocks past the last row see nothing.
 ///
-/// >>> import longspan
+/// >>> import longspan, numpy
 /// >>> print(longspan.blocks(64, [[0], [(0, 2)], [0, 2]]))
 /// blocks(64, [[0], [0..2], [0, 2]])
 ///
-/// Of a boolean matrix: `longspan.blocks(64, [numpy.flatnonzero(row) for row in matrix])`.
+/// A boolean matrix, an array or a tensor, has a row per query block and a column per key block:
+///
+/// >>> print(longspan.blocks(64, numpy.tri(3, dtype=bool)))
+/// blocks(64, [[0], [0..2], [0..3]])
 #[pyfunction]
-pub(crate) fn blocks(block: Whole, rows: Vec<Vec<Span>>) -> PyResult<Pattern> {
-    let range = |span| match span {
-        Span::One(Whole(at)) => at..at.saturating_add(1),
-        Span::Range((Whole(first), Whole(end))) => first..end,
+pub(crate) fn blocks(block: Whole, rows: &Bound<'_, PyAny>) -> PyResult<Pattern> {
+    let ranges = match rows.getattr_opt("dtype")? {
+        Some(dtype) => {
+            let (dtype, axes) = (dtype.str()?.to_string(), rows.getattr("ndim")?.extract()?);
+            matrix(rows, &dtype, axes)?
+        }
+        None => lists(rows)?,
     };
-    made(Rule::blocks(block.0, rows.into_iter().map(|row| row.into_iter().map(range))))
+    made(Rule::blocks(block.0, ranges))
 }
 
-/// One pattern a query head. Outermost only.
+/// The ranges of key blocks of each row of a boolean matrix.
+fn matrix(rows: &Bound<'_, PyAny>, dtype: &str, axes: usize) -> PyResult<Vec<Vec<Range<u64>>>> {
+    if !["bool", "torch.bool"].contains(&dtype) || axes != 2 {
+        return Err(errors::value(format!(
+            "rows is an array of {dtype} with {axes} axes, expected a boolean matrix (query blocks × \
+             key blocks), or a list of the key blocks of each row"
+        )));
+    }
+    let rows: Vec<Vec<bool>> = elements(rows)?.extract()?;
+    let ranges = |row: Vec<bool>| {
+        let mut ranges: Vec<Range<u64>> = Vec::new();
+        for at in (0..row.len()).filter(|&at| row[at]).map(|at| at as u64) {
+            match ranges.last_mut() {
+                Some(last) if last.end == at => last.end += 1,
+                _ => ranges.push(at..at + 1),
+            }
+        }
+        ranges
+    };
+    Ok(rows.into_iter().map(ranges).collect())
+}
+
+/// The ranges of key blocks of each row of a list.
+fn lists(rows: &Bound<'_, PyAny>) -> PyResult<Vec<Vec<Range<u64>>>> {
+    let wrong = |name: String, object: &Bound<'_, PyAny>, expected| -> PyResult<PyErr> {
+        Ok(errors::kind(format!("{name} is {}, expected {expected}", described(object)?)))
+    };
+    let Ok(items) = rows.try_iter() else {
+        let expected = "a boolean matrix, or a list of the key blocks of each row";
+        return Err(wrong("rows".into(), rows, expected)?);
+    };
+    let mut all = Vec::new();
+    for (i, row) in items.enumerate() {
+        let row = elements(&row?)?;
+        let Ok(items) = row.try_iter() else {
+            return Err(wrong(format!("rows[{i}]"), &row, "a list of key blocks")?);
+        };
+        let mut ranges = Vec::new();
+        for (j, item) in items.enumerate() {
+            let item = item?;
+            if let Ok((first, end)) = item.extract::<(Whole, Whole)>() {
+                ranges.push(first.0..end.0);
+                continue;
+            }
+            match item.extract::<Whole>() {
+                Ok(Whole(at)) => ranges.push(at..at.saturating_add(1)),
+                Err(error) if error.is_instance_of::<PyTypeError>(rows.py()) => {
+                    let expected = "the index of a key block, or a pair (first, end); give a \
+                                    boolean matrix as an array";
+                    return Err(wrong(format!("rows[{i}][{j}]"), &item, expected)?);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        all.push(ranges);
+    }
+    Ok(all)
+}
+
+/// One pattern per query head. Outermost only.
 ///
 /// >>> import longspan
 /// >>> longspan.heads([longspan.causal(), "causal & window(64, 0)"]).heads
 /// 2
 #[pyfunction]
-pub(crate) fn heads(patterns: Vec<Bound<'_, PyAny>>) -> PyResult<Pattern> {
+pub(crate) fn heads(patterns: &Bound<'_, PyAny>) -> PyResult<Pattern> {
+    let Ok(patterns) = patterns.extract::<Vec<Bound<'_, PyAny>>>() else {
+        return Err(errors::kind(format!(
+            "heads: {}, expected a list of patterns, one per query head",
+            described(patterns)?
+        )));
+    };
     let rules = patterns.iter().map(|pattern| inner("heads", pattern));
     let rules = rules.collect::<PyResult<Vec<_>>>()?;
     Heads::each(rules).map(Pattern).map_err(errors::raise_pattern)

@@ -7,15 +7,15 @@
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::call::{Call, Found};
+use crate::call::{Call, Saved};
 use crate::options::Options;
 use crate::tensor::Tensor;
 
 /// `forward` on tensors that are given as `(address, shape, strides, name of the type)`, in
-/// elements; writes `out`, `lse` and, unless it is None, `lse_rest`. For the package's own glue,
+/// elements; writes `out`, `lse` and, unless it is None, `lse_lo`. For the package's own glue,
 /// which holds on to the tensors.
 #[pyfunction]
-#[pyo3(signature = (q, k, v, out, lse, lse_rest, pattern, **options))]
+#[pyo3(signature = (q, k, v, out, lse, lse_lo, pattern, **options))]
 #[expect(clippy::too_many_arguments, reason = "only the glue calls it")]
 pub(crate) fn raw_forward(
     py: Python<'_>,
@@ -24,21 +24,21 @@ pub(crate) fn raw_forward(
     v: &Bound<'_, PyAny>,
     out: &Bound<'_, PyAny>,
     lse: &Bound<'_, PyAny>,
-    lse_rest: Option<&Bound<'_, PyAny>>,
+    lse_lo: Option<&Bound<'_, PyAny>>,
     pattern: &Bound<'_, PyAny>,
     options: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<()> {
     let call = raw_call([q, k, v], pattern, Options::read("raw_forward", options)?)?;
     let mut out = raw("out", out)?;
     let mut lse = raw("lse", lse)?;
-    let mut rest = lse_rest.map(|rest| raw("lse_rest", rest)).transpose()?;
+    let mut rest = lse_lo.map(|rest| raw("lse_lo", rest)).transpose()?;
     let rest = rest.as_mut().map(|rest| rest.rows_mut(call.output)).transpose()?;
     call.forward(py, &mut out, lse.rows_mut(call.output)?, rest)
 }
 
-/// `backward` on such tensors; writes `dq`, `dk` and `dv`. `lse_rest` and `dlse` may be None.
+/// `backward` on such tensors; writes `dq`, `dk` and `dv`. `lse_lo` and `dlse` may be None.
 #[pyfunction]
-#[pyo3(signature = (q, k, v, out, lse, lse_rest, dout, dlse, dq, dk, dv, pattern, **options))]
+#[pyo3(signature = (q, k, v, out, lse, lse_lo, dout, dlse, dq, dk, dv, pattern, **options))]
 #[expect(clippy::too_many_arguments, reason = "only the glue calls it")]
 pub(crate) fn raw_backward(
     py: Python<'_>,
@@ -47,7 +47,7 @@ pub(crate) fn raw_backward(
     v: &Bound<'_, PyAny>,
     out: &Bound<'_, PyAny>,
     lse: &Bound<'_, PyAny>,
-    lse_rest: Option<&Bound<'_, PyAny>>,
+    lse_lo: Option<&Bound<'_, PyAny>>,
     dout: &Bound<'_, PyAny>,
     dlse: Option<&Bound<'_, PyAny>>,
     dq: &Bound<'_, PyAny>,
@@ -58,15 +58,10 @@ pub(crate) fn raw_backward(
 ) -> PyResult<()> {
     let call = raw_call([q, k, v], pattern, Options::read("raw_backward", options)?)?;
     let (out, lse, dout) = (raw("out", out)?, raw("lse", lse)?, raw("dout", dout)?);
-    let lse_rest = lse_rest.map(|rest| raw("lse_rest", rest)).transpose()?;
+    let lse_lo = lse_lo.map(|rest| raw("lse_lo", rest)).transpose()?;
     let dlse = dlse.map(|dlse| raw("dlse", dlse)).transpose()?;
-    let found = Found {
-        out: &out,
-        lse: &lse,
-        lse_rest: lse_rest.as_ref(),
-        dout: &dout,
-        dlse: dlse.as_ref(),
-    };
+    let found =
+        Saved { out: &out, lse: &lse, lse_lo: lse_lo.as_ref(), dout: &dout, dlse: dlse.as_ref() };
     let (mut dq, mut dk, mut dv) = (raw("dq", dq)?, raw("dk", dk)?, raw("dv", dv)?);
     call.backward(py, &found, [&mut dq, &mut dk, &mut dv])
 }

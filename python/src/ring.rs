@@ -3,15 +3,14 @@
 //! Tensors are given as in `raw`. Everything here is called by all ranks in the same order, which
 //! the glue makes sure of before (`longspan/torch/_ranks.py`).
 
-use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use longspan::{
-    Arrived, ElementType, GradientsMut, Heads, Inputs, Layout, LayoutSet, Order, OutputMut,
-    Padding, Pool, Positions, Score, Shape, Threads,
+    ElementType, GradientsMut, Heads, Inputs, Layout, LayoutSet, Order, OutputGradient, OutputMut,
+    OutputRef, Padding, Pool, Positions, Score, Shape, Threads,
 };
-use longspan_ring::{Buffer, Hop, Incoming, Options, Outgoing, Problem, Shards, Transport};
+use longspan_ring::{Buffer, Hop, Incoming, Options, Outgoing, Problem, Shards, Transport, Wire};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -20,7 +19,7 @@ use crate::errors;
 use crate::pattern::Pattern;
 use crate::tensor::{Tensor, by_dtype, with_element};
 
-const ORDER: Order = Order::BatchHeadTokenDim;
+const ORDER: Order = Order::Bhsd;
 
 /// Attention around the ranks of a process group. For the package's own glue.
 #[pyclass(frozen, module = "longspan._longspan")]
@@ -33,9 +32,9 @@ pub(crate) struct Ring {
 #[pymethods]
 impl Ring {
     /// All ranks agree, and each works out what it sends and receives. `sizes` are batch entries,
-    /// heads of queries and of keys, numbers a head of keys and of values.
+    /// heads of queries and of keys, head dims of keys and of values.
     #[new]
-    #[pyo3(signature = (post, pattern, shards, tokens, sizes, dtype, scale, softcap, threads, patience))]
+    #[pyo3(signature = (post, pattern, shards, tokens, sizes, dtype, scale, softcap, wire, threads, timeout))]
     #[expect(clippy::too_many_arguments, reason = "only the glue calls it")]
     fn new(
         py: Python<'_>,
@@ -47,8 +46,9 @@ impl Ring {
         dtype: &str,
         scale: Option<f32>,
         softcap: Option<f32>,
+        wire: &Bound<'_, PyAny>,
         threads: usize,
-        patience: f64,
+        timeout: f64,
     ) -> PyResult<Self> {
         let carrier = Carrier::new(post)?;
         let raised = carrier.raised();
@@ -60,16 +60,17 @@ impl Ring {
             .batch(batch)
             .heads(heads, key_heads)
             .dims(dim, value_dim)
-            .element(element);
+            .element(element)
+            .wire(self::wire(wire)?);
         if let Some(scale) = scale {
             problem = problem.scale(scale);
         }
         if let Some(cap) = softcap {
             problem = problem.score(Score::Softcap(cap));
         }
-        let threads = NonZeroUsize::new(threads).map_or(Threads::Auto, Threads::Count);
+        let threads = if threads == 0 { Threads::Auto } else { Threads::Count(threads) };
         let options = Options {
-            patience: duration(patience)?,
+            timeout: duration(timeout)?,
             threads,
             // One rank per process, which has a pool already.
             executor: Some(Arc::new(Pool::global())),
@@ -80,7 +81,7 @@ impl Ring {
         Ok(Ring { ring, raised, element })
     }
 
-    /// Writes `out`, `lse` and `lse_rest` of this rank's queries.
+    /// Writes `out`, `lse` and `lse_lo` of this rank's queries.
     #[expect(clippy::too_many_arguments, reason = "only the glue calls it")]
     fn forward(
         &self,
@@ -90,16 +91,16 @@ impl Ring {
         v: &Bound<'_, PyAny>,
         out: &Bound<'_, PyAny>,
         lse: &Bound<'_, PyAny>,
-        lse_rest: &Bound<'_, PyAny>,
+        lse_lo: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
         let (q, k, v) = (raw("q", q)?, raw("k", k)?, raw("v", v)?);
         let mut out = raw("out", out)?;
-        let (mut lse, mut rest) = (raw("lse", lse)?, raw("lse_rest", lse_rest)?);
+        let (mut lse, mut rest) = (raw("lse", lse)?, raw("lse_lo", lse_lo)?);
         let rows = out.dims(ORDER)?;
         let (lse, rest) = (lse.rows_mut(rows)?, rest.rows_mut(rows)?);
         with_element!(self.element_of([&q, &k, &v, &out])?, E => {
             let (q, k, v) = (q.view::<E>(ORDER)?, k.view(ORDER)?, v.view(ORDER)?);
-            let output = OutputMut { out: out.view_mut::<E>(ORDER)?, lse, lse_rest: Some(rest) };
+            let output = OutputMut { out: out.view_mut::<E>(ORDER)?, lse, lse_lo: Some(rest) };
             self.run(py, move |ring| ring.forward_into(Inputs { q, k, v }, output))
         })
     }
@@ -114,7 +115,7 @@ impl Ring {
         v: &Bound<'_, PyAny>,
         out: &Bound<'_, PyAny>,
         lse: &Bound<'_, PyAny>,
-        lse_rest: &Bound<'_, PyAny>,
+        lse_lo: &Bound<'_, PyAny>,
         dout: &Bound<'_, PyAny>,
         dlse: Option<&Bound<'_, PyAny>>,
         dq: &Bound<'_, PyAny>,
@@ -122,21 +123,21 @@ impl Ring {
         dv: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
         let (q, k, v) = (raw("q", q)?, raw("k", k)?, raw("v", v)?);
-        let (out, lse, rest) = (raw("out", out)?, raw("lse", lse)?, raw("lse_rest", lse_rest)?);
+        let (out, lse, rest) = (raw("out", out)?, raw("lse", lse)?, raw("lse_lo", lse_lo)?);
         let (dout, dlse) = (raw("dout", dout)?, dlse.map(|dlse| raw("dlse", dlse)).transpose()?);
         let (mut dq, mut dk, mut dv) = (raw("dq", dq)?, raw("dk", dk)?, raw("dv", dv)?);
         let rows = out.dims(ORDER)?;
-        let (lse, lse_rest) = (lse.rows(rows)?, Some(rest.rows(rows)?));
+        let (lse, lse_lo) = (lse.rows(rows)?, Some(rest.rows(rows)?));
         let dlse = dlse.as_ref().map(|dlse| dlse.rows(rows)).transpose()?;
         let all = [&q, &k, &v, &out, &dout, &dq, &dk, &dv];
         with_element!(self.element_of(all)?, E => {
             let inputs =
                 Inputs { q: q.view::<E>(ORDER)?, k: k.view(ORDER)?, v: v.view(ORDER)? };
             let (out, dout) = (out.view(ORDER)?, dout.view(ORDER)?);
-            let arrived = Arrived { out, lse, lse_rest, dout, dlse };
+            let (saved, gradient) = (OutputRef { out, lse, lse_lo }, OutputGradient { dout, dlse });
             let (dq, dk, dv) = (dq.view_mut(ORDER)?, dk.view_mut(ORDER)?, dv.view_mut(ORDER)?);
             let gradients = GradientsMut { dq, dk, dv };
-            self.run(py, move |ring| ring.backward_into(inputs, arrived, gradients))
+            self.run(py, move |ring| ring.backward_into(inputs, saved, gradient, gradients))
         })
     }
 
@@ -196,8 +197,35 @@ fn known(pattern: &Bound<'_, PyAny>) -> PyResult<Heads> {
 
 fn duration(seconds: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(seconds).map_err(|_| {
-        errors::value(format!("patience is {seconds}, expected seconds: 0 or more, and finite"))
+        errors::value(format!("timeout is {seconds}, expected seconds: 0 or more, and finite"))
     })
+}
+
+/// How keys and values are sent: a format's name, or a bound on the error of an element.
+fn wire(value: &Bound<'_, PyAny>) -> PyResult<Wire> {
+    let name = match value.extract::<String>() {
+        Ok(name) => name,
+        Err(_) => match value.extract::<f32>() {
+            Ok(bound) => return Wire::within(bound).map_err(errors::raise_ring),
+            Err(_) => value.get_type().name()?.to_string(),
+        },
+    };
+    match &*name {
+        "exact" => Ok(Wire::Exact),
+        "bf16" => Ok(Wire::Bf16),
+        "int8" => Ok(Wire::Int8),
+        other => Err(errors::value(format!(
+            "wire is {other:?}, expected \"exact\", \"bf16\", \"int8\", or the largest error of an \
+             element as a float"
+        ))),
+    }
+}
+
+/// Refuses a wire format that there isn't, before a rank waits for another. For the package's own
+/// glue.
+#[pyfunction]
+pub(crate) fn ring_wire(wire: &Bound<'_, PyAny>) -> PyResult<()> {
+    self::wire(wire).map(drop)
 }
 
 fn shards(name: &str, tokens: u64, ranks: usize) -> PyResult<Shards> {
@@ -207,8 +235,8 @@ fn shards(name: &str, tokens: u64, ranks: usize) -> PyResult<Shards> {
         "striped" => Shards::striped(tokens, ranks, 1),
         other => {
             return Err(errors::value(format!(
-                "shards is {other:?}, expected \"contiguous\" (one stretch a rank), \"zigzag\" (a \
-                 stretch from the front and one from the back) or \"striped\" (every n-th token of n \
+                "shards is {other:?}, expected \"contiguous\" (one range per rank), \"zigzag\" (a \
+                 range from the front and one from the back) or \"striped\" (every n-th token of n \
                  ranks)"
             )));
         }
@@ -236,26 +264,28 @@ pub(crate) fn ring_shards(
 /// them waits for another. For the package's own glue.
 #[pyfunction]
 pub(crate) fn ring_check(pattern: &Bound<'_, PyAny>, tokens: u64, heads: usize) -> PyResult<()> {
-    let nobody = Shape::new(tokens, tokens).query_map(Positions::default());
+    let no_queries = Shape::new(tokens, tokens).query_map(Positions::default());
     let compiled = match known(pattern)? {
-        Heads::Same(pattern) => Layout::compile(&pattern, &nobody).map(drop),
-        by_head => LayoutSet::compile(&by_head, heads, &nobody, &Padding::None(1), None).map(drop),
+        Heads::Same(pattern) => Layout::compile(&pattern, &no_queries).map(drop),
+        by_head => {
+            LayoutSet::compile(&by_head, heads, &no_queries, &Padding::None(1), None).map(drop)
+        }
     };
     compiled.map_err(errors::raise_pattern)
 }
 
-/// What every rank says, by rank; all say as many bytes. Returns only once every rank has called
-/// it. For the package's own glue.
+/// The bytes of every rank, by rank; all have as many. Returns only once every rank has called it.
+/// For the package's own glue.
 #[pyfunction]
 pub(crate) fn ring_gather<'py>(
     py: Python<'py>,
     post: &Bound<'py, PyAny>,
     mine: &[u8],
-    patience: f64,
+    timeout: f64,
 ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
     let mut carrier = Carrier::new(post)?;
-    let (raised, patience) = (carrier.raised(), duration(patience)?);
-    let gathered = py.detach(|| gather(&mut carrier, mine, patience));
+    let (raised, timeout) = (carrier.raised(), duration(timeout)?);
+    let gathered = py.detach(|| gather(&mut carrier, mine, timeout));
     if let Some(raised) = raised.take() {
         return Err(raised);
     }
@@ -270,11 +300,11 @@ pub(crate) fn ring_gather<'py>(
 /// Ranks that a rank talks to at once: more messages than a few dozen gain nothing.
 const AT_ONCE: usize = 16;
 
-/// Everybody tells everybody, so that whoever is missing is missed by all others by name.
+/// Every rank sends to every other, so that all ranks know by number which one is missing.
 fn gather(
     carrier: &mut Carrier,
     mine: &[u8],
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<Vec<Vec<u8>>, longspan_ring::Failure> {
     let (rank, size) = (carrier.rank(), carrier.size());
     let mut said = vec![mine.to_vec(); size];
@@ -289,7 +319,7 @@ fn gather(
         });
         let mut receives: Vec<_> = receives.collect();
         let sends = &mut sends.collect::<Vec<_>>()[..];
-        carrier.hop(Hop { sends, receives: &mut receives, patience }, &mut |_| ())?;
+        carrier.hop(Hop { sends, receives: &mut receives, timeout }, &mut |_| ())?;
         for receive in receives {
             said[receive.from] = receive.bytes.to_vec();
         }

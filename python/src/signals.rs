@@ -1,7 +1,7 @@
 //! A computation without the interpreter's lock, and Ctrl-C.
 //!
 //! Other Python threads run while the library computes. Python's signal handlers run only when the
-//! main thread asks for them, so the hook between tiles asks, every [`PAUSE`]. What a handler
+//! main thread checks for them, so the hook between tiles does, every [`PAUSE`]. What a handler
 //! raises (`KeyboardInterrupt`, mostly) ends the call.
 
 use std::ops::ControlFlow;
@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 /// thread's turn of 5 ms.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Asks for signals now and then.
+/// Checks for signals every [`PAUSE`].
 pub(crate) struct Watch {
     next: Instant,
     raised: Option<PyErr>,
@@ -25,10 +25,10 @@ impl Watch {
         if Instant::now() < self.next {
             return ControlFlow::Continue(());
         }
-        // Without an interpreter (it is shutting down) nobody waits for the result.
-        let asked = Python::try_attach(|py| py.check_signals());
+        // Without an interpreter (it is shutting down) the result has no use.
+        let checked = Python::try_attach(|py| py.check_signals());
         self.next = Instant::now() + PAUSE;
-        match asked {
+        match checked {
             Some(Ok(())) => ControlFlow::Continue(()),
             Some(Err(raised)) => {
                 self.raised = Some(raised);
@@ -40,7 +40,7 @@ impl Watch {
 }
 
 /// Runs `work` without the interpreter's lock. It has to [look](Watch::look) now and then, and to
-/// end with an error when told so.
+/// end with an error when `look` returns `Break`.
 pub(crate) fn released<T, E>(
     py: Python<'_>,
     work: impl FnOnce(&mut Watch) -> Result<T, E> + Send,

@@ -43,7 +43,7 @@ enum Access {
     Write,
     /// Its producer says so.
     ReadOnly,
-    /// The producer made a copy to hand over: what is written there, nobody sees.
+    /// The producer exported a copy: writes to it would be lost.
     Copied,
 }
 
@@ -174,6 +174,11 @@ impl Tensor {
         self.element
     }
 
+    /// The length of the last axis.
+    pub(crate) fn head_dim(&self) -> usize {
+        self.shape[self.axes.max(1) - 1]
+    }
+
     /// Refuses other elements than `first` has.
     pub(crate) fn same_element(&self, first: &Tensor) -> PyResult<()> {
         if self.element == first.element {
@@ -189,8 +194,8 @@ impl Tensor {
     pub(crate) fn dims(&self, order: Order) -> PyResult<Dims> {
         if self.axes != 4 {
             let expected = match order {
-                Order::BatchHeadTokenDim => "(batch, heads, tokens, dim)",
-                Order::BatchTokenHeadDim => "(batch, tokens, heads, dim)",
+                Order::Bhsd => "(batch, heads, tokens, dim)",
+                Order::Bshd => "(batch, tokens, heads, dim)",
             };
             return Err(errors::value(format!(
                 "{} has {} axes, expected 4: {expected}; x[None] adds one of length 1",
@@ -229,7 +234,7 @@ impl Tensor {
         unsafe { ViewMut::from_raw(self.data.cast::<E>(), dims, strides) }.map_err(errors::raise)
     }
 
-    /// A number for each row, `(batch, heads, tokens)`, to read.
+    /// One f32 per row, `(batch, heads, tokens)`, to read.
     pub(crate) fn rows(&self, dims: Dims) -> PyResult<&[f32]> {
         let len = self.check_rows(dims)?;
         match len {
@@ -264,7 +269,7 @@ impl Tensor {
         }
     }
 
-    /// How many numbers there are, if they are a contiguous `(batch, heads, tokens)` of f32.
+    /// How many elements there are, if they are a contiguous `(batch, heads, tokens)` of f32.
     fn check_rows(&self, dims: Dims) -> PyResult<usize> {
         let Tensor { name, axes, shape, element, .. } = self;
         if *element != ElementType::F32 {
@@ -281,7 +286,7 @@ impl Tensor {
         for axis in (0..3).rev() {
             if shape[axis] > 1 && self.strides[axis] != within && !expected.contains(&0) {
                 return Err(errors::value(format!(
-                    "{name} isn't contiguous, expected its numbers side by side: \
+                    "{name} isn't contiguous, expected contiguous elements: \
                      numpy.ascontiguousarray makes it so"
                 )));
             }
@@ -296,8 +301,8 @@ impl Tensor {
 
 fn by_name<T>(order: Order, second: T, third: T) -> (T, T) {
     match order {
-        Order::BatchTokenHeadDim => (second, third),
-        Order::BatchHeadTokenDim => (third, second),
+        Order::Bshd => (second, third),
+        Order::Bhsd => (third, second),
     }
 }
 

@@ -17,7 +17,7 @@ collect_ignore = [] if installed("torch") else ["torch"]
 if collect_ignore or not installed("transformers"):
     collect_ignore.append("transformers")
 
-# Whoever is started in the background ignores Ctrl-C, and so would the processes of tests about it.
+# A process that is started in the background ignores Ctrl-C, and so would the processes of tests about it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

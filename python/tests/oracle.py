@@ -3,7 +3,7 @@
 Nothing here is shared with what it tests: a mask is a predicate over positions, evaluated at every
 pair, and attention is a matrix of scores.
 
-**How exact.** ``best`` is what rounding the truth to the result's type costs; nobody does better.
+**How exact.** ``best`` is what rounding the truth to the result's type costs: a lower bound.
 A result of f32 may be off by 12 times that (root mean squares over a tensor): a sum of a few dozen
 terms, of a tile, and of all tiles, as `crates/testing/src/attention/measure.rs` derives. Where
 terms cancel ``best`` isn't possible, so it is taken to be at least a sixth of the unit roundoff of
@@ -45,7 +45,7 @@ def mask(
     key_offset: int = 0,
 ) -> numpy.ndarray:
     """Every pair of a query and a key, by position."""
-    first = keys - queries if query_offset is None else query_offset
+    first = key_offset + keys - queries if query_offset is None else query_offset
     pairs = [[rule(i + first, j + key_offset) for j in range(keys)] for i in range(queries)]
     return numpy.array(pairs, dtype=bool).reshape(queries, keys)
 

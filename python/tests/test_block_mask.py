@@ -28,8 +28,8 @@ class Case:
 
     def truth(self):
         """Every pair by ``Pattern.allows``: (batch, heads, queries, keys)."""
-        first_q = self.places.get("query_offset", self.tokens_k - self.tokens_q)
         first_k = self.places.get("key_offset", 0)
+        first_q = self.places.get("query_offset", first_k + self.tokens_k - self.tokens_q)
         heads = [None] if self.pattern.heads is None else range(self.pattern.heads)
         ranges = self.key_ranges or [(0, self.tokens_k)]
         return numpy.array(

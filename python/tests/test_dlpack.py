@@ -14,7 +14,7 @@ SHAPE = (1, 2, 40, 8)
 
 @pytest.mark.parametrize("kind", [Legacy, Versioned])
 @pytest.mark.parametrize("strided", [True, False])
-def test_a_tensor_is_freed_once(rng, kind, strided):
+def test_tensor_is_freed_once(rng, kind, strided):
     arrays = [rng.standard_normal(SHAPE, dtype="float32") for _ in range(4)]
     q, k, v, dout = [Producer(array, kind, strided=strided) for array in arrays]
     expected = longspan.forward(*arrays[:3], "causal")
@@ -28,14 +28,14 @@ def test_a_tensor_is_freed_once(rng, kind, strided):
         tensor.assert_freed_once()
 
 
-def test_a_producer_without_versions():
+def test_producer_without_versions():
     q = zeros(*SHAPE, kind=Legacy, accepts_version=False)
     longspan.attention(q, q, q, "causal")
     assert q.made == 3
     q.assert_freed_once()
 
 
-def test_a_capsule_that_is_used_twice():
+def test_capsule_that_is_used_twice():
     q = zeros(*SHAPE, one_capsule=True)
     with pytest.raises(BufferError, match="k: __dlpack__ returned no DLPack capsule, or one that"):
         longspan.attention(q, q, q, "causal")
@@ -43,7 +43,7 @@ def test_a_capsule_that_is_used_twice():
     q.assert_freed_once()
 
 
-def test_a_capsule_that_is_never_used():
+def test_capsule_that_is_never_used():
     q = zeros(*SHAPE)
     q.__dlpack__()
     q.assert_freed_once()
@@ -76,7 +76,7 @@ def test_an_exception_midway(bad):
             tensor.assert_freed_once()
 
 
-def test_a_capsule_of_another_version_is_freed_unread():
+def test_capsule_of_another_version_is_freed_unread():
     q = zeros(*SHAPE, major=2)
     with pytest.raises(BufferError, match="q: a tensor of DLPack 2.0, expected 1.x"):
         longspan.attention(q, q, q, "causal")
@@ -84,14 +84,14 @@ def test_a_capsule_of_another_version_is_freed_unread():
 
 
 @pytest.mark.parametrize("device, name", [((2, 1), "CUDA 1"), ((8, 0), "Metal 0"), ((99, 0), "99")])
-def test_a_gpu_is_refused_before_it_is_asked(device, name):
+def test_gpu_is_refused_before_it_is_asked(device, name):
     q = zeros(*SHAPE, device=device)
     with pytest.raises(ValueError, match=f"q is on .*{name}.*Layout.to_block_mask"):
         longspan.attention(q, q, q, "causal")
     assert q.made == 0
 
 
-def test_a_producers_own_error_says_which_tensor():
+def test_producers_own_error_says_which_tensor():
     class Refuses:
         def __dlpack_device__(self):
             return (1, 0)
@@ -115,7 +115,7 @@ def test_read_only_may_be_read_but_not_written(rng):
         longspan.attention(q, q, q, "causal", out=out)
 
 
-def test_a_copy_is_not_written():
+def test_copy_is_not_written():
     q, out = zeros(*SHAPE), zeros(*SHAPE, flags=2)
     with pytest.raises(ValueError, match="out: __dlpack__ made a copy"):
         longspan.attention(q, q, q, "causal", out=out)
@@ -154,7 +154,7 @@ def test_arrays_that_only_look_plain(rng):
         longspan.attention(q, q, records["number"], "causal")
 
 
-def test_a_numpy_array_is_held_by_nobody_afterwards(rng):
+def test_numpy_arrays_are_not_held_afterwards(rng):
     q = rng.standard_normal(SHAPE, dtype="float32")
     before = sys.getrefcount(q)
     output = longspan.forward(q, q, q, "causal")
@@ -211,7 +211,7 @@ def test_an_array_is_freed_once():
     assert out._owners == 1
 
 
-def test_a_result_that_does_not_fit_memory():
+def test_result_that_does_not_fit_memory():
     """A petabyte of results, of one number that is read again and again."""
     one = numpy.zeros((1, 1, 1, 1), dtype="uint16")
     q = Producer(numpy.lib.stride_tricks.as_strided(one, (1 << 24, 1, 1, 256), (0, 0, 0, 0)), code=4)

@@ -48,12 +48,12 @@ def named(value):
         ({"key_ranges": [(0, 41)]}, "expected a range inside 0..40"),
         ({"scale": float("nan")}, "the scale is NaN, expected a finite number"),
         ({"softcap": 0.0}, "the softcap is 0, expected a positive, finite number"),
-        ({"softcap": 1.0, "alibi_slopes": [1.0, 1.0]}, "expected one of both"),
+        ({"softcap": 1.0, "alibi_slopes": [1.0, 1.0]}, "leave one out"),
         ({"alibi_slopes": [1.0]}, "list of slopes has 1 elements, expected 2"),
         ({"threads": 0}, "threads is 0, expected 1 to 4096"),
         ({"threads": 5000}, "5000 threads asked for, expected 1 to 4096"),
         ({"isa": "sse9"}, "sse9.*expected portable, neon, avx2, avx512 or amx"),
-        ({"precision": "f64"}, "precision is \"f64\", expected \"fastest\".*\"exact\""),
+        ({"precision": "f64"}, "precision is \"f64\", expected \"highest\".*\"widened\""),
         ({"isa": "neon"}, "instruction set neon asked for, this CPU has"),
         ({"out": axes(1, 2, 41, 8)}, "out has tokens 41, expected 40"),
         ({"out": X}, "out and q overlap"),
@@ -112,7 +112,7 @@ def test_none_means_left_out():
         ({"lse": axes(1, 2, 41)}, ValueError, r"lse has shape \[1, 2, 41\], expected \[1, 2, 40\]"),
         ({"lse": axes(1, 40, 2).transpose(0, 2, 1)}, ValueError, "lse isn't contiguous"),
         ({"lse": axes(1, 2, 40, dtype="float16")}, TypeError, "lse holds f16, expected f32"),
-        ({"lse_rest": axes(2, 40)}, ValueError, r"lse_rest has shape \[2, 40\]"),
+        ({"lse_lo": axes(2, 40)}, ValueError, r"lse_lo has shape \[2, 40\]"),
         ({"dlse": axes(1, 2, 40, 1)}, ValueError, r"dlse has shape \[1, 2, 40, 1\]"),
         ({"out": axes(1, 2, 40, 9)}, ValueError, "out has head dim 9, expected 8"),
     ],
@@ -142,3 +142,47 @@ def test_environment(monkeypatch, name, value):
     monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=f'environment variable {name} is "{value}"'):
         call()
+
+
+@pytest.mark.parametrize(
+    "call, error, message",
+    [
+        (lambda: longspan.window(256), TypeError, r"right is missing or None: `window` takes two integers"),
+        (lambda: longspan.window(None, 0), TypeError, "left is missing or None: .*give the number of tokens"),
+        (lambda: longspan.window("a", 0), TypeError, "left is 'a', a str, expected an integer, 0 or more"),
+        (lambda: longspan.window(1, -1), ValueError, "an integer is -1, expected 0 to"),
+        (lambda: longspan.sinks(None), TypeError, "None, expected an integer, 0 or more"),
+        (lambda: longspan.sinks(True), TypeError, "True, a bool, expected an integer"),
+        (lambda: longspan.documents(3), TypeError, "3, a int, expected a list of integers"),
+        (lambda: longspan.documents([1, 2.5]), TypeError, "element 1 is 2.5, a float, expected an integer"),
+        (lambda: longspan.documents(numpy.ones((2, 2), int)), TypeError, r"element 0 is \[1, 1\], a list"),
+        (lambda: longspan.blocks(64, 3), TypeError, "rows is 3, a int, expected a boolean matrix"),
+        (lambda: longspan.blocks(64, [3]), TypeError, r"rows\[0\] is 3, a int, expected a list"),
+        (
+            lambda: longspan.blocks(64, [[True]]),
+            TypeError,
+            r"rows\[0\]\[0\] is True, a bool, expected the index of a key block.*boolean matrix as an array",
+        ),
+        (lambda: longspan.blocks(64, numpy.ones((2, 2))), ValueError, "rows is an array of float64 with 2 axes"),
+        (lambda: longspan.blocks(64, numpy.ones(2, bool)), ValueError, "bool with 1 axes, expected a boolean"),
+        (lambda: longspan.causal() & 3, TypeError, "&"),
+        (lambda: longspan.causal() & "casual", ValueError, "casual"),
+        (lambda: longspan.Pattern("heads([causal]) & full"), ValueError, r"heads\(\[…\]\) is outermost: combine"),
+        (lambda: longspan.Pattern("(heads([causal]))"), ValueError, r"heads\(\[…\]\) is outermost: combine"),
+        (lambda: longspan.heads("causal"), TypeError, "heads: 'causal', a str, expected a list of patterns"),
+    ],
+)
+def test_primitives(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_what_primitives_take():
+    assert longspan.causal() & "window(3, 0)" == longspan.Pattern("causal & window(3, 0)")
+    assert "causal" & longspan.window(3, 0) == longspan.Pattern("causal & window(3, 0)")
+    assert "causal" | longspan.window(3, 0) == longspan.Pattern("causal | window(3, 0)")
+    assert longspan.window(left=3, right=1) == longspan.window(3, 1)
+    assert longspan.documents(numpy.array([3, 4])) == longspan.documents([3, 4])
+    mask = numpy.array([[True, False, True], [True, True, False], [False, False, False]])
+    assert longspan.blocks(16, mask) == longspan.blocks(16, [[0, 2], [(0, 2)], []])
+    assert longspan.blocks(16, [numpy.flatnonzero(row) for row in mask]) == longspan.blocks(16, mask)

@@ -11,6 +11,7 @@ SOURCES = [
     RING / "message.rs",
     RING / "transport.rs",
     RING / "transport" / "mpi.rs",
+    *sorted((RING / "transport" / "mpi").glob("*.rs")),
     ROOT / "crates" / "cli" / "src" / "ring.rs",
     ROOT / "crates" / "cli" / "src" / "ring" / "agree.rs",
     ROOT / "python" / "src" / "ring.rs",
@@ -45,7 +46,7 @@ def test_every_error_of_the_guide_is_in_the_code():
     assert not in_code(" haven't takn what was sent")
 
 
-def test_every_error_of_a_ring_is_in_the_guide():
+def test_every_error_of_ring_is_in_the_guide():
     errors = re.findall(r'#\[error\(\s*"((?:[^"\\]|\\.)*)"', literals(RING / "error.rs"))
     assert len(errors) > 15
     for error in errors:

@@ -19,7 +19,7 @@ def test_numbers():
     assert 0 < layout.nbytes < 10_000
 
 
-def test_a_million_tokens():
+def test_million_tokens():
     layout = longspan.Pattern("causal & (window(1024, 0) | sinks(64))").compile(1 << 20)
     assert layout.rows == 1 << 14
     assert layout.nbytes < 4 << 20
@@ -90,7 +90,7 @@ def test_picture(tokens):
         ({"key_ranges": 3}, TypeError, "Sequence"),
     ],
 )
-def test_arguments_that_break_a_rule(arguments, error, message):
+def test_arguments_that_break_rule(arguments, error, message):
     with pytest.raises(error, match=message):
         longspan.causal().compile(100, **arguments)
 

@@ -35,7 +35,7 @@ def run(code):
 
 
 @linux
-def test_a_hundred_thousand_calls_hold_no_memory():
+def test_hundred_thousand_calls_hold_no_memory():
     q = numpy.ones((1, 1, 16, 8), dtype="float32")
     layout = longspan.causal().compile(16)
 
@@ -54,7 +54,7 @@ def test_a_hundred_thousand_calls_hold_no_memory():
     calls(2_000)
     before = resident()
     calls(100_000)
-    # A byte a call would be 100 kB; the allocator's own pages come and go in less than 1 MiB.
+    # One byte per call would be 100 kB; the allocator's own pages come and go in less than 1 MiB.
     assert resident() - before < 1 << 20
 
 
@@ -133,7 +133,7 @@ def test_ctrl_c(call):
 
 
 @posix
-def test_a_handler_that_raises_nothing_lets_a_call_go_on():
+def test_handler_that_raises_nothing_lets_call_go_on():
     process = run(
         """
         import numpy, signal, threading, os, longspan

@@ -21,7 +21,7 @@ struct FeedForward {
 pub struct BlockConfig {
     /// Those of its attention; the gain is that of the feed-forward network too.
     pub attention: MultiheadConfig,
-    /// Numbers a token inside the feed-forward network.
+    /// Elements per token inside the feed-forward network.
     pub intermediate_size: usize,
     /// What norms add to the variance.
     pub layer_norm_eps: f64,

@@ -5,61 +5,20 @@
 //! [`Call`], in which the forward pass leaves what it found of each row:
 //!
 //! ```text
-//! q, k, v ──Attend──▶ out    leaves lse and its rest in the call; backward: dout
+//! q, k, v ──Forward──▶ out    leaves lse and its low part in the call; backward: dout
 //!         ──Normaliser──▶ lse    takes it from there;             backward: dlse
 //! ```
 //!
-//! The gradients of both are sums over the same probabilities, and candle adds them up. Only who
-//! takes a gradient through the log-sum-exp pays for its pass.
+//! The gradients of both are sums over the same probabilities, and candle adds them up. Only a
+//! gradient through the log-sum-exp costs its pass.
 
 use std::sync::{Arc, OnceLock};
 
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor, bail};
 use half::{bf16, f16};
-use longspan::{Arrived, Attention, Dilated, Dims, Element, Inputs, Order, Output, Strides, View};
+use longspan::{Attend, Dims, Inputs, Order, Output, OutputGradient, OutputRef, Strides, View};
 
 use crate::tensor::{self, Number, cpu, foreign, view};
-
-/// What a call runs: an [`Attention`] over layouts, or [`Dilated`] attention.
-pub trait Runs: sealed::Runs + Send + Sync + 'static {}
-
-impl Runs for Attention {}
-
-impl Runs for Dilated {}
-
-mod sealed {
-    use longspan::{Arrived, Element, Gradients, Inputs, Output, Result};
-
-    pub trait Runs {
-        fn output<E: Element>(&self, inputs: Inputs<'_, E>) -> Result<Output<E>>;
-
-        fn gradients<E: Element>(
-            &self,
-            inputs: Inputs<'_, E>,
-            arrived: Arrived<'_, E>,
-        ) -> Result<Gradients<E>>;
-    }
-}
-
-macro_rules! runs {
-    ($($engine:ty),*) => {$(
-        impl sealed::Runs for $engine {
-            fn output<E: Element>(&self, inputs: Inputs<'_, E>) -> longspan::Result<Output<E>> {
-                self.forward(inputs.q, inputs.k, inputs.v)
-            }
-
-            fn gradients<E: Element>(
-                &self,
-                inputs: Inputs<'_, E>,
-                arrived: Arrived<'_, E>,
-            ) -> longspan::Result<longspan::Gradients<E>> {
-                self.backward(inputs, arrived)
-            }
-        }
-    )*};
-}
-
-runs!(Attention, Dilated);
 
 /// Attention of `q` over `k` and `v`, each `(batch, heads, tokens, dim)`, with gradients.
 ///
@@ -84,7 +43,7 @@ runs!(Attention, Dilated);
 /// assert_eq!((out.dims(), out.dtype()), (q.dims(), DType::BF16));
 /// # Ok::<_, candle_core::Error>(())
 /// ```
-pub fn attention<R: Runs>(
+pub fn attention<R: Attend + 'static>(
     attention: &Arc<R>,
     q: &Tensor,
     k: &Tensor,
@@ -115,7 +74,7 @@ pub fn attention<R: Runs>(
 /// assert!(loss.backward()?.get(&x).is_some());
 /// # Ok::<_, candle_core::Error>(())
 /// ```
-pub fn attention_with_lse<R: Runs>(
+pub fn attention_with_lse<R: Attend + 'static>(
     attention: &Arc<R>,
     q: &Tensor,
     k: &Tensor,
@@ -130,7 +89,7 @@ pub fn attention_with_lse<R: Runs>(
 /// What the forward pass found of each row, `[batch, head, token]`, and how its output lies.
 struct Found {
     lse: Vec<f32>,
-    lse_rest: Vec<f32>,
+    lse_lo: Vec<f32>,
     order: Order,
 }
 
@@ -147,7 +106,7 @@ impl<R> Clone for Call<R> {
 }
 
 /// q, k, v → output, its axes in the order that [`Found`] has.
-struct Attend<R>(Call<R>);
+struct Forward<R>(Call<R>);
 
 /// q, k, v → log-sum-exp.
 struct Normaliser<R>(Call<R>);
@@ -170,14 +129,14 @@ macro_rules! by_type {
     };
 }
 
-impl<R: Runs> Call<R> {
+impl<R: Attend + 'static> Call<R> {
     fn new(attention: &Arc<R>) -> Self {
         Call { attention: attention.clone(), found: Arc::default() }
     }
 
     fn attend(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
         tensor::check(q, k, v)?;
-        let out = q.apply_op3(k, v, Attend(self.clone()))?;
+        let out = q.apply_op3(k, v, Forward(self.clone()))?;
         match self.found.get() {
             Some(found) => tensor::heads_first(out, found.order),
             None => bail!("candle ran no forward pass"),
@@ -186,9 +145,9 @@ impl<R: Runs> Call<R> {
 
     fn forward<E: Number>(&self, stored: Stored<'_>) -> Result<(CpuStorage, Shape)> {
         let inputs = inputs::<E>(stored)?;
-        let Output { out, lse, lse_rest } = self.attention.output(inputs).map_err(foreign)?;
+        let Output { out, lse, lse_lo } = self.attention.forward(inputs).map_err(foreign)?;
         // Where it has been found before, it was the same.
-        let _ = self.found.set(Found { lse, lse_rest, order: out.order() });
+        let _ = self.found.set(Found { lse, lse_lo, order: out.order() });
         Ok(tensor::storage(out))
     }
 
@@ -213,14 +172,15 @@ impl<R: Runs> Call<R> {
         let found = self.found::<E>(stored)?;
         let ((out, out_layout), (dout, dout_layout)) =
             (out.storage_and_layout(), dout.storage_and_layout());
-        let arrived = Arrived {
-            out: view(cpu(&out)?, out_layout, found.order)?,
-            lse: &found.lse,
-            lse_rest: Some(&found.lse_rest),
-            dout: view(cpu(&dout)?, dout_layout, found.order)?,
-            dlse: None,
-        };
-        self.differentiate::<E>(stored, arrived)
+        let (saved, gradient) = (
+            OutputRef {
+                out: view(cpu(&out)?, out_layout, found.order)?,
+                lse: &found.lse,
+                lse_lo: Some(&found.lse_lo),
+            },
+            OutputGradient { dout: view(cpu(&dout)?, dout_layout, found.order)?, dlse: None },
+        );
+        self.differentiate::<E>(stored, saved, gradient)
     }
 
     /// Gradients that arrive through the log-sum-exp, [batch, head, token].
@@ -232,24 +192,22 @@ impl<R: Runs> Call<R> {
         let dims = Dims { dim: v.dims().dim, ..q.dims() };
         let nowhere = Strides { batch: 0, tokens: 0, heads: 0, dim: 0 };
         let none = View::strided(&zero, 0, dims, nowhere).map_err(foreign)?;
-        let arrived = Arrived {
-            out: none,
-            lse: &found.lse,
-            lse_rest: Some(&found.lse_rest),
-            dout: none,
-            dlse: Some(dlse),
-        };
-        self.differentiate::<E>(stored, arrived)
+        let (saved, gradient) = (
+            OutputRef { out: none, lse: &found.lse, lse_lo: Some(&found.lse_lo) },
+            OutputGradient { dout: none, dlse: Some(dlse) },
+        );
+        self.differentiate::<E>(stored, saved, gradient)
     }
 
     fn differentiate<E: Number>(
         &self,
         stored: Stored<'_>,
-        arrived: Arrived<'_, E>,
+        saved: OutputRef<'_, E>,
+        gradient: OutputGradient<'_, E>,
     ) -> Result<Gradients> {
         let inputs = inputs::<E>(stored)?;
         let longspan::Gradients { dq, dk, dv } =
-            self.attention.gradients(inputs, arrived).map_err(foreign)?;
+            self.attention.backward(inputs, saved, gradient).map_err(foreign)?;
         let [dq, dk, dv] = [dq, dk, dv].map(tensor::from_longspan);
         Ok((Some(dq?), Some(dk?), Some(dv?)))
     }
@@ -263,9 +221,7 @@ impl<R: Runs> Call<R> {
 }
 
 fn inputs<'a, E: Number>([q, k, v]: Stored<'a>) -> Result<Inputs<'a, E>> {
-    let view = |(storage, layout): (&'a CpuStorage, &Layout)| {
-        view(storage, layout, Order::BatchHeadTokenDim)
-    };
+    let view = |(storage, layout): (&'a CpuStorage, &Layout)| view(storage, layout, Order::Bhsd);
     Ok(Inputs { q: view(q)?, k: view(k)?, v: view(v)? })
 }
 
@@ -278,7 +234,7 @@ fn with_stored<T>(
     work([(cpu(&q.0)?, q.1), (cpu(&k.0)?, k.1), (cpu(&v.0)?, v.1)])
 }
 
-impl<R: Runs> CustomOp3 for Attend<R> {
+impl<R: Attend + 'static> CustomOp3 for Forward<R> {
     fn name(&self) -> &'static str {
         "longspan attention"
     }
@@ -309,7 +265,7 @@ impl<R: Runs> CustomOp3 for Attend<R> {
     }
 }
 
-impl<R: Runs> CustomOp3 for Normaliser<R> {
+impl<R: Attend + 'static> CustomOp3 for Normaliser<R> {
     fn name(&self) -> &'static str {
         "longspan log-sum-exp"
     }
@@ -355,9 +311,9 @@ mod tests {
 
     /// An op whose call has seen no forward pass runs it, and finds the same.
     #[test]
-    fn without_a_forward_pass() -> Result<()> {
+    fn without_forward_pass() -> Result<()> {
         let layout = longspan::Layout::compile(&Pattern::causal(), &Tokens::new(70, 70));
-        let attention = Arc::new(Attention::new(layout.map_err(foreign)?));
+        let attention = Arc::new(longspan::Attention::new(layout.map_err(foreign)?));
         let [q, k, v] = [(); 3].map(|()| Tensor::randn(0f32, 1.0, (1, 2, 70, 8), &Device::Cpu));
         let (q, k, v) = (q?, k?, v?);
         let (before, after) = (Call::new(&attention), Call::new(&attention));
@@ -368,8 +324,8 @@ mod tests {
             let gradients = [dq, dk, dv].into_iter().flatten();
             gradients.map(|gradient| gradient.flatten_all()?.to_vec1()).collect()
         };
-        let expected = numbers(Attend(before.clone()).bwd(&q, &k, &v, &out, &dout)?)?;
-        let found = numbers(Attend(after).bwd(&q, &k, &v, &out, &dout)?)?;
+        let expected = numbers(Forward(before.clone()).bwd(&q, &k, &v, &out, &dout)?)?;
+        let found = numbers(Forward(after).bwd(&q, &k, &v, &out, &dout)?)?;
         assert_eq!((found.len(), &found), (3, &expected));
 
         let dlse = Tensor::ones((1, 2, 70), DType::F32, &Device::Cpu)?;

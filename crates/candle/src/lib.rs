@@ -68,7 +68,7 @@ mod sparse;
 mod tensor;
 
 pub use block::{Block, BlockConfig};
-pub use call::{Runs, attention, attention_with_lse};
+pub use call::{attention, attention_with_lse};
 pub use dilated::DilatedAttention;
 pub use init::seeded;
 pub use longspan;

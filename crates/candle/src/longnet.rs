@@ -43,7 +43,7 @@ use crate::multihead::{Attend, InnerNorm, MultiheadConfig};
 use crate::norm::LayerNorm;
 use crate::sparse::SparseAttention;
 
-/// Who may see whom, beside what the configuration says.
+/// Which queries may attend to which keys, beside what the configuration says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Reach {
     Both,

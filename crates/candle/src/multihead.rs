@@ -81,7 +81,7 @@ pub enum InnerNorm {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MultiheadConfig {
-    /// Numbers a token, in and out.
+    /// Elements per token, in and out.
     pub hidden_size: usize,
     /// Heads, which divide them.
     pub num_attention_heads: usize,

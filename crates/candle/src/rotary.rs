@@ -136,7 +136,7 @@ mod tests {
 
     use super::*;
 
-    /// By hand: with `d = 2` there is one pair, which turns by one radian a token.
+    /// By hand: with `d = 2` there is one pair, which turns by one radian per token.
     #[test]
     fn one_pair() -> Result<()> {
         let rotary = Rotary::new(2, 10_000.0)?;

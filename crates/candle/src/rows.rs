@@ -79,7 +79,7 @@ pub(crate) fn sum_rows(rows: &[f32], size: usize) -> Vec<f32> {
         piece.chunks_exact(size).for_each(|row| add(&mut total, row));
         total
     };
-    // In the order of the rows, whoever was done first.
+    // In the order of the rows, not of completion.
     let pieces: Vec<_> = rows.par_chunks(PIECE * size).map(sum).collect();
     let mut total = vec![0.0; size];
     pieces.iter().for_each(|piece| add(&mut total, piece));

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{Error, Result, Tensor};
-use longspan::{Attention, Heads, Isa, LayoutCache, LayoutSet, Padding, Score, Shape, Threads};
+use longspan::{Attention, Heads, LayoutCache, LayoutSet, Options, Padding, Shape};
 
 use crate::call;
 use crate::tensor;
@@ -14,7 +14,7 @@ use crate::tensor;
 /// 13 MiB, its transpose as much again.
 const CACHE_BYTES: usize = 64 << 20;
 
-/// Attention with a pattern, or one a query head: what a layer of a model holds.
+/// Attention with a pattern, or one per query head: what a layer of a model holds.
 ///
 /// Layouts are compiled for each new length, and kept. With fewer queries than keys the queries
 /// are the *last* positions, as behind a key-value cache.
@@ -47,14 +47,6 @@ pub struct SparseAttention {
     cache: Arc<LayoutCache>,
     /// Calls in a row mostly have the same lengths: the last attention, with its scratch.
     last: Mutex<Option<(Asked, Arc<Attention>)>>,
-}
-
-#[derive(Debug, Clone, Default)]
-struct Options {
-    scale: Option<f32>,
-    score: Score,
-    threads: Threads,
-    isa: Option<Isa>,
 }
 
 /// What decides the layouts of a call.
@@ -90,28 +82,12 @@ impl SparseAttention {
         }
     }
 
-    /// What scores are multiplied by; `1/√dim` where it isn't set.
+    /// Options of calls, the same as those of [`Attention`].
     #[must_use]
-    pub fn scale(self, scale: f32) -> Self {
-        self.with(|options| options.scale = Some(scale))
-    }
-
-    /// What is done to scores before the softmax: a softcap, ALiBi slopes.
-    #[must_use]
-    pub fn score(self, score: Score) -> Self {
-        self.with(|options| options.score = score)
-    }
-
-    /// How many threads work on a call. Results don't depend on it.
-    #[must_use]
-    pub fn threads(self, threads: Threads) -> Self {
-        self.with(|options| options.threads = threads)
-    }
-
-    /// The instruction set to use, in place of the fastest one.
-    #[must_use]
-    pub fn isa(self, isa: Isa) -> Self {
-        self.with(|options| options.isa = Some(isa))
+    pub fn options(mut self, options: Options) -> Self {
+        self.options = options;
+        self.last = Mutex::default();
+        self
     }
 
     /// Where layouts are kept, in place of a cache of its own with 64 MiB: for the layers of a
@@ -135,7 +111,7 @@ impl SparseAttention {
     }
 
     /// [`forward`](Self::forward) for a batch with padding: only the keys `valid[entry]` of each
-    /// batch entry hold tokens, and nobody sees the others.
+    /// batch entry hold tokens, and no query attends to the others.
     ///
     /// ```
     /// use candle_core::{Device, Tensor};
@@ -201,7 +177,7 @@ impl SparseAttention {
                     .map_err(tensor::foreign)?,
             ),
         };
-        let attention = Arc::new(self.options.apply(attention));
+        let attention = Arc::new(attention.options(self.options.clone()));
         *lock() = Some((asked, attention.clone()));
         Ok(attention)
     }
@@ -226,26 +202,6 @@ impl SparseAttention {
             ),
         };
         self.compile(&Shape::new(queries as u64, keys as u64), heads, &padding)
-    }
-
-    /// Other options; what was made with those of before is forgotten.
-    fn with(mut self, change: impl FnOnce(&mut Options)) -> Self {
-        change(&mut self.options);
-        self.last = Mutex::default();
-        self
-    }
-}
-
-impl Options {
-    fn apply(&self, mut attention: Attention) -> Attention {
-        let Options { scale, score, threads, isa } = self;
-        if let Some(scale) = scale {
-            attention = attention.scale(*scale);
-        }
-        if let Some(isa) = isa {
-            attention = attention.isa(*isa);
-        }
-        attention.score(score.clone()).threads(*threads)
     }
 }
 

@@ -60,8 +60,8 @@ pub(crate) fn view<'a, E: Number>(
     // candle counts elements of memory that exists.
     let stride = |stride: usize| stride as isize;
     let (heads, tokens) = match order {
-        Order::BatchHeadTokenDim => ((second, second_stride), (third, third_stride)),
-        Order::BatchTokenHeadDim => ((third, third_stride), (second, second_stride)),
+        Order::Bhsd => ((second, second_stride), (third, third_stride)),
+        Order::Bshd => ((third, third_stride), (second, second_stride)),
     };
     let dims = Dims { batch, tokens: tokens.0, heads: heads.0, dim };
     let strides = Strides {
@@ -96,15 +96,15 @@ pub(crate) fn from_longspan<E: Number>(tensor: longspan::Tensor<E>) -> Result<Te
 fn shape<E: Number>(tensor: &longspan::Tensor<E>) -> Shape {
     let Dims { batch, tokens, heads, dim } = tensor.dims();
     match tensor.order() {
-        Order::BatchHeadTokenDim => (batch, heads, tokens, dim).into(),
-        Order::BatchTokenHeadDim => (batch, tokens, heads, dim).into(),
+        Order::Bhsd => (batch, heads, tokens, dim).into(),
+        Order::Bshd => (batch, tokens, heads, dim).into(),
     }
 }
 
 /// A tensor whose axes lie in the given order as `(batch, heads, tokens, dim)`.
 pub(crate) fn heads_first(tensor: Tensor, order: Order) -> Result<Tensor> {
     match order {
-        Order::BatchHeadTokenDim => Ok(tensor),
-        Order::BatchTokenHeadDim => tensor.transpose(1, 2),
+        Order::Bhsd => Ok(tensor),
+        Order::Bshd => tensor.transpose(1, 2),
     }
 }

@@ -8,8 +8,7 @@ use std::sync::Arc;
 use candle_core::{DType, Result, Tensor, Var};
 use common::{Case, Sees, compare, dense, difference, numbers};
 use longspan_candle::longspan::{
-    Arrived, Attention, Dims, Inputs, Layout, Order, Padding, Pattern, Score, Shape,
-    Tensor as Plain,
+    Attention, Dims, Inputs, Layout, Options, Order, Padding, Pattern, Shape, Tensor as Plain,
 };
 use longspan_candle::{SparseAttention, attention, attention_with_lse};
 
@@ -58,7 +57,7 @@ fn odd_sizes() -> Result<()> {
 }
 
 #[test]
-fn a_pattern_a_head() -> Result<()> {
+fn a_pattern_per_head() -> Result<()> {
     let sees: Sees = |_, head, q, k| match head {
         0 => k <= q,
         1 => (q - k).abs() <= 4,
@@ -89,7 +88,7 @@ fn padding_by_batch_entry() -> Result<()> {
 /// Queries that see no key: output 0, log-sum-exp −∞, gradient 0 wherever only they contribute.
 #[test]
 fn empty_rows() -> Result<()> {
-    // Nobody stands 100 positions after anybody.
+    // No query is 100 positions after any key.
     let case = Case::new("window(200, 0) & !window(100, 100)", |_, _, q, k| q - k > 100);
     Case { queries: 130, keys: 130, ..case.clone() }.check()?;
     let nothing = Case::new("window(200, 0) & !window(100, 100)", |_, _, _, _| false);
@@ -117,10 +116,11 @@ fn options_are_honoured() -> Result<()> {
     let with = |sparse: &SparseAttention| sparse.forward(&q, &k, &v);
     let plain = with(&sparse)?;
     // A second call with other options has them: nothing of the first is left.
-    let scaled = with(&sparse.scale(0.9))?;
+    let scaled = with(&sparse.options(Options::default().scale(0.9)))?;
     let expected = dense(&case, Some(0.9), &q, &k, &v)?.0;
     compare("scaled", &scaled, &expected, case.tolerance().out);
-    let capped = with(&"causal".parse::<SparseAttention>()?.score(Score::Softcap(0.1)))?;
+    let capped =
+        with(&"causal".parse::<SparseAttention>()?.options(Options::default().softcap(0.1)))?;
     for other in [scaled, capped] {
         // A tenth less of scores near 1 moves outputs of unit scale by percents.
         let difference = difference(&plain, &other)?;
@@ -177,7 +177,7 @@ fn the_same_bits() -> Result<()> {
     let inputs = [q, k, v];
     let plain = |x: &Tensor| {
         let data = x.flatten_all()?.to_vec1::<f32>()?;
-        Ok::<_, candle_core::Error>(Plain::new(data, dims, Order::BatchHeadTokenDim).unwrap())
+        Ok::<_, candle_core::Error>(Plain::new(data, dims, Order::Bhsd).unwrap())
     };
 
     let [q, k, v] = &inputs;
@@ -187,10 +187,10 @@ fn the_same_bits() -> Result<()> {
 
     let (q, k, v) = (plain(q)?, plain(k)?, plain(v)?);
     let views = Inputs { q: q.view(), k: k.view(), v: v.view() };
-    let output = huge.forward(views.q, views.k, views.v).unwrap();
+    let output = huge.forward(Inputs::new(views.q, views.k, views.v)).unwrap();
     assert!(output.lse.iter().any(|lse| lse.abs() > 2_f32.powi(25)));
-    let arrived = Arrived::of(&output, output.out.view());
-    let expected = huge.backward(views, arrived).unwrap();
+    let (saved, gradient) = (&output, output.out.view());
+    let expected = huge.backward(views, saved, gradient).unwrap();
 
     assert_eq!(plain(&out)?, output.out);
     for (input, expected) in inputs.iter().zip([expected.dq, expected.dk, expected.dv]) {
@@ -235,7 +235,7 @@ fn a_graph_is_walked_twice() -> Result<()> {
     Ok(())
 }
 
-/// Inputs that nobody differentiates leave no graph behind.
+/// Inputs without gradients leave no graph behind.
 #[test]
 fn nothing_to_differentiate() -> Result<()> {
     let [q, k, v] = Case::new("causal", CAUSAL).inputs()?;

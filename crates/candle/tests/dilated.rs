@@ -5,9 +5,7 @@ mod common;
 
 use candle_core::{DType, Device, Error, Result, Tensor, Var};
 use common::{compare, difference, numbers, random, tolerance};
-use longspan_candle::longspan::{
-    Arrived, Branch, Dilated, Dims, Inputs, Order, Pattern, Tensor as Plain,
-};
+use longspan_candle::longspan::{Branch, Dilated, Dims, Inputs, Order, Pattern, Tensor as Plain};
 use longspan_candle::{DilatedAttention, attention_with_lse};
 use longspan_testing::{LongNet, Precision, Problem, Rule, Sizes, normals};
 
@@ -134,7 +132,7 @@ fn the_same_bits() -> Result<()> {
             let (batch, tokens, heads, dim) = x.dims4()?;
             let dims = Dims { batch, tokens, heads, dim };
             let data = x.flatten_all()?.to_vec1::<f32>()?;
-            Plain::new(data, dims, Order::BatchTokenHeadDim).map_err(Error::wrap)
+            Plain::new(data, dims, Order::Bshd).map_err(Error::wrap)
         };
 
         let [q, k, v] = inputs.each_ref().map(|input| input.transpose(1, 2));
@@ -145,9 +143,9 @@ fn the_same_bits() -> Result<()> {
 
         let (q, k, v) = (plain(&inputs[0])?, plain(&inputs[1])?, plain(&inputs[2])?);
         let views = Inputs { q: q.view(), k: k.view(), v: v.view() };
-        let output = engine.forward(views.q, views.k, views.v).unwrap();
-        let arrived = Arrived::of(&output, output.out.view());
-        let expected = engine.backward(views, arrived).unwrap();
+        let output = engine.forward(Inputs::new(views.q, views.k, views.v)).unwrap();
+        let (saved, gradient) = (&output, output.out.view());
+        let expected = engine.backward(views, saved, gradient).unwrap();
         assert_eq!(plain(&out)?, output.out);
         for (input, expected) in inputs.iter().zip([expected.dq, expected.dk, expected.dv]) {
             assert_eq!(plain(found.get(input).expect("a gradient"))?, expected);

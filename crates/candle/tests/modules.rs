@@ -70,7 +70,7 @@ fn layer_norm_of_others() -> Result<()> {
     Ok(())
 }
 
-/// A token that nobody else sees and that sees nobody else is a value, projected twice.
+/// A token that attends to itself alone and that no other token attends to is a value, projected twice.
 #[test]
 fn attention_to_oneself() -> Result<()> {
     let vars = VarMap::new();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Result, Tensor};
-use longspan_candle::longspan::{Attention, Layout, Pattern, Shape};
+use longspan_candle::longspan::{Attention, Layout, Options, Pattern, Shape};
 use longspan_candle::{SparseAttention, attention};
 
 fn zeros(shape: [usize; 4], dtype: DType) -> Tensor {
@@ -63,7 +63,7 @@ fn layouts_and_patterns() {
     refused(causal.forward_padded(&x, &x, &x, &[]), &["0 ranges", "2 batch entries"]);
     refused(causal.forward_padded(&x, &x, &x, &[0..8, 0..9]), &["9"]);
     refused("casual".parse::<SparseAttention>(), &["causal"]);
-    let endless = causal.scale(f32::INFINITY);
+    let endless = causal.options(Options::default().scale(f32::INFINITY));
     refused(endless.forward(&x, &x, &x), &["the scale is inf", "finite"]);
 }
 

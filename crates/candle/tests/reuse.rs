@@ -1,4 +1,4 @@
-//! Layouts are compiled once, for whoever shares them.
+//! Layouts are compiled once for all modules that share them.
 
 mod common;
 
@@ -33,7 +33,7 @@ fn lengths_are_compiled_once() -> Result<()> {
 }
 
 #[test]
-fn threads_share_a_layer() -> Result<()> {
+fn threads_share_layer() -> Result<()> {
     let layer: SparseAttention = "causal & window(100, 0)".parse()?;
     let lengths = [TOKENS, TOKENS + 1, TOKENS, TOKENS + 2];
     let run = |tokens| {

@@ -1,13 +1,13 @@
-//! What can be typed after `longspan`.
+//! Arguments of the `longspan` command.
 //!
-//! Token counts are numbers with optional underscores and a binary suffix, because that is how
-//! lengths are spoken of: `64k` is 65,536 and `1M` is 1,048,576. Everything that only the library
-//! can judge (a block size, a range of rows) is handed on and judged there.
+//! Token counts may have underscores and a binary suffix: `64k` is 65,536 and `1M` is 1,048,576.
+//! Rules of the library (a block size, a range of rows) are checked there.
 
 mod bench;
 mod map;
 mod plan;
 mod ring;
+mod shared;
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -20,6 +20,7 @@ pub(crate) use bench::{Bench, Pass};
 pub(crate) use map::Map;
 pub(crate) use plan::{Network, Plan};
 pub(crate) use ring::{FoldOrder, Ring};
+pub(crate) use shared::{Block, HeadDim, Input, Tensors};
 
 /// Attention for sequences too long for attention.
 #[derive(Debug, Parser)]
@@ -36,46 +37,52 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Say what a pattern computes at a given length, and draw it.
+    /// Print statistics of a pattern at a given length, and draw it.
     Inspect(Inspect),
-    /// Time attention over a pattern, as a share of what this machine can do.
+    /// Benchmark attention over a pattern, also as a share of this machine's peak.
     Bench(Bench),
-    /// Run attention over a sequence that many ranks hold, under mpirun or as threads.
+    /// Run attention over a sequence sharded across ranks: MPI processes or threads.
     Ring(Ring),
-    /// Compare every kernel that this CPU can run with exact results.
+    /// Compare every kernel that this CPU can run with an f64 reference.
     Verify(Verify),
-    /// Say what this machine has, what Longspan would use, and why.
+    /// Report what this machine has, what Longspan would use, and why.
     Doctor(Doctor),
-    /// Say what attention over many ranks would take: memory, messages, time.
+    /// Predict what attention over many ranks takes: memory, messages, time.
     Plan(Plan),
 }
 
 const VERIFY: &str = "\
 Every case of a table is computed forward and backward, with tensors of f32, bf16 and f16, on every
-instruction set that this CPU has, and compared with the same in f64. A number in the table is the
-root mean square error of a result, as a multiple of the error that exact results have when they are
-rounded to what the tensors hold; the log-sum-exp is always f32.
+instruction set of this CPU, and compared with an f64 reference. The error of a result is its root
+mean square error, as a multiple of the error of rounding exact results to the tensors' dtype; the
+log-sum-exp is always f32.
 
-In f32 it may be at most 12, with room for means over few rows; and not above that of the formulas
-computed as they are written, in f32. In bf16 and f16 everything is summed in f32 and rounded once,
-so that little more than 1 is left: room for what f32 may be off, for an output that the backward
-pass gets rounded, and with AMX for operands that are rounded to bf16.
+In f32 it is at most 12, with a margin for means over few rows, and at most that of the naive formulas
+in f32. In bf16 and f16 sums are accumulated in f32 and rounded once, so the limit is little more than
+1: a margin for errors of f32, for the rounded output that the backward pass reads, and with AMX for
+operands that are rounded to bf16.
 
-`of limit` says how much of that the worst result of a line takes. Above 100 % it is wrong, and the
-exit code is 1.";
+The summary has one line per kernel (instruction set and dtype); --verbose prints one line per check,
+in which `of limit` is the largest error as a share of its limit. Failing checks (above 100 %) are
+always listed, and the exit code is 1. In the JSON object the `digest` of a check is a 128-bit hash of
+the bits of out, lse, dq, dk and dv: equal digests of two builds mean equal bits.";
 
 #[derive(Debug, Args)]
 #[command(after_long_help = VERIFY)]
 pub(crate) struct Verify {
-    /// Only the small cases, in a fraction of the time
+    /// Only the small cases
     #[arg(long)]
     pub(crate) quick: bool,
+
+    /// Print a table with one line per check, not only the summary per kernel
+    #[arg(long, short = 'v')]
+    pub(crate) verbose: bool,
 
     /// Only this instruction set: portable, neon, avx2, avx512 or amx
     #[arg(long, value_name = "ISA")]
     pub(crate) isa: Option<Isa>,
 
-    /// Only tensors of this type: f32, bf16 or f16
+    /// Only this element type: f32, bf16 or f16
     #[arg(long, value_name = "TYPE")]
     pub(crate) dtype: Option<ElementType>,
 
@@ -93,7 +100,7 @@ pub(crate) struct Doctor {
 
 const PATTERNS: &str = "\
 Patterns:
-  full                                everything
+  full                                every key
   causal                              key <= query
   window(left, right)                 query - left <= key <= query + right
   sliding_window(w)                   window(w - 1, 0)
@@ -109,17 +116,17 @@ Patterns:
   blocks_dilated(block, [rate, ...])  blocks i and i ± rate
   butterfly(block)                    blocks whose index differs in one bit
   random(block, per_row, blocks, seed)
-                                      per_row random blocks out of so many
+                                      per_row random blocks per row, out of blocks
   blocks(block, [[column, first..end, ...], ...])
                                       an explicit mask of blocks, row by row
   a & b,  a | b,  !a,  (a)            and, or, not
-  heads([a, b, ...])                  one pattern a query head, outermost only
+  heads([a, b, ...])                  one pattern per query head, outermost only
 
 Examples:
   A pattern at 8,192 tokens, as numbers and as a small picture
     longspan inspect \"causal & (window(256, 0) | sinks(16))\" --tokens 8192 --block 64
 
-  The same numbers for a program
+  The same as JSON
     longspan inspect causal --tokens 64k --json
 
   A picture of a million tokens
@@ -128,13 +135,13 @@ Examples:
   Packed documents, their lengths in a file
     longspan inspect @documents.txt --tokens 16M
 
-  One pattern a head: a table, and one small picture for each layout
+  One pattern per head: a table, and one small picture per layout
     longspan inspect \"heads([causal, causal & window(128, 0)])\" --tokens 4k --svg heads.svg
 
   Decoding: one query against 32,768 keys
     longspan inspect \"causal & window(1024, 0)\" --tokens 32k --queries 1
 
-  A key cache of 4,096 slots whose first key stands at position 100,000
+  A key cache of 4,096 slots whose first key has position 100,000
     longspan inspect \"causal & window(2048, 0)\" --tokens 4096 --queries 1 \\
         --key-offset 100000 --query-offset 104095
 
@@ -142,32 +149,34 @@ Examples:
     longspan inspect causal --tokens 1000 --valid 100..1000
 
   The first 16 rows of blocks of a billion tokens
-    longspan inspect causal --tokens 1G --rows 0..16";
+    longspan inspect causal --tokens 1G --rows 0..16
+
+A warning on standard error (`warnings` in the JSON object) reports layouts of which more than half of
+the active blocks are Partial and less than 1/8 of the pairs of active blocks are active: kernels
+compute whole blocks, so most of their work is masked.
+
+The picture follows the width of the terminal (or COLUMNS). Colors are omitted where standard output is
+no terminal, NO_COLOR is set or TERM is dumb.";
 
 #[derive(Debug, Args)]
 #[command(after_long_help = PATTERNS)]
-#[command(after_help = "`--help` (instead of `-h`) lists the patterns and has examples.")]
+#[command(after_help = "`--help` (instead of `-h`) lists the patterns, with examples.")]
 pub(crate) struct Inspect {
-    /// The pattern, or @FILE to read it from a file
-    pub(crate) pattern: String,
+    #[command(flatten)]
+    pub(crate) input: Input,
 
-    /// How many keys: 8192, 8_192, 64k (× 1,024), 1M (× 1,024²), 1G (× 1,024³)
-    #[arg(long, short = 'n', value_name = "N", value_parser = tokens)]
-    pub(crate) tokens: u64,
-
-    /// How many queries, the last of the tokens [default: as many as tokens]
+    /// Number of queries, the last of the tokens [default: all]
     #[arg(long, value_name = "N", value_parser = tokens)]
     pub(crate) queries: Option<u64>,
 
-    /// Tokens a block, 16 to 256
-    #[arg(long, short = 'b', value_name = "N", default_value = "64", value_parser = tokens)]
-    pub(crate) block: u64,
+    #[command(flatten)]
+    pub(crate) block: Block,
 
-    /// Query i stands at position i + N [default: tokens - queries]
+    /// Query i has position i + N [default: key offset + tokens - queries]
     #[arg(long, value_name = "N", value_parser = offset, allow_hyphen_values = true)]
     pub(crate) query_offset: Option<i64>,
 
-    /// Key j stands at position j + N
+    /// Key j has position j + N
     #[arg(
         long,
         value_name = "N",
@@ -185,16 +194,15 @@ pub(crate) struct Inspect {
     #[arg(long, value_name = "A..B", value_parser = span)]
     pub(crate) valid: Option<Span>,
 
-    /// Work that compiling, and each of counting, hashing and drawing, may take: units of about a
-    /// nanosecond
+    /// Limit of the work of compilation, and of each of counting, hashing and drawing, in units of
+    /// about a nanosecond
     #[arg(long, value_name = "N", default_value_t = longspan_pattern::Shape::MAX_WORK)]
     pub(crate) max_work: u64,
 
-    /// Numbers that one head holds for a token; FLOPs follow from it
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) head_dim: u32,
+    #[command(flatten)]
+    pub(crate) head_dim: HeadDim,
 
-    /// Show every query head [default N: as many as heads([...]) has patterns]
+    /// Report every query head [default N: as many as heads([...]) has patterns]
     #[arg(long, value_name = "N", num_args = 0..=1, value_parser = heads)]
     pub(crate) heads: Option<Option<usize>>,
 
@@ -206,7 +214,7 @@ pub(crate) struct Inspect {
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Print the numbers without the picture
+    /// Omit the picture
     #[arg(long)]
     pub(crate) no_picture: bool,
 
@@ -219,7 +227,7 @@ pub(crate) struct Inspect {
     pub(crate) svg: Option<PathBuf>,
 }
 
-/// A range whose end may be left open.
+/// A range whose end may be open.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Span {
     start: u64,
@@ -233,7 +241,7 @@ impl Span {
     }
 }
 
-/// More query heads than any model has; a table beyond this is a typing error.
+/// More query heads than any model has.
 const MOST_HEADS: usize = 4_096;
 
 fn heads(text: &str) -> Result<usize, String> {

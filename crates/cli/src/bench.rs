@@ -1,12 +1,12 @@
-//! `longspan bench`: how fast attention over a pattern is here, and how fast it could be.
+//! `longspan bench`: the speed of attention over a pattern, and its share of the machine's peak.
 //!
 //! ```text
-//! check on one token → compile → make tensors → ┌ ceilings ┐ → poison gone? → report
-//!                                               └── call ──┘ × repeat, a pass
+//! check on one token → compile → make tensors → ┌ peaks ┐ → check for NaN → report
+//!                                               └─ call ┘ × repeat, per pass
 //! ```
 //!
-//! Ceilings (the FMA peak; with a matrix unit its peak, for decoding the read bandwidth too) are measured between the calls,
-//! because a share of them means something only if both saw the same machine in the same minutes.
+//! Peaks (FMA; of the matrix unit where it is used; read bandwidth for decoding) are measured between
+//! the calls, so that both see the machine in the same state.
 
 mod measure;
 mod problem;
@@ -16,7 +16,7 @@ use std::io::{Write, stdout};
 use std::time::Instant;
 
 use anyhow::Result;
-use longspan::{Arrived, Attention, Element, GradientsMut, Hook, OutputMut, Threads};
+use longspan::{Attention, Element, GradientsMut, Hook, OutputGradient, OutputMut, OutputRef};
 use longspan_pattern::{BlockSize, Shape};
 
 use crate::args::{Bench, Pass};
@@ -26,18 +26,18 @@ use crate::machine::Growth;
 use crate::number::bytes;
 use crate::progress::Stage;
 use crate::{choice, machine, random};
-use measure::{Ceilings, Repeat, Samples};
+use measure::{Peaks, Repeat, Samples};
 use problem::{Problem, Sizes, Tensors};
 
-/// What was found out about one pass.
-struct Finding {
+/// The measurements of one pass.
+struct PassResult {
     pass: &'static str,
     samples: Samples,
-    /// Operations on active pairs.
+    /// FLOPs on active pairs.
     flops: u128,
-    /// Compilation, with the transpose for the backward pass.
+    /// Compile time; with the transpose for the backward pass.
     layout_ms: f64,
-    /// By how much the process grew until the pass was over.
+    /// Peak growth of the process until the end of the pass.
     peak_bytes: Option<u64>,
     /// Tensors that the pass reads and writes.
     tensor_bytes: u64,
@@ -45,51 +45,51 @@ struct Finding {
 
 /// `longspan bench`
 pub(crate) fn run(args: &Bench) -> Result<()> {
-    with_element!(args.dtype, E => run_on::<E>(args))
+    with_element!(args.tensors.dtype, E => run_on::<E>(args))
 }
 
-/// The same with tensors of one type.
+/// The same for one element type.
 fn run_on<E: Element>(args: &Bench) -> Result<()> {
     let growth = Growth::since_now();
     let isa = choice::isa(args.isa)?.value;
     let threads = choice::threads(args.threads)?.value;
-    let patterns = compile::patterns(&args.pattern)?;
+    let patterns = compile::patterns(&args.input.pattern)?;
     let sizes = Sizes::of::<E>(args, &patterns)?;
     check_memory(&sizes, args.pass)?;
 
     let shape = Shape::new(sizes.queries as u64, sizes.keys as u64);
-    let shape = shape.block(BlockSize::new(args.block)?);
-    let compiled = compile::by_head(&patterns, sizes.heads, &shape).map_err(in_our_words)?;
+    let shape = shape.block(BlockSize::new(args.block.block)?);
+    let compiled = compile::by_head(&patterns, sizes.heads, &shape).map_err(with_options)?;
     let mut layout_ms = compiled.ms();
     let stage = Stage::new("counting pairs");
     let problem = Problem::new(sizes, args.order.into(), &compiled)?;
     drop(stage);
     let attention = Attention::new(problem.layouts.clone());
-    let attention = attention.isa(isa).threads(Threads::Count(threads));
+    let attention = attention.isa(isa).threads(threads.get());
 
     let stage = Stage::new(format!("making tensors, {}", bytes(sizes.forward_bytes() as usize)));
     let tensors = Tensors::<E>::new(&problem, threads)?;
     let inputs = tensors.inputs();
     let mut out = problem.tensor(random::poison::<E>(sizes.out(), threads), sizes.dims_out())?;
     let mut lse = random::poison::<f32>(sizes.rows(), threads);
-    let mut lse_rest = random::poison::<f32>(sizes.rows(), threads);
+    let mut lse_lo = random::poison::<f32>(sizes.rows(), threads);
     drop(stage);
 
     let repeat = args.repeat.map_or(Repeat::Auto, Repeat::Exactly);
-    let ceilings = Ceilings::<E> { isa, threads: choice::at_once(threads), reads: None };
+    let peaks = Peaks::<E> { isa, threads: choice::at_once(threads), reads: None };
     let mut forward = |hook: Hook<'_>| {
-        let lse_rest = Some(&mut lse_rest[..]);
-        let output = OutputMut { out: out.view_mut(), lse: &mut lse, lse_rest };
+        let lse_lo = Some(&mut lse_lo[..]);
+        let output = OutputMut { out: out.view_mut(), lse: &mut lse, lse_lo };
         attention.forward_into(inputs, output, hook)
     };
-    let mut findings = Vec::new();
+    let mut results = Vec::new();
     if args.pass == Pass::Backward {
-        // It starts from what a forward pass found.
+        // It reads the results of a forward pass.
         measure::once("forward", &mut forward)?;
     } else {
-        let ceilings = Ceilings { reads: problem.reads(&tensors), ..ceilings };
-        let samples = measure::several("forward", repeat, &ceilings, &mut forward)?;
-        findings.push(Finding {
+        let peaks = Peaks { reads: problem.reads(&tensors), ..peaks };
+        let samples = measure::several("forward", repeat, &peaks, &mut forward)?;
+        results.push(PassResult {
             pass: "forward",
             samples,
             flops: problem.forward_flops,
@@ -100,7 +100,7 @@ fn run_on<E: Element>(args: &Bench) -> Result<()> {
     }
     check_written("out", out.as_slice())?;
     check_written("lse", &lse)?;
-    check_written("lse_rest", &lse_rest)?;
+    check_written("lse_lo", &lse_lo)?;
 
     if args.pass != Pass::Forward {
         let stage = Stage::new("transposing");
@@ -118,13 +118,16 @@ fn run_on<E: Element>(args: &Bench) -> Result<()> {
         let mut dk = poisoned(sizes.k(), sizes.dims_k())?;
         let mut dv = poisoned(sizes.v(), sizes.dims_v())?;
         drop(stage);
-        let (lse, lse_rest) = (&lse[..], Some(&lse_rest[..]));
-        let arrived = Arrived { out: out.view(), lse, lse_rest, dout: dout.view(), dlse: None };
-        let samples = measure::several("backward", repeat, &ceilings, |hook| {
+        let (lse, lse_lo) = (&lse[..], Some(&lse_lo[..]));
+        let (saved, gradient) = (
+            OutputRef { out: out.view(), lse, lse_lo },
+            OutputGradient { dout: dout.view(), dlse: None },
+        );
+        let samples = measure::several("backward", repeat, &peaks, |hook| {
             let (dq, dk, dv) = (dq.view_mut(), dk.view_mut(), dv.view_mut());
-            attention.backward_into(inputs, arrived, GradientsMut { dq, dk, dv }, hook)
+            attention.backward_into(inputs, saved, gradient, GradientsMut { dq, dk, dv }, hook)
         })?;
-        findings.push(Finding {
+        results.push(PassResult {
             pass: "backward",
             samples,
             flops: problem.backward_flops,
@@ -139,22 +142,22 @@ fn run_on<E: Element>(args: &Bench) -> Result<()> {
 
     let about = report::About {
         pattern: &patterns,
-        tokens: args.tokens,
-        block: args.block,
+        tokens: args.input.tokens,
+        block: args.block.block,
         isa,
         threads,
         problem: &problem,
     };
     let mut out = stdout().lock();
     match args.json {
-        true => report::json(&about, &findings, &mut out)?,
-        false => report::table(&about, &findings, &mut out)?,
+        true => report::json(&about, &results, &mut out)?,
+        false => report::table(&about, &results, &mut out)?,
     }
     out.flush()?;
     Ok(())
 }
 
-/// Whether the tensors fit, before an hour is spent on finding out.
+/// Checks that the tensors fit into free memory.
 fn check_memory(sizes: &Sizes, pass: Pass) -> Result<()> {
     let need = match pass {
         Pass::Forward => sizes.forward_bytes(),
@@ -170,20 +173,20 @@ fn check_memory(sizes: &Sizes, pass: Pass) -> Result<()> {
         .into())
 }
 
-/// Every number was NaN before it was computed.
-fn check_written<E: Element>(name: &str, numbers: &[E]) -> Result<()> {
-    match numbers.iter().position(|x| x.to_f32().is_nan()) {
-        Some(place) => anyhow::bail!("{name} has a NaN at element {place}: please report this"),
+/// Checks that no element is NaN, which all were before the calls.
+fn check_written<E: Element>(name: &str, elements: &[E]) -> Result<()> {
+    match elements.iter().position(|x| x.to_f32().is_nan()) {
+        Some(index) => anyhow::bail!("{name} has a NaN at element {index}: please report this"),
         None => Ok(()),
     }
 }
 
-/// The library's advice names its own functions; here it has to name options.
-fn in_our_words(error: longspan_pattern::Error) -> anyhow::Error {
+/// Replaces the library's remedies, which name its functions, by options.
+fn with_options(error: longspan_pattern::Error) -> anyhow::Error {
     match error {
         longspan_pattern::Error::TooLarge { limit, row, rows } => {
             let limit = bytes(limit as usize);
-            let message = format!("the layout outgrew {limit} at row {row} of {rows}");
+            let message = format!("the layout exceeds {limit} at row {row} of {rows}");
             BadInput(format!("{message}: use a larger --block")).into()
         }
         error => error.into(),

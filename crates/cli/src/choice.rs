@@ -1,18 +1,18 @@
-//! Which instruction set and how many threads are used, and why.
+//! The instruction set and the number of threads of a call, and the reason for each.
 //!
-//! The choice is the library's: what an option says, else what the environment says, else the best
-//! there is. A variable that is empty says nothing. Here it only gets its reason.
+//! The library chooses: an option, else an environment variable that isn't empty, else the best
+//! available. This module adds the reason.
 
 use std::env::var_os;
 use std::fmt;
 use std::num::NonZeroUsize;
 
-use longspan::{Isa, Result, Threads};
+use longspan::{ElementType, Isa, Result, Threads};
 
 pub(crate) const ISA: &str = "LONGSPAN_ISA";
 pub(crate) const THREADS: &str = "LONGSPAN_THREADS";
 
-/// Who decided.
+/// What determined a choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Why {
     Option(&'static str),
@@ -23,8 +23,8 @@ pub(crate) enum Why {
 impl fmt::Display for Why {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Why::Option(name) => write!(f, "{name} says so"),
-            Why::Variable(name) => write!(f, "{name} says so"),
+            Why::Option(name) => write!(f, "set by {name}"),
+            Why::Variable(name) => write!(f, "set by {name}"),
             Why::Default(reason) => f.write_str(reason),
         }
     }
@@ -40,29 +40,39 @@ pub(crate) struct Choice<T> {
 pub(crate) fn isa(option: Option<Isa>) -> Result<Choice<Isa>> {
     let why = match option {
         Some(_) => Why::Option("--isa"),
-        None if says_something(ISA) => Why::Variable(ISA),
+        None if is_set(ISA) => Why::Variable(ISA),
         None => Why::Default("the fastest that this CPU has"),
     };
     Ok(Choice { value: Isa::choose(option)?, why })
 }
 
-/// How many threads a call uses.
+/// The instruction set of the kernels that a call on tensors of `dtype` runs: AMX multiplies bf16
+/// only, so other dtypes run AVX-512 kernels there.
+pub(crate) fn kernel_isa(isa: Isa, dtype: ElementType) -> Isa {
+    match (isa, dtype) {
+        (Isa::Amx, ElementType::Bf16) => Isa::Amx,
+        (Isa::Amx, _) => Isa::Avx512,
+        (isa, _) => isa,
+    }
+}
+
+/// The number of threads of a call.
 pub(crate) fn threads(option: Option<NonZeroUsize>) -> Result<Choice<NonZeroUsize>> {
     let why = match option {
         Some(_) => Why::Option("--threads"),
-        None if says_something(THREADS) => Why::Variable(THREADS),
+        None if is_set(THREADS) => Why::Variable(THREADS),
         None => Why::Default("as many as this process may use"),
     };
-    let count = option.map_or(Threads::Auto, Threads::Count).count()?;
+    let count = option.map_or(Threads::Auto, |count| Threads::Count(count.get())).count()?;
     Ok(Choice { value: NonZeroUsize::new(count).unwrap_or(NonZeroUsize::MIN), why })
 }
 
-/// Whether an environment variable is there and not empty.
-fn says_something(variable: &str) -> bool {
+/// Whether an environment variable is set and not empty.
+fn is_set(variable: &str) -> bool {
     var_os(variable).is_some_and(|text| !text.is_empty())
 }
 
-/// Threads to measure ceilings with: more than there are CPUs reach no more, and take longer.
+/// Threads to measure peaks with: at most one per CPU.
 pub(crate) fn at_once(threads: NonZeroUsize) -> NonZeroUsize {
     std::thread::available_parallelism().map_or(threads, |cpus| cpus.min(threads))
 }
@@ -70,6 +80,34 @@ pub(crate) fn at_once(threads: NonZeroUsize) -> NonZeroUsize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn amx_kernels_are_for_bf16() {
+        let of = |isa| ElementType::ALL.map(|dtype| kernel_isa(isa, dtype));
+        assert_eq!(ElementType::ALL.map(|dtype| dtype.to_string()), ["f32", "bf16", "f16"]);
+        assert_eq!(of(Isa::Amx), [Isa::Avx512, Isa::Amx, Isa::Avx512]);
+        for isa in [Isa::Portable, Isa::Neon, Isa::Avx2, Isa::Avx512] {
+            assert_eq!(of(isa), [isa; 3]);
+        }
+    }
+
+    /// The mapping agrees with the operand types that the library reports.
+    #[test]
+    fn kernels_are_those_of_the_library() -> Result<()> {
+        fn multiplies_bf16<E: longspan::Element>(isa: Isa) -> Result<bool> {
+            let shape = longspan::Shape::new(1, 1);
+            let layout = longspan::Layout::compile(&longspan::Pattern::full(), &shape)?;
+            let numbers = longspan::Attention::new(layout).isa(isa).compute_types::<E>()?;
+            Ok(numbers.multiplied == ElementType::Bf16)
+        }
+        for isa in Isa::available() {
+            let on_amx = |dtype| kernel_isa(isa, dtype) == Isa::Amx;
+            assert_eq!(multiplies_bf16::<f32>(isa)?, on_amx(ElementType::F32));
+            assert_eq!(multiplies_bf16::<half::bf16>(isa)?, on_amx(ElementType::Bf16));
+            assert_eq!(multiplies_bf16::<half::f16>(isa)?, on_amx(ElementType::F16));
+        }
+        Ok(())
+    }
 
     #[test]
     fn options_decide() -> Result<()> {

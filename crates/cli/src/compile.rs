@@ -1,6 +1,6 @@
-//! From the text of patterns to their layouts, for every command that takes a pattern.
+//! From the text of patterns to layouts, for every subcommand that takes a pattern.
 //!
-//! Heads that have the same pattern share a compilation; [`Compiled`] says which have which.
+//! Heads with the same pattern share a compilation.
 
 use std::fmt;
 use std::ops::ControlFlow;
@@ -11,7 +11,7 @@ use longspan_pattern::{Heads, Layout, Pattern, Shape};
 
 use crate::progress::Stage;
 
-/// Input that the library never gets to see, because it makes no sense before that.
+/// Invalid input that is detected by this command, not by the library.
 #[derive(Debug)]
 pub(crate) struct BadInput(pub(crate) String);
 
@@ -23,7 +23,7 @@ impl fmt::Display for BadInput {
 
 impl std::error::Error for BadInput {}
 
-/// The patterns that an argument holds or, after an `@`, names the file of.
+/// Parses the patterns of an argument, or of the file named after `@`.
 pub(crate) fn patterns(argument: &str) -> anyhow::Result<Heads> {
     let Some(path) = argument.strip_prefix('@') else {
         return Ok(argument.parse()?);
@@ -38,16 +38,16 @@ pub(crate) fn patterns(argument: &str) -> anyhow::Result<Heads> {
 
 /// The layouts of all heads.
 pub(crate) struct Compiled<'a> {
-    /// One a distinct pattern.
+    /// One per distinct pattern.
     pub(crate) distinct: Vec<Distinct<'a>>,
-    /// Which of them each head has.
+    /// Index into `distinct` per head.
     each: Vec<usize>,
 }
 
 pub(crate) struct Distinct<'a> {
     pub(crate) pattern: &'a Pattern,
     pub(crate) layout: Arc<Layout>,
-    /// What compiling it took.
+    /// Compile time.
     pub(crate) ms: f64,
 }
 
@@ -56,13 +56,13 @@ impl Compiled<'_> {
         &self.distinct[self.each[head]]
     }
 
-    /// What all compilations took.
+    /// Time of all compilations.
     pub(crate) fn ms(&self) -> f64 {
         self.distinct.iter().map(|distinct| distinct.ms).sum()
     }
 }
 
-/// Compiles the pattern of each of so many heads.
+/// Compiles the pattern of each of `heads` heads.
 pub(crate) fn by_head<'a>(
     patterns: &'a Heads,
     heads: usize,

@@ -1,8 +1,7 @@
 //! `longspan doctor`: what this machine has, what Longspan would use, why, and what is wrong.
 //!
-//! [`Diagnosis::make`] looks at everything, `advice` draws conclusions from it, `report` prints
-//! both. A *problem* is something that makes calls fail or results wrong, and ends the command
-//! with an error; a *warning* is something that costs time.
+//! [`Diagnosis::make`] measures, `advice` derives warnings, `report` prints both. A *problem* makes
+//! calls fail or results wrong, and is an error of the command; a *warning* costs time.
 
 mod advice;
 mod report;
@@ -23,15 +22,15 @@ use crate::machine::{self, Cache};
 use crate::progress::Stage;
 use sets::{Kernel, MatrixUnit, Set};
 
-/// All that was found. What can't be read here is `null`.
+/// The diagnosis. Unknown values are `null`.
 #[derive(Debug, Serialize)]
 struct Diagnosis {
     version: &'static str,
-    /// Whether this command was built with optimisation.
-    optimised: bool,
+    /// Whether this command was built with optimization.
+    optimized: bool,
     architecture: &'static str,
     cpu: Option<String>,
-    /// CPUs of the machine, and cores that they are threads of.
+    /// Hardware threads and cores of the machine.
     cpus: Option<usize>,
     cores: Option<usize>,
     /// The CPUs that this process may run on.
@@ -39,7 +38,7 @@ struct Diagnosis {
     allowed_cpus: Option<usize>,
     /// CPUs that the container may use on average.
     cpu_quota: Option<f64>,
-    /// Threads that wanted to run, over the last minute.
+    /// Load average of the last minute.
     load: Option<f64>,
     caches: Vec<Cache>,
     memory_bytes: Option<u64>,
@@ -48,10 +47,10 @@ struct Diagnosis {
     huge_pages: Option<String>,
     instruction_sets: Vec<Set>,
     matrix_unit: MatrixUnit,
-    /// What would be used, unless the environment makes no sense.
+    /// The instruction set that would be used, unless the environment is invalid.
     isa: Option<String>,
     isa_why: Option<String>,
-    /// What that means for each type that tensors hold.
+    /// The kernels that would be used per dtype.
     kernels: Vec<Kernel>,
     threads: Option<usize>,
     threads_why: Option<String>,
@@ -61,9 +60,9 @@ struct Diagnosis {
     /// Peak of the matrix unit on all threads, where it would be used.
     matrix_peak_gflops: Option<f64>,
     warnings: Vec<String>,
-    /// What the environment has wrong.
+    /// Invalid environment variables.
     environment_problems: Vec<String>,
-    /// What the CPU or this build has wrong.
+    /// Failures of the CPU or this build.
     kernel_problems: Vec<String>,
 }
 
@@ -92,7 +91,7 @@ impl Diagnosis {
         let mut environment_problems = Vec::new();
         let isa = or_problem(choice::isa(None), choice::ISA, &mut environment_problems);
         let threads = or_problem(choice::threads(None), choice::THREADS, &mut environment_problems);
-        // What can be measured although the environment makes no sense.
+        // Measured even if the environment is invalid.
         let measured_isa = isa.map_or(Isa::best(), |choice| choice.value);
         let measured_threads =
             choice::at_once(threads.map_or(NonZeroUsize::MAX, |choice| choice.value));
@@ -105,7 +104,7 @@ impl Diagnosis {
         let affinity = machine::affinity();
         let mut diagnosis = Diagnosis {
             version: env!("CARGO_PKG_VERSION"),
-            optimised: !cfg!(debug_assertions),
+            optimized: !cfg!(debug_assertions),
             architecture: std::env::consts::ARCH,
             cpu: machine::cpu_model(),
             cpus: cpus_and_cores.map(|(cpus, _)| cpus),
@@ -140,7 +139,7 @@ impl Diagnosis {
     }
 }
 
-/// What was chosen; what is wrong with the variable that decides it goes to the problems.
+/// The choice; an error of its environment variable is added to the problems.
 fn or_problem<T>(
     chosen: longspan::Result<Choice<T>>,
     variable: &str,
@@ -148,7 +147,7 @@ fn or_problem<T>(
 ) -> Option<Choice<T>> {
     chosen
         .map_err(|error| {
-            let advice = format!("`unset {variable}` leaves the choice to Longspan");
+            let advice = format!("`unset {variable}` selects the default");
             problems.push(match error {
                 longspan::Error::Environment { .. } => format!("{error}; {advice}"),
                 error => format!("environment variable {variable}: {error}; {advice}"),
@@ -157,7 +156,7 @@ fn or_problem<T>(
         .ok()
 }
 
-/// The best of a few measurements, each about ten milliseconds: something else always runs.
+/// The best of a few measurements, each about ten milliseconds: other processes interfere.
 fn best_peak(isa: Isa, threads: NonZeroUsize) -> longspan::Result<f64> {
     (0..5).map(|_| limits::fma_peak(isa, threads)).try_fold(0.0, |best, peak| Ok(peak?.max(best)))
 }

@@ -1,7 +1,7 @@
-//! From the name of an element type to the type.
+//! Dispatch from an element type to the Rust type.
 
-/// An expression in which a name stands for the element type that a value names: it is compiled
-/// once a type.
+/// Evaluates an expression with a type name bound to the type of an `ElementType` value; compiled
+/// once per type.
 macro_rules! with_element {
     ($element:expr, $name:ident => $work:expr) => {
         match $element {

@@ -1,8 +1,7 @@
-//! What the operating system says about this machine and this process.
+//! Properties of this machine and this process, from Linux's `/proc` and `/sys`.
 //!
-//! Everything is read from files that Linux keeps in `/proc` and `/sys`; where there is no such
-//! file the answer is `None`, and what depends on it is left out. Readers of text are apart from
-//! readers of files, so that tests can bring their own text.
+//! Functions return `None` where a file is missing. Parsers are separate from readers of files, for
+//! tests.
 
 mod cgroup;
 
@@ -37,33 +36,33 @@ fn process(name: &str) -> Option<u64> {
     kilobytes(&read_to_string("/proc/self/status").ok()?, name)
 }
 
-/// By how much this process grew since a moment, at most.
+/// Peak growth of this process since a moment.
 pub(crate) struct Growth {
     before: u64,
 }
 
 impl Growth {
-    /// From now on. The kernel is asked to forget earlier peaks; where it may not be asked, a
-    /// process that has just started has none to speak of.
+    /// From now on. Resets the kernel's peak where permitted; otherwise the peak of a process that
+    /// has just started is small.
     pub(crate) fn since_now() -> Option<Self> {
         // Writing 5 resets the peak, see proc(5).
         let _ = std::fs::write("/proc/self/clear_refs", "5");
         Some(Growth { before: process("VmRSS")? })
     }
 
-    /// The most bytes of memory that were held beyond those at the start.
+    /// Peak bytes of memory beyond those at the start.
     pub(crate) fn peak(&self) -> Option<u64> {
         Some(process("VmHWM")?.saturating_sub(self.before))
     }
 }
 
-/// What the CPU calls itself.
+/// The CPU's model name.
 pub(crate) fn cpu_model() -> Option<String> {
     let text = read_to_string("/proc/cpuinfo").ok()?;
     fields(&text, "model name").next().map(str::to_string)
 }
 
-/// CPUs, and cores that they are threads of.
+/// Number of CPUs (hardware threads) and of cores.
 pub(crate) fn cpus_and_cores() -> Option<(usize, usize)> {
     let text = read_to_string("/proc/cpuinfo").ok()?;
     count_cores(&text)
@@ -93,7 +92,7 @@ pub(crate) fn affinity() -> Option<(String, usize)> {
     Some((list.to_string(), listed(list)?))
 }
 
-/// How many numbers a list such as `0-3,8` has.
+/// The length of a list such as `0-3,8`.
 fn listed(list: &str) -> Option<usize> {
     let mut count = 0;
     for part in list.split(',') {
@@ -111,11 +110,11 @@ pub(crate) struct Cache {
     /// Data, Instruction or Unified.
     pub(crate) kind: String,
     pub(crate) bytes: u64,
-    /// How many CPUs share it.
+    /// Number of CPUs that share it.
     pub(crate) shared_by: usize,
 }
 
-/// The caches of the first CPU, nearest first; those of instructions are left out.
+/// The caches of the first CPU, nearest first, without instruction caches.
 pub(crate) fn caches() -> Vec<Cache> {
     let one = |index: usize| {
         let folder = format!("/sys/devices/system/cpu/cpu0/cache/index{index}");
@@ -131,14 +130,14 @@ pub(crate) fn caches() -> Vec<Cache> {
     (0..8).filter_map(one).filter(|cache| cache.kind != "Instruction").collect()
 }
 
-/// When the kernel gives out huge pages: always, madvise or never.
+/// The kernel's mode of huge pages: always, madvise or never.
 pub(crate) fn huge_pages() -> Option<String> {
     let text = read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").ok()?;
     let chosen = text.split_whitespace().find(|word| word.starts_with('['))?;
     Some(chosen.trim_matches(['[', ']']).to_string())
 }
 
-/// Threads that wanted to run, on average over the last minute.
+/// Load average of the last minute.
 pub(crate) fn load() -> Option<f64> {
     read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()
 }
@@ -164,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn two_threads_a_core() {
+    fn two_threads_per_core() {
         let cpu = |cpu, package, core| {
             format!("processor\t: {cpu}\nphysical id\t: {package}\ncore id\t: {core}\n\n")
         };
@@ -181,8 +180,7 @@ mod tests {
         let held = vec![1_u8; 64 << 20];
         let most = growth.peak().unwrap();
         drop(std::hint::black_box(held));
-        // Other tests of this process run meanwhile, so more is possible, and a little less if
-        // one of them ended.
+        // Other tests of this process run concurrently: the growth may be larger or slightly smaller.
         assert!(most > 48 << 20, "{most}");
     }
 }

@@ -1,22 +1,16 @@
-//! The `longspan` command: look at attention patterns, time them, check this machine.
+//! The `longspan` command: inspect attention patterns, benchmark and verify them, diagnose this machine.
 //!
-//! | module | what it has |
+//! Modules, lowest layer first; each imports only those above it in this table:
+//!
+//! | modules | purpose |
 //! |---|---|
-//! | `args` | what can be typed |
-//! | `compile` | from a pattern's text to its layouts |
-//! | `inspect`, `report`, `terminal`, `plot` | a pattern in numbers, and in pictures of characters or pixels |
-//! | `bench`, `random` | time, share of what the machine can do, memory; numbers to compute with |
-//! | `ring` | one sequence over many ranks: threads, or processes of MPI |
-//! | `verify` | every kernel against the oracle |
-//! | `plan` | what a ring of many ranks would take |
-//! | `doctor`, `machine`, `choice` | what there is, what would be used, and why |
-//! | `element` | from the name of an element type to the type |
-//! | `memory` | what happens when memory runs out |
-//! | `number`, `table` | what people read |
-//! | `progress` | something to look at while work takes long |
+//! | `number`, `table`, `tty`, `progress`, `memory`, `random` | formatting, terminal, progress bar, allocator, test data |
+//! | `args`, `element`, `choice`, `machine`, `compile` | options, dtype dispatch, ISA and threads, the host, patterns to layouts |
+//! | `plot` | scenes of rectangles and text, as PNG or SVG |
+//! | `inspect`, `bench`, `ring`, `verify`, `plan`, `doctor` | one module per subcommand |
 //!
-//! Exit codes: 0 done, 2 the input is at fault (its message on standard error), 1 anything else, running out
-//! of memory included.
+//! Exit codes: 0 success, 2 invalid input (message on standard error), 1 any other failure, including
+//! out of memory.
 
 #![deny(unsafe_code)]
 
@@ -35,10 +29,10 @@ mod plan;
 mod plot;
 mod progress;
 mod random;
-mod report;
 mod ring;
 mod table;
-mod terminal;
+#[allow(unsafe_code, reason = "the size of a terminal needs a system call")]
+mod tty;
 mod verify;
 
 use std::io::{self, ErrorKind, Write};
@@ -64,13 +58,13 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     };
     if error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe) {
-        // Whoever read has seen enough.
+        // The reader has closed the pipe.
         return ExitCode::SUCCESS;
     }
-    if error.is::<ring::Told>() {
+    if error.is::<ring::Reported>() {
         return ExitCode::from(1);
     }
-    // Nobody is left to tell if this fails too.
+    // An error of standard error can't be reported.
     let _ = writeln!(io::stderr(), "error: {error:#}");
     let input_is_at_fault = error.is::<longspan_pattern::Error>()
         || error.is::<longspan::Error>()

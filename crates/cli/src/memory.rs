@@ -1,15 +1,14 @@
-//! What happens when memory runs out.
+//! Out of memory: an error message and exit code 1.
 //!
-//! Where the standard library can't return an error, it aborts: a signal in place of a message. The
-//! hook that could change this isn't stable, so this command's allocator reports a failed
-//! allocation itself and ends the process with exit code 1. It can't know which allocations are
-//! fallible, so it does that for all: here, [`longspan::Error::OutOfMemory`] is never seen.
+//! The standard library aborts with a signal where it can't return an error, and its hook isn't
+//! stable. This command's allocator therefore reports every failed allocation and exits, fallible
+//! ones included: [`longspan::Error::OutOfMemory`] does not occur here.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The system's allocator; memory that it hasn't got ends the process.
+/// The system's allocator; a failed allocation exits the process.
 pub(crate) struct Reporting;
 
 // SAFETY: every method hands its arguments to the same method of `System`, which has the same
@@ -20,7 +19,7 @@ unsafe impl GlobalAlloc for Reporting {
         there(unsafe { System.alloc(layout) }, layout.size())
     }
 
-    // By itself it would write zeros that the system has already.
+    // The default implementation would write zeros to pages that are zeroed already.
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller keeps the contract of `alloc_zeroed`: `layout` isn't empty.
         there(unsafe { System.alloc_zeroed(layout) }, layout.size())
@@ -45,11 +44,11 @@ fn there(ptr: *mut u8, bytes: usize) -> *mut u8 {
     ptr
 }
 
-/// Whether a thread reports already, and the process is about to end.
+/// Whether a thread is reporting, and the process is about to exit.
 static ENDING: AtomicBool = AtomicBool::new(false);
 
-/// Allocates nothing, and takes no lock that a thread which allocates may hold. Memory runs out for
-/// many threads at once; the first of them reports.
+/// Allocates nothing, and takes no lock that a thread which allocates may hold. Several
+/// threads may fail at once; the first reports.
 #[cold]
 fn end(bytes: usize) -> ! {
     while ENDING.swap(true, Ordering::Relaxed) {

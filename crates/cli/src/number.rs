@@ -1,8 +1,10 @@
-//! Numbers as people read them.
+//! Human-readable numbers and text.
 
 use std::fmt::{self, Display, Write};
 
-/// `8,192`
+use indicatif::HumanFloatCount;
+
+/// `8,192`; indicatif's `HumanCount` has 64 bits only.
 pub(crate) fn thousands(number: impl Into<u128>) -> String {
     let digits = number.into().to_string();
     let mut text = String::with_capacity(digits.len() * 4 / 3);
@@ -35,15 +37,7 @@ pub(crate) fn significant(number: f64) -> String {
     if magnitude < -6 {
         return format!("{number:.2e}");
     }
-    if magnitude >= 3 {
-        return thousands(number.round() as u128);
-    }
-    let text = format!("{number:.*}", (2 - magnitude) as usize);
-    if text.contains('.') {
-        text.trim_end_matches('0').trim_end_matches('.').to_string()
-    } else {
-        text
-    }
+    format!("{:.*}", (2 - magnitude).max(0) as usize, HumanFloatCount(number))
 }
 
 /// A share as `3.25 %`.
@@ -79,8 +73,7 @@ pub(crate) fn bytes(count: usize) -> String {
     format!("{} {unit}", significant(value))
 }
 
-/// A token count as short as it can be said exactly with the suffixes that arguments have:
-/// `256k`, `1M`, `1,000`.
+/// A token count with the suffixes of arguments where it is exact: `256k`, `1M`, `1,000`.
 pub(crate) fn short(tokens: u64) -> String {
     let exact = |shift: u32, suffix: &str| {
         let unit = 1u64 << shift;
@@ -93,8 +86,8 @@ pub(crate) fn short(tokens: u64) -> String {
         .unwrap_or_else(|| thousands(tokens))
 }
 
-/// What prints, cut to `limit` characters. Stops printing there, so a pattern with a million
-/// lengths costs no more than what is kept of it.
+/// The text of a value, cut to `limit` characters. Formatting stops there, so the cost doesn't
+/// depend on the length of a pattern.
 pub(crate) fn shortened(what: &impl Display, limit: usize) -> String {
     struct Cut {
         text: String,
@@ -120,7 +113,7 @@ pub(crate) fn shortened(what: &impl Display, limit: usize) -> String {
     cut.text
 }
 
-/// Numbers with runs joined: `0–3, 7`.
+/// Indices with runs joined: `0–3, 7`.
 pub(crate) fn ranges(numbers: &[usize]) -> String {
     let mut text = String::new();
     for group in numbers.chunk_by(|a, b| a + 1 == *b) {
@@ -135,15 +128,14 @@ pub(crate) fn ranges(numbers: &[usize]) -> String {
     text
 }
 
-/// What the numbers along an axis are, and how positions follow where they differ: key 0 stands
-/// at position `offset`.
+/// The title of an axis, and a note where index 0 has another position than 0.
 pub(crate) fn axis(what: &str, offset: i64) -> (String, Option<String>) {
     if offset == 0 {
         return (format!("{what} position"), None);
     }
     let sign = if offset < 0 { '−' } else { '+' };
-    let note = format!("position = number {sign} {}", thousands(offset.unsigned_abs()));
-    (format!("{what} number"), Some(note))
+    let note = format!("position = index {sign} {}", thousands(offset.unsigned_abs()));
+    (format!("{what} index"), Some(note))
 }
 
 #[cfg(test)]
@@ -163,6 +155,7 @@ mod tests {
         assert_eq!(percent(0.000_976_6), "0.0977 %");
         assert_eq!(significant(99.96), "100");
         assert_eq!(significant(20.0), "20");
+        assert_eq!(significant(1_234.6), "1,235");
         assert_eq!(significant(1e-9), "1.00e-9");
         assert_eq!(flops(999), "999 FLOP");
         assert_eq!(flops(1_430_000_000), "1.43 GFLOP");
@@ -174,12 +167,12 @@ mod tests {
     }
 
     #[test]
-    fn axes_say_where_numbers_stand() {
+    fn axes_note_offsets() {
         assert_eq!(axis("key", 0), ("key position".into(), None));
         let (name, note) = axis("query", -1_000);
         assert_eq!(
             (name.as_str(), note.as_deref()),
-            ("query number", Some("position = number − 1,000"))
+            ("query index", Some("position = index − 1,000"))
         );
     }
 

@@ -1,7 +1,7 @@
-//! `longspan plan`: what a ring would take, before anybody rents it.
+//! `longspan plan`: a prediction of memory, messages and time of a ring.
 //!
 //! ```text
-//! pattern, shards ──Outlines──▶ the schedule of some ranks ──simulate──▶ timelines ──▶ report
+//! pattern, shards ──▶ communication plans of some ranks ──simulate──▶ timelines ──▶ report
 //!                                          machine ──────────────┘
 //! ```
 
@@ -10,33 +10,32 @@ mod calibrate;
 mod machine;
 mod report;
 mod simulate;
+mod timeline;
 
 use std::io::{Write, stdout};
 use std::path::Path;
 
 use anyhow::{Context, Result};
 use longspan::{ElementType, Heads};
-use longspan_ring::{Outline, Outlines, Problem, Shards};
+use longspan_ring::{CommunicationPlan, CommunicationPlanner, Problem, Shards};
 
 use crate::args::{Map, Network, Plan};
 use crate::compile::{self, BadInput};
 use crate::plot::{self, Format};
 use crate::progress::Stage;
 use machine::Link;
-pub(crate) use machine::Machine;
+use machine::Machine;
 use simulate::Pace;
-pub(crate) use simulate::{Span, Timeline};
+use simulate::{Span, Timeline};
 
-/// Query heads where neither an option nor the pattern says how many.
-const HEADS: usize = 8;
 /// Ranks up to which all are simulated.
 const ALL: usize = 64;
-/// Ranks that are simulated of more.
+/// Ranks that are simulated of a larger number.
 const SOME: usize = 8;
-/// Blocks of queries that are looked at to find the rank that has most to do.
+/// Blocks of queries that are sampled to find the rank with the most work.
 const ROWS: u64 = 1 << 18;
 
-/// What is planned.
+/// Sizes of the problem.
 pub(crate) struct Sizes {
     pub(crate) tokens: u64,
     pub(crate) ranks: usize,
@@ -52,9 +51,9 @@ pub(crate) struct Sizes {
 pub(crate) struct PassPlan {
     pub(crate) name: &'static str,
     pub(crate) timelines: Vec<Timeline>,
-    /// Bytes that each of them receives.
+    /// Bytes that each rank receives.
     pub(crate) received: Vec<u64>,
-    /// Bytes that one needs at most: tensors, sums and messages.
+    /// Peak bytes per rank: tensors, accumulators and messages.
     pub(crate) memory: u64,
 }
 
@@ -66,13 +65,13 @@ impl PassPlan {
     }
 }
 
-/// All that there is to say.
+/// A plan.
 pub(crate) struct Planned {
     pub(crate) pattern: Heads,
     pub(crate) map: Map,
     pub(crate) sizes: Sizes,
     pub(crate) machine: Machine,
-    /// Largest ÷ mean of the pairs that ranks compute.
+    /// Largest number of pairs per rank ÷ the mean.
     pub(crate) imbalance: f64,
     pub(crate) passes: [PassPlan; 2],
 }
@@ -85,7 +84,7 @@ pub(crate) fn run(args: &Plan) -> Result<()> {
     let format = args.plot.as_deref().map(format_of).transpose()?;
     let planned = plan(args)?;
     if let (Some(path), Some(format)) = (&args.plot, format) {
-        let picture = plot::timelines(&planned, format)?;
+        let picture = plot::render(&timeline::compose(&planned), format)?;
         std::fs::write(path, &picture.file)
             .with_context(|| format!("can't write {}", path.display()))?;
     }
@@ -116,7 +115,7 @@ fn plan(args: &Plan) -> Result<Planned> {
     let machine = machine(args)?;
     let kernel = machine.kernel(sizes.element)?.clone();
 
-    let stage = Stage::new("dealing out tokens");
+    let stage = Stage::new("sharding");
     let shards = shards(args, &pattern, &sizes)?;
     drop(stage);
     let problem = Problem::new(pattern.clone(), shards)
@@ -132,14 +131,14 @@ fn plan(args: &Plan) -> Result<Planned> {
     let names = ["forward", "backward"];
     let stages = simulate::passes(&outlines);
     let passes = [0, 1].map(|pass| {
-        let pace = Pace { rate: rates[pass], flops_a_pair: flops[pass] };
+        let pace = Pace { rate: rates[pass], flops_per_pair: flops[pass] };
         let tensors = [forward_bytes, backward_bytes][pass];
-        let received = |(_, stages): &(usize, &[longspan_ring::Stage])| {
-            stages.iter().map(longspan_ring::Stage::received).sum::<u64>()
+        let received = |(_, stages): &(usize, &[longspan_ring::PlannedHop])| {
+            stages.iter().map(longspan_ring::PlannedHop::received).sum::<u64>()
         };
-        let memory = |outline: &Outline| {
+        let memory = |outline: &CommunicationPlan| {
             let stages = [&outline.forward, &outline.backward][pass];
-            tensors(&sizes, outline.tokens) + simulate::most_held(stages)
+            tensors(&sizes, outline.tokens) + simulate::peak_held(stages)
         };
         PassPlan {
             name: names[pass],
@@ -152,14 +151,13 @@ fn plan(args: &Plan) -> Result<Planned> {
 }
 
 fn sizes(args: &Plan, pattern: &Heads) -> Result<Sizes> {
-    let heads = args.heads.or(pattern.count()).unwrap_or(HEADS);
-    let kv_heads = args.kv_heads.unwrap_or(heads);
+    let (heads, kv_heads) = args.tensors.heads(pattern);
     pattern.get(0, heads)?;
     if !heads.is_multiple_of(kv_heads) {
-        let rule = format!("{heads} query heads on {kv_heads} key heads, expected a multiple");
+        let rule = format!("{heads} query heads on {kv_heads} KV heads, expected a multiple");
         return Err(BadInput(rule).into());
     }
-    let dim = args.head_dim.get();
+    let dim = args.tensors.head_dim();
     Ok(Sizes {
         tokens: args.tokens.unwrap_or(0),
         ranks: args.ranks.map_or(1, std::num::NonZeroUsize::get),
@@ -168,35 +166,35 @@ fn sizes(args: &Plan, pattern: &Heads) -> Result<Sizes> {
         kv_heads,
         dim,
         value_dim: args.value_dim.map_or(dim, std::num::NonZeroUsize::get),
-        element: args.dtype,
+        element: args.tensors.dtype,
     })
 }
 
-/// The machine, with the network that was asked for.
+/// The machine, with the network of the options.
 fn machine(args: &Plan) -> Result<Machine> {
     let mut machine = Machine::find(&args.machine)?;
     let asked = args.network.is_some() || args.gbits.is_some() || args.latency_us.is_some();
-    if asked || machine.ranks_a_node.is_some() && machine.far.is_none() {
+    if asked || machine.ranks_per_node.is_some() && machine.far.is_none() {
         let (mut link, source) = machine::network(args.network.unwrap_or(Network::FourHundred));
         if args.network.is_some() || args.gbits.is_none() || args.latency_us.is_none() {
             machine.sources.push(source.into());
         }
         if let Some(gbits) = args.gbits {
-            link = Link { bytes_a_second: gbits * 1e9 / 8.0, ..link };
+            link = Link { bytes_per_second: gbits * 1e9 / 8.0, ..link };
         }
         if let Some(us) = args.latency_us {
             link = Link { latency_seconds: us * 1e-6, ..link };
         }
         machine.far = Some(link);
-        // A rank a machine, unless a machine has several by nature.
-        machine.ranks_a_node = machine.ranks_a_node.or(Some(1));
+        // One rank per node, unless the machine has several.
+        machine.ranks_per_node = machine.ranks_per_node.or(Some(1));
     }
     if let Some(per_node) = args.per_node {
         if machine.far.is_none() {
             let rule = "--per-node without a network: add --network, or --gbits and --latency-us";
             return Err(BadInput(rule.into()).into());
         }
-        machine.ranks_a_node = Some(per_node.get());
+        machine.ranks_per_node = Some(per_node.get());
     }
     Ok(machine)
 }
@@ -205,13 +203,17 @@ fn shards(args: &Plan, pattern: &Heads, sizes: &Sizes) -> Result<Shards> {
     Ok(args.shards.shards(pattern, sizes.tokens, sizes.ranks, args.grain)?)
 }
 
-/// Outlines of the ranks to simulate, and how unevenly all ranks compute.
-fn outlines(args: &Plan, problem: &Problem, sizes: &Sizes) -> Result<(Vec<Outline>, f64)> {
+/// Communication plans of the ranks to simulate, and the imbalance of all ranks.
+fn outlines(
+    args: &Plan,
+    problem: &Problem,
+    sizes: &Sizes,
+) -> Result<(Vec<CommunicationPlan>, f64)> {
     let ranks = sizes.ranks;
-    let mut outlines = Outlines::new(problem)?;
+    let mut outlines = CommunicationPlanner::new(problem)?;
     let most = if ranks <= ALL { ranks } else { SOME };
     let most = args.sample.map_or(most, |sample| sample.get().min(ranks));
-    let stage = Stage::share("weighing ranks");
+    let stage = Stage::share("counting pairs per rank");
     let mut loads = Vec::with_capacity(ranks);
     for rank in 0..ranks {
         stage.at(rank as u64, ranks as u64);
@@ -219,17 +221,18 @@ fn outlines(args: &Plan, problem: &Problem, sizes: &Sizes) -> Result<(Vec<Outlin
     }
     drop(stage);
 
-    let stage = Stage::share("working out the schedule");
+    let stage = Stage::share("computing the schedule");
     let chosen = choose(&loads, most);
     let mut made = Vec::with_capacity(chosen.len());
     for (done, &rank) in chosen.iter().enumerate() {
         stage.at(done as u64, chosen.len() as u64);
         made.push(outlines.rank(rank)?);
     }
-    // Where all are known, so is work that queries take with them to other ranks.
+    // With all plans, the pairs of remote queries are known too.
     if chosen.len() == ranks {
-        let pairs =
-            |outline: &Outline| outline.forward.iter().map(|stage| stage.work.pairs).sum::<u128>();
+        let pairs = |outline: &CommunicationPlan| {
+            outline.forward.iter().map(|stage| stage.work.pairs).sum::<u128>()
+        };
         loads = made.iter().map(pairs).collect();
     }
     let total: u128 = loads.iter().sum();
@@ -238,7 +241,7 @@ fn outlines(args: &Plan, problem: &Problem, sizes: &Sizes) -> Result<(Vec<Outlin
     Ok((made, imbalance))
 }
 
-/// So many ranks, ascending: the ones with most and least to do, and others evenly spaced.
+/// `most` ranks, ascending: those with the most and the least work, and others evenly spaced.
 fn choose(loads: &[u128], most: usize) -> Vec<usize> {
     let ranks = loads.len();
     if most >= ranks {
@@ -260,22 +263,22 @@ fn choose(loads: &[u128], most: usize) -> Vec<usize> {
     chosen
 }
 
-/// Bytes of queries, keys, values and output, the state that they grow from, and row statistics.
+/// Bytes of queries, keys, values and output, the softmax state, and row statistics.
 fn forward_bytes(sizes: &Sizes, tokens: u64) -> u64 {
     let Sizes { batch, heads, kv_heads, dim, value_dim, .. } = *sizes;
     let (queries, keys) = (batch * heads, batch * kv_heads);
-    let numbers = queries * (dim + value_dim) + keys * (dim + value_dim);
+    let elements = queries * (dim + value_dim) + keys * (dim + value_dim);
     let sums = queries * (value_dim + 2) + 2 * queries;
-    tokens * (numbers * sizes.element.size() + sums * size_of::<f32>()) as u64
+    tokens * (elements * sizes.element.size() + sums * size_of::<f32>()) as u64
 }
 
-/// Bytes of the same tensors, their gradients, and sums of gradients in f32.
+/// Bytes of the same tensors, their gradients, and f32 accumulators.
 fn backward_bytes(sizes: &Sizes, tokens: u64) -> u64 {
     let Sizes { batch, heads, kv_heads, dim, value_dim, .. } = *sizes;
     let (queries, keys) = (batch * heads, batch * kv_heads);
-    let numbers = 2 * queries * (dim + value_dim) + 2 * keys * (dim + value_dim);
+    let elements = 2 * queries * (dim + value_dim) + 2 * keys * (dim + value_dim);
     let sums = queries * dim + keys * (dim + value_dim) + 3 * queries;
-    tokens * (numbers * sizes.element.size() + sums * size_of::<f32>()) as u64
+    tokens * (elements * sizes.element.size() + sums * size_of::<f32>()) as u64
 }
 
 #[cfg(test)]

@@ -1,20 +1,11 @@
-//! A picture from which a stranger understands a pattern, as PNG or SVG.
+//! Pictures: a [`Scene`] of rectangles and text in whole pixels, written as PNG or SVG.
 //!
-//! ```text
-//! layout → grid.rs (what each cell shows) → figure.rs (where everything goes)
-//!        → scene.rs (rectangles and text in whole pixels) → a plotters backend
-//! ```
-//!
-//! One scene serves both formats; only an SVG file has to stay small, so for it cells grow until
-//! there are few enough rectangles.
+//! `inspect` and `plan` compose scenes; nothing here depends on what they show. Both formats are
+//! rendered from the same scene by a plotters backend.
 
-mod axis;
-mod figure;
-mod grid;
 mod palette;
 mod scene;
 mod text;
-mod timeline;
 
 use std::collections::HashMap;
 
@@ -22,54 +13,25 @@ use anyhow::Result;
 use plotters_bitmap::BitMapBackend;
 use plotters_svg::SVGBackend;
 
-use crate::compile::BadInput;
-use crate::inspect::Inspection;
-use crate::plan::Planned;
-use scene::Scene;
+pub(crate) use palette::{Color, FAINT_INK, INK, LINE, PAGE};
+pub(crate) use scene::Scene;
+pub(crate) use text::{Face, Turn, Type};
 
-/// Pixels of a cell: one would be hard to see, and shows less than half of it on a fine screen.
-const SMALLEST_CELL: i32 = 2;
-/// Pixels of a cell past which an SVG file is as large as it is.
-const COARSEST_CELL: i32 = 32;
-/// A rectangle takes about 90 bytes, so these take under a megabyte.
-const SVG_ITEMS: usize = 10_000;
-
-/// What kind of file.
+/// File format of a picture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Format {
     Png,
     Svg,
 }
 
-/// A file, and its size in pixels.
+/// The contents of a file, and the size in pixels.
 pub(crate) struct Picture {
     pub(crate) file: Vec<u8>,
     pub(crate) size: (u32, u32),
 }
 
-/// Draws the layouts of an inspection.
-pub(crate) fn draw(inspection: &Inspection, format: Format) -> Result<Picture> {
-    let layout = &inspection.layouts[0];
-    let (rows, columns) = (layout.rows().len(), layout.columns());
-    if rows == 0 || columns == 0 {
-        let message = format!("nothing to draw: {rows} rows × {columns} columns of blocks");
-        return Err(BadInput(message).into());
-    }
-    let mut cell = SMALLEST_CELL;
-    let mut scene = figure::compose(inspection, cell)?;
-    while format == Format::Svg && scene.len() > SVG_ITEMS && cell < COARSEST_CELL {
-        cell *= 2;
-        scene = figure::compose(inspection, cell)?;
-    }
-    finished(&scene, format)
-}
-
-/// Draws what ranks of a plan do when.
-pub(crate) fn timelines(planned: &Planned, format: Format) -> Result<Picture> {
-    finished(&timeline::compose(planned), format)
-}
-
-fn finished(scene: &Scene, format: Format) -> Result<Picture> {
+/// Writes a scene in the given format.
+pub(crate) fn render(scene: &Scene, format: Format) -> Result<Picture> {
     let file = match format {
         Format::Png => png(scene)?,
         Format::Svg => svg(scene)?,
@@ -98,7 +60,7 @@ fn png(scene: &Scene) -> Result<Vec<u8>> {
         Some((palette, indices)) => {
             encoder.set_color(png::ColorType::Indexed);
             encoder.set_palette(palette);
-            // Indices of neighbours have nothing to do with each other.
+            // Neighboring indices are not correlated.
             encoder.set_filter(png::Filter::NoFilter);
             encoder.write_header()?.write_image_data(&indices)?;
         }
@@ -110,19 +72,19 @@ fn png(scene: &Scene) -> Result<Vec<u8>> {
     Ok(file)
 }
 
-/// The pixels as indices into a palette, if 256 colours suffice.
+/// The pixels as indices into a palette; `None` where they have more than 256 colors.
 fn indexed(pixels: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
     let mut known: HashMap<[u8; 3], u8> = HashMap::new();
     let mut palette = Vec::new();
     let mut indices = Vec::with_capacity(pixels.len() / 3);
     for pixel in pixels.chunks_exact(3) {
-        let colour = [pixel[0], pixel[1], pixel[2]];
-        let index = match known.get(&colour) {
+        let color = [pixel[0], pixel[1], pixel[2]];
+        let index = match known.get(&color) {
             Some(&index) => index,
             None => {
                 let index = u8::try_from(known.len()).ok()?;
-                palette.extend_from_slice(&colour);
-                known.insert(colour, index);
+                palette.extend_from_slice(&color);
+                known.insert(color, index);
                 index
             }
         };

@@ -1,8 +1,7 @@
-//! Something to look at while work takes long.
+//! Progress on standard error, if it is a terminal.
 //!
-//! A stage of work that is over within two seconds shows nothing. After that a line on standard
-//! error shows a bar, once the work has said how far it is, or a spinner. Nothing is ever shown
-//! where standard error is not a terminal.
+//! A stage shorter than two seconds prints nothing. After that, a line shows a bar once the stage
+//! has reported progress, else a spinner.
 
 use std::io::{IsTerminal, stderr};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,15 +11,15 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// How long work may take unannounced.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// How often the line moves.
+/// Duration after which progress is shown.
+const DELAY: Duration = Duration::from_secs(2);
+/// Interval between updates.
 const TICK: Duration = Duration::from_millis(100);
 
 /// A stage of work; it ends when dropped.
 pub(crate) struct Stage {
     counter: Arc<Counter>,
-    /// Closed to end the thread that draws.
+    /// Closed to stop the thread that draws.
     watcher: Option<(mpsc::Sender<()>, JoinHandle<()>)>,
 }
 
@@ -30,12 +29,12 @@ struct Counter {
     total: AtomicU64,
 }
 
-/// What a bar counts.
+/// The unit of a bar.
 #[derive(Debug, Clone, Copy)]
 enum Unit {
     /// Rows of blocks.
     Rows,
-    /// Work that only its share says something about.
+    /// Steps without a meaningful unit: only the share is shown.
     Share,
 }
 
@@ -49,12 +48,12 @@ impl Unit {
 }
 
 impl Stage {
-    /// Work over rows of blocks, or work that never says how far it is.
+    /// A stage over rows of blocks, or one that reports no progress.
     pub(crate) fn new(what: impl Into<String>) -> Self {
         Stage::counting(Unit::Rows, what.into())
     }
 
-    /// Work whose steps mean nothing to people.
+    /// A stage that shows its share.
     pub(crate) fn share(what: impl Into<String>) -> Self {
         Stage::counting(Unit::Share, what.into())
     }
@@ -69,7 +68,7 @@ impl Stage {
         Stage { counter, watcher }
     }
 
-    /// Says how far the work is.
+    /// Reports progress.
     pub(crate) fn at(&self, done: u64, total: u64) {
         self.counter.done.store(done, Ordering::Relaxed);
         self.counter.total.store(total, Ordering::Relaxed);
@@ -80,19 +79,19 @@ impl Drop for Stage {
     fn drop(&mut self) {
         if let Some((stop, thread)) = self.watcher.take() {
             drop(stop);
-            // The thread only draws; if it panicked, the work is none the worse.
+            // A panic of the drawing thread doesn't affect the work.
             let _ = thread.join();
         }
     }
 }
 
 fn watch(what: String, unit: Unit, counter: &Counter, stopped: &mpsc::Receiver<()>) {
-    let goes_on = |time| stopped.recv_timeout(time) == Err(mpsc::RecvTimeoutError::Timeout);
-    if !goes_on(PATIENCE) {
+    let continues = |time| stopped.recv_timeout(time) == Err(mpsc::RecvTimeoutError::Timeout);
+    if !continues(DELAY) {
         return;
     }
-    let style = |template| ProgressStyle::with_template(template).expect("a template of ours");
-    let bar = ProgressBar::new_spinner().with_message(what).with_elapsed(PATIENCE);
+    let style = |template| ProgressStyle::with_template(template).expect("a valid template");
+    let bar = ProgressBar::new_spinner().with_message(what).with_elapsed(DELAY);
     bar.set_style(style("{spinner} {msg} ({elapsed})"));
     loop {
         let total = counter.total.load(Ordering::Relaxed);
@@ -102,7 +101,7 @@ fn watch(what: String, unit: Unit, counter: &Counter, stopped: &mpsc::Receiver<(
         }
         bar.set_position(counter.done.load(Ordering::Relaxed));
         bar.tick();
-        if !goes_on(TICK) {
+        if !continues(TICK) {
             break;
         }
     }

@@ -1,19 +1,19 @@
-//! Numbers to compute with, billions of them in seconds.
+//! Random tensors for benchmarks, generated in parallel.
 //!
-//! Number `i` of a seed depends on both alone, so any thread can make any part. It is the sum of
-//! the four 16-bit parts of a hash, brought to mean 0 and variance 1: a bell curve that ends at
-//! ±3.5 and takes no logarithm. Nothing that is timed can tell.
+//! Element `i` is a function of `i` and the seed alone, so any thread can generate any part. It is
+//! the sum of the four 16-bit parts of a hash, scaled to mean 0 and variance 1: approximately
+//! normal, bounded by ±3.5, without logarithms.
 
 use std::num::NonZeroUsize;
 
 use longspan::Element;
 
-/// Numbers below which more threads don't help.
+/// Elements per thread below which more threads don't help.
 const SMALL: usize = 1 << 16;
 
-/// `len` numbers of mean 0 and variance 1.
+/// `len` elements of mean 0 and variance 1.
 pub(crate) fn normals<E: Element>(seed: u64, len: usize, threads: NonZeroUsize) -> Vec<E> {
-    // Zeros of f32 cost nothing until they are written.
+    // Zeroed pages of f32 are allocated on first write.
     let mut numbers = vec![E::default(); len];
     by_parts(&mut numbers, threads, |first, part| {
         for (number, index) in part.iter_mut().zip(first as u64..) {
@@ -23,8 +23,8 @@ pub(crate) fn normals<E: Element>(seed: u64, len: usize, threads: NonZeroUsize) 
     numbers
 }
 
-/// Numbers of some tokens of a tensor `[head, token, dim]`, by their positions: those that
-/// [`normals`] has there.
+/// Elements of the tokens at `positions` of a tensor `[head, token, dim]`, equal to those of
+/// [`normals`].
 pub(crate) fn rows<E: Element>(
     seed: u64,
     (heads, tokens, dim): (usize, u64, usize),
@@ -36,15 +36,14 @@ pub(crate) fn rows<E: Element>(
     numbers.map(|index| E::from_f32(normal(seed, index))).collect()
 }
 
-/// `len` NaNs, each of them written: results in which nothing is missing have none, and time no
-/// page faults.
+/// `len` NaNs, all written: missing results are detected, and page faults aren't timed.
 pub(crate) fn poison<E: Element>(len: usize, threads: NonZeroUsize) -> Vec<E> {
     let mut numbers = vec![E::default(); len];
     by_parts(&mut numbers, threads, |_, part| part.fill(E::from_f32(f32::NAN)));
     numbers
 }
 
-/// Calls `each(index of the first, numbers)` for as many parts as there are threads.
+/// Calls `each(index of the first element, part)` for one part per thread.
 fn by_parts<E: Element>(
     numbers: &mut [E],
     threads: NonZeroUsize,
@@ -63,7 +62,7 @@ fn by_parts<E: Element>(
 }
 
 fn normal(seed: u64, index: u64) -> f32 {
-    // Four sums of 65,536 equally likely numbers: mean 131,070, variance 4 · (65,536² − 1) / 12.
+    // Four sums of 65,536 equally likely integers: mean 131,070, variance 4 · (65,536² − 1) / 12.
     const MEAN: i64 = 4 * 65_535 / 2;
     const DEVIATION: f32 = 37_837.23;
     let hash = splitmix(seed.wrapping_mul(0xD134_2543_DE82_EF95).wrapping_add(index));
@@ -71,7 +70,7 @@ fn normal(seed: u64, index: u64) -> f32 {
     (part(0) + part(1) + part(2) + part(3) - MEAN) as f32 / DEVIATION
 }
 
-/// Number `state` of the generator splitmix64 that starts at zero.
+/// Output `state` of splitmix64 seeded with zero.
 fn splitmix(state: u64) -> u64 {
     let mut z = state.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -95,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn neither_neighbours_nor_seeds_look_alike() {
+    fn neighbors_and_seeds_are_uncorrelated() {
         let alike = |a: &[f32], b: &[f32]| {
             let sum: f64 = a.iter().zip(b).map(|(&a, &b)| f64::from(a * b)).sum();
             sum / a.len().min(b.len()) as f64
@@ -107,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_those_of_the_whole() {
+    fn rows_equal_those_of_the_whole() {
         let all = normals::<f32>(5, 3 * 7 * 4, NonZeroUsize::MIN);
         assert_eq!(rows::<f32>(5, (3, 7, 4), 0..7), all);
         let some = rows::<f32>(5, (3, 7, 4), [6, 1].into_iter());

@@ -1,11 +1,11 @@
-//! `longspan ring`: attention over one sequence that many ranks hold, on real transports.
+//! `longspan ring`: attention over one sequence sharded across ranks, on real transports.
 //!
 //! ```text
-//! every rank: numbers of own tokens → agree → forward, backward × repeat → the same messages alone
-//! rank 0:     what all ranks found → (MPI ends) → check → report
+//! every rank: tensors of own tokens → agree → forward, backward × repeat → the same messages alone
+//! rank 0:     gather → (MPI_Finalize) → check → report
 //! ```
 //!
-//! Whatever fails, every rank that fails says so on standard error with its number.
+//! Every rank that fails reports its error, with its rank, on standard error.
 
 mod agree;
 mod check;
@@ -26,28 +26,28 @@ use crate::args::Ring;
 use crate::compile::BadInput;
 use crate::element::with_element;
 use crate::number::count;
-use job::{Found, Job};
+use job::{Job, Outcome};
 
-/// An error that its ranks have told already.
+/// An error that its ranks have reported already.
 #[derive(Debug)]
-pub(crate) struct Told {
+pub(crate) struct Reported {
     pub(crate) ranks: usize,
 }
 
-impl fmt::Display for Told {
+impl fmt::Display for Reported {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} failed", count(self.ranks as u64, "rank"))
     }
 }
 
-impl std::error::Error for Told {}
+impl std::error::Error for Reported {}
 
 /// `longspan ring`
 pub(crate) fn run(args: &Ring) -> Result<()> {
     match (args.ranks, launched()) {
         (Some(_), Some(size)) if size > 1 => Err(BadInput(format!(
-            "--ranks makes ranks of this process's threads, and a launcher has started {size} \
-             processes: leave out one of them"
+            "--ranks uses threads of this process as ranks, but a launcher has started {size} \
+             processes: remove --ranks or the launcher"
         ))
         .into()),
         (Some(ranks), _) => threads(args, ranks),
@@ -55,7 +55,7 @@ pub(crate) fn run(args: &Ring) -> Result<()> {
     }
 }
 
-/// Ranks that are processes.
+/// Ranks as MPI processes.
 #[cfg(feature = "mpi")]
 fn processes(args: &Ring, _: Option<usize>) -> Result<()> {
     mpi::run(args)
@@ -68,22 +68,22 @@ fn processes(_: &Ring, launched: Option<usize>) -> Result<()> {
         None => "",
     };
     Err(BadInput(format!(
-        "{why}this command was built without MPI: say how many threads are ranks with --ranks, or \
+        "{why}this command was built without MPI: pass --ranks to use threads as ranks, or \
          build it with --features mpi"
     ))
     .into())
 }
 
-/// How many processes a launcher of MPI has started, if one has.
+/// Number of processes that an MPI launcher has started, if there is one.
 fn launched() -> Option<usize> {
     let size = |name: &str| std::env::var(name).ok()?.parse().ok();
     ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"].into_iter().find_map(size)
 }
 
-/// Ranks that are threads of this process.
+/// Ranks as threads of this process.
 fn threads(args: &Ring, ranks: NonZeroUsize) -> Result<()> {
     let job = Job::new(args, ranks.get(), ranks)?;
-    let results: Vec<Result<Option<Found>>> = std::thread::scope(|scope| {
+    let results: Vec<Result<Option<Outcome>>> = std::thread::scope(|scope| {
         let job = &job;
         let start = |mut rank: Local| scope.spawn(move || work(&mut rank, job));
         let ranks: Vec<_> = Local::ranks(ranks.get()).into_iter().map(start).collect();
@@ -97,29 +97,29 @@ fn threads(args: &Ring, ranks: NonZeroUsize) -> Result<()> {
             Ok(of_rank) => found = found.or(of_rank),
             Err(error) => {
                 failed += 1;
-                tell(rank, &error);
+                print_error(rank, &error);
             }
         }
     }
     match found {
         Some(found) if failed == 0 => conclude(args, &job, found, report::Carrier::Threads),
-        _ => Err(Told { ranks: failed }.into()),
+        _ => Err(Reported { ranks: failed }.into()),
     }
 }
 
-/// Both passes on one rank; rank 0 has what all found.
-fn work(transport: &mut dyn longspan_ring::Transport, job: &Job) -> Result<Option<Found>> {
+/// Both passes on one rank; rank 0 returns the statistics of all.
+fn work(transport: &mut dyn longspan_ring::Transport, job: &Job) -> Result<Option<Outcome>> {
     with_element!(job.element, E => job::work::<E>(transport, job))
 }
 
-/// Says what has gone wrong on a rank.
-fn tell(rank: usize, error: &anyhow::Error) {
-    // Nobody is left to tell if this fails too.
+/// Prints the error of a rank.
+fn print_error(rank: usize, error: &anyhow::Error) {
+    // An error of standard error can't be reported.
     let _ = writeln!(io::stderr(), "error: rank {rank}: {error:#}");
 }
 
-/// What rank 0 does once nobody waits for it.
-fn conclude(args: &Ring, job: &Job, found: Found, carrier: report::Carrier) -> Result<()> {
+/// Checks and reports on rank 0, after the last message.
+fn conclude(args: &Ring, job: &Job, found: Outcome, carrier: report::Carrier) -> Result<()> {
     let checked = match &found.results {
         Some(results) => Some(with_element!(job.element, E => check::check::<E>(job, results))?),
         None => None,

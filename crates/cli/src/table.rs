@@ -1,10 +1,9 @@
-//! Columns that line up.
+//! Tables with aligned columns.
 
 use std::io::{Result, Write};
 
-/// Prints rows of cells; every column as wide as its widest cell. Columns of `left` (a number of
-/// columns from the first) and the last one start at the left, the others end at the right, as
-/// numbers do.
+/// Prints rows of cells; every column is as wide as its widest cell. The first `left` columns and
+/// the last one are left-aligned, the others right-aligned.
 pub(crate) fn print<const N: usize>(
     rows: &[[String; N]],
     left: usize,

@@ -1,16 +1,16 @@
 //! `longspan verify`: every kernel that this CPU can run against the `f64` oracle.
 //!
 //! ```text
-//! for each case of the table, and each type that tensors hold:
+//! for each case of the table, and each dtype:
 //!     truth, naive = the oracle in f64, the formulas in f32        once, two threads
 //!     for each instruction set:
 //!         got = forward and backward                               run.rs
 //!         judge(truth, naive, got)                                 judge.rs
 //! ```
 //!
-//! What computes is handed to [`verify`] as a function, so that a test can hand over one that is
-//! wrong and see it found.
+//! [`verify`] takes the computation as a function, so that tests can pass one with wrong results.
 
+mod digest;
 mod judge;
 mod report;
 mod run;
@@ -26,20 +26,24 @@ use longspan_testing::{
 };
 
 use crate::args::Verify;
+use crate::choice;
 use crate::progress::Stage;
+use digest::Digest;
 use judge::Verdict;
 
-/// One case of one type on one instruction set.
+/// One case, dtype and instruction set.
 struct Check {
     /// The case's name.
     name: String,
-    /// All that is to be known of the case.
+    /// Description of the case.
     case: String,
     on: Kernel,
     verdict: Verdict,
+    /// `None` without a result.
+    digest: Option<Digest>,
 }
 
-/// What computes, and on what.
+/// Instruction set and dtype.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Kernel {
     isa: Isa,
@@ -53,13 +57,13 @@ impl fmt::Display for Kernel {
 }
 
 impl Kernel {
-    /// Whether products are those of a matrix unit, which rounds its operands.
+    /// Whether a matrix unit computes the products, which rounds its operands.
     fn is_matrix_unit(self) -> bool {
-        (self.isa, self.element) == (Isa::Amx, ElementType::Bf16)
+        choice::kernel_isa(self.isa, self.element) == Isa::Amx
     }
 }
 
-/// What is looked at.
+/// The kernels to verify.
 struct Scope {
     isas: Vec<Isa>,
     elements: Vec<ElementType>,
@@ -87,13 +91,18 @@ pub(crate) fn run(args: &Verify) -> Result<()> {
     let mut out = stdout().lock();
     match args.json {
         true => report::json(&checks, cases.len(), &scope, &mut out)?,
-        false => report::table(&checks, cases.len(), &mut out)?,
+        false => {
+            if args.verbose {
+                report::table(&checks, &mut out)?;
+            }
+            report::summary(&checks, cases.len(), &mut out)?;
+        }
     }
     out.flush()?;
     conclude(&checks)
 }
 
-/// An error if anything is wrong, and if nothing was looked at.
+/// An error if a check failed or there were none.
 fn conclude(checks: &[Check]) -> Result<()> {
     let wrong = checks.iter().filter(|check| !check.verdict.is_right()).count();
     if checks.is_empty() || wrong > 0 {
@@ -114,10 +123,10 @@ fn work(case: &AttentionCase) -> usize {
     sizes.rows() * sizes.tokens_k * (sizes.dim_k + sizes.dim_v)
 }
 
-/// What a kernel makes of a problem.
+/// Computes a problem with a kernel.
 type Compute = dyn Fn(&AttentionCase, &Problem, Kernel) -> longspan::Result<Values<f32>>;
 
-/// The oracle's name of an element type.
+/// The oracle's precision for an element type.
 fn precision(element: ElementType) -> Precision {
     match element {
         ElementType::Bf16 => Precision::Bf16,
@@ -126,7 +135,7 @@ fn precision(element: ElementType) -> Precision {
     }
 }
 
-/// Every case of every type on every instruction set; `done` hears how many cases are over.
+/// Every case with every dtype and instruction set; calls `done` with the number of finished cases.
 fn verify(
     cases: &[AttentionCase],
     scope: &Scope,
@@ -145,8 +154,12 @@ fn verify(
             });
             for &isa in &scope.isas {
                 let on = Kernel { isa, element };
-                // A kernel that panics is wrong about this case, and about no other.
+                // A panic fails this check only.
                 let got = catch_unwind(AssertUnwindSafe(|| compute(case, &problem, on)));
+                let digest = match &got {
+                    Ok(Ok(got)) => Some(Digest::of(got)),
+                    _ => None,
+                };
                 let verdict = match got {
                     Ok(Ok(got)) => {
                         let all = Measure::all(&problem, &truth, &naive, &got, case.sample);
@@ -160,7 +173,7 @@ fn verify(
                     Err(_) => Verdict::Refused("panicked".into()),
                 };
                 let (name, case) = (case.name.clone(), case.to_string());
-                checks.push(Check { name, case, on, verdict });
+                checks.push(Check { name, case, on, verdict, digest });
             }
         }
     }
@@ -184,7 +197,7 @@ mod tests {
 
     type Spoil = &'static dyn Fn(&mut Values<f32>);
 
-    /// The checks of a computation that spoils right results.
+    /// The checks of a computation whose results are modified by `spoil`.
     fn spoiled(element: ElementType, spoil: Spoil) -> Vec<Check> {
         let compute = move |case: &AttentionCase, problem: &Problem, on| {
             let mut got = run::compute(case, problem, on)?;
@@ -196,12 +209,12 @@ mod tests {
 
     fn text(checks: &[Check]) -> String {
         let mut out = Vec::new();
-        report::table(checks, 1, &mut out).unwrap();
+        report::summary(checks, 1, &mut out).unwrap();
         String::from_utf8(out).unwrap()
     }
 
     #[test]
-    fn what_is_right_passes() {
+    fn correct_results_pass() {
         for element in ElementType::ALL {
             let checks = spoiled(element, &|_| ());
             let text = text(&checks);
@@ -211,9 +224,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_found_in_every_tensor() {
+    fn errors_are_detected_in_every_tensor() {
         let spoils: [(&str, Spoil); 6] = [
-            // One number, off by a ten-thousandth of the usual size.
+            // One element, off by 1e-4 of the typical magnitude.
             ("out", &|got| got.out[77] += 1e-4),
             ("lse", &|got| got.lse[3] += 1e-4),
             ("dq", &|got| got.dq[900] -= 1e-4),
@@ -221,7 +234,7 @@ mod tests {
             ("dv", &|got| got.dv[4_000] = f32::NAN),
             ("out", &|got| got.out.fill(0.0)),
         ];
-        // One number, off by a few roundings to bf16; and what is always f32.
+        // One element, off by a few roundings to bf16; and lse, which is always f32.
         let narrow: [(&str, Spoil); 4] = [
             ("out", &|got| got.out[77] += 0.1),
             ("lse", &|got| got.lse[3] += 1e-4),
@@ -241,9 +254,9 @@ mod tests {
     }
 
     #[test]
-    fn refusing_and_panicking_are_wrong_too() {
+    fn errors_and_panics_fail() {
         let refuse = |_: &AttentionCase, _: &Problem, on: Kernel| {
-            Err(Error::Isa { asked: on.isa, has: vec![] })
+            Err(Error::Isa { asked: on.isa.name(), has: vec![] })
         };
         let panic = |_: &AttentionCase, _: &Problem, _| panic!("on purpose");
         let computes: [&Compute; 2] = [&refuse, &panic];
@@ -255,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_looked_at_is_not_right() {
+    fn no_checks_fail() {
         assert!(conclude(&[]).is_err());
     }
 }

@@ -13,12 +13,11 @@
 // This is a program that prints.
 #![allow(clippy::print_stdout)]
 
-use std::num::NonZeroUsize;
 use std::process::ExitCode;
 
 use longspan::{
-    Arrived, Attention, Dims, GradientsMut, Hook, Inputs, Isa, Layout, Order, OutputMut, Pattern,
-    Shape, Tensor, Threads,
+    Attention, Dims, GradientsMut, Hook, Inputs, Isa, Layout, Order, OutputGradient, OutputMut,
+    OutputRef, Pattern, Shape, Tensor, Threads,
 };
 
 /// A call: which tensors, which pairs.
@@ -76,28 +75,27 @@ fn counted(work: &mut dyn FnMut()) {
 fn tensor(dims: Dims, phase: f32) -> Tensor<f32> {
     let numbers = 0..dims.elements().expect("a small tensor");
     let numbers = numbers.map(|n| 1.5 * (n as f32 * 0.37 + phase).sin()).collect();
-    Tensor::new(numbers, dims, Order::BatchTokenHeadDim).expect("as many as the dims say")
+    Tensor::new(numbers, dims, Order::Bshd).expect("as many as the dims say")
 }
 
 fn run(call: &Call) -> longspan::Result<()> {
     let Call { queries, keys, heads, key_heads, dim, .. } = *call;
     let pattern: Pattern = call.pattern.parse()?;
     let layout = Layout::compile(&pattern, &Shape::new(queries as u64, keys as u64))?;
-    let attention =
-        Attention::new(layout).isa(Isa::Avx2).threads(Threads::Count(NonZeroUsize::MIN));
+    let attention = Attention::new(layout).isa(Isa::Avx2).threads(Threads::Count(1));
     let dims_q = Dims { batch: 1, tokens: queries, heads, dim };
     let dims_k = Dims { tokens: keys, heads: key_heads, ..dims_q };
     let (q, k, v) = (tensor(dims_q, 0.0), tensor(dims_k, 1.0), tensor(dims_k, 2.0));
     let inputs = Inputs { q: q.view(), k: k.view(), v: v.view() };
     let dout = tensor(dims_q, 3.0);
-    let zeros = |dims| Tensor::zeros(dims, Order::BatchTokenHeadDim);
+    let zeros = |dims| Tensor::zeros(dims, Order::Bshd);
     let (mut out, mut lse) = (zeros(dims_q)?, vec![0.0; heads * queries]);
-    let mut lse_rest = lse.clone();
+    let mut lse_lo = lse.clone();
     let (mut dq, mut dk, mut dv) = (zeros(dims_q)?, zeros(dims_k)?, zeros(dims_k)?);
 
     let mut forward = || {
-        let lse_rest = Some(&mut lse_rest[..]);
-        let output = OutputMut { out: out.view_mut(), lse: &mut lse, lse_rest };
+        let lse_lo = Some(&mut lse_lo[..]);
+        let output = OutputMut { out: out.view_mut(), lse: &mut lse, lse_lo };
         attention.forward_into(inputs, output, Hook::none()).expect("a call that fits");
     };
     forward();
@@ -106,11 +104,14 @@ fn run(call: &Call) -> longspan::Result<()> {
         return Ok(());
     }
     let mut backward = || {
-        let (lse, lse_rest) = (&lse[..], Some(&lse_rest[..]));
-        let arrived = Arrived { out: out.view(), lse, lse_rest, dout: dout.view(), dlse: None };
+        let (lse, lse_lo) = (&lse[..], Some(&lse_lo[..]));
+        let (saved, gradient) = (
+            OutputRef { out: out.view(), lse, lse_lo },
+            OutputGradient { dout: dout.view(), dlse: None },
+        );
         let gradients = GradientsMut { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() };
         attention
-            .backward_into(inputs, arrived, gradients, Hook::none())
+            .backward_into(inputs, saved, gradient, gradients, Hook::none())
             .expect("a call that fits");
     };
     backward();

@@ -17,8 +17,8 @@ use std::num::NonZeroUsize;
 use std::time::Instant;
 
 use longspan::{
-    Arrived, Attention, Branch, Counting, Dilated, Dims, GradientsMut, Hook, Inputs, Isa, Layout,
-    Order, OutputMut, Pattern, Result, Shape, Tensor, Threads, limits,
+    Attention, Branch, Dilated, Dims, GradientsMut, Hook, Inputs, Isa, Layout, Order,
+    OutputGradient, OutputMut, OutputRef, Overlap, Pattern, Result, Shape, Tensor, Threads, limits,
 };
 
 /// The paper's branches.
@@ -60,14 +60,17 @@ impl Engine {
     fn backward(
         &self,
         inputs: Inputs<'_>,
-        arrived: Arrived<'_>,
+        saved: OutputRef<'_>,
+        gradient: OutputGradient<'_>,
         into: GradientsMut<'_>,
     ) -> Result<()> {
         match self {
             Engine::Dense(attention) => {
-                attention.backward_into(inputs, arrived, into, Hook::none())
+                attention.backward_into(inputs, saved, gradient, into, Hook::none())
             }
-            Engine::Dilated(dilated) => dilated.backward_into(inputs, arrived, into, Hook::none()),
+            Engine::Dilated(dilated) => {
+                dilated.backward_into(inputs, saved, gradient, into, Hook::none())
+            }
         }
     }
 
@@ -78,25 +81,27 @@ impl Engine {
             let numbers = (0..tokens * dims.heads * dims.dim)
                 .map(|n| 1.5 * ((n % 1_000_003) as f32 * 0.37 + phase).sin())
                 .collect();
-            Tensor::new(numbers, dims, Order::BatchTokenHeadDim)
+            Tensor::new(numbers, dims, Order::Bshd)
         };
         let (q, k, v, dout) = (tensor(0.0)?, tensor(1.0)?, tensor(2.0)?, tensor(3.0)?);
         let inputs = Inputs { q: q.view(), k: k.view(), v: v.view() };
-        let mut out = Tensor::zeros(dims, Order::BatchTokenHeadDim)?;
+        let mut out = Tensor::zeros(dims, Order::Bshd)?;
         let mut lse = vec![0.0; dims.heads * tokens];
-        let mut lse_rest = lse.clone();
+        let mut lse_lo = lse.clone();
         let start = Instant::now();
-        let output =
-            OutputMut { out: out.view_mut(), lse: &mut lse, lse_rest: Some(&mut lse_rest) };
+        let output = OutputMut { out: out.view_mut(), lse: &mut lse, lse_lo: Some(&mut lse_lo) };
         self.forward(inputs, output)?;
         let forward = start.elapsed().as_secs_f64();
-        let zeros = || Tensor::zeros(dims, Order::BatchTokenHeadDim);
+        let zeros = || Tensor::zeros(dims, Order::Bshd);
         let (mut dq, mut dk, mut dv) = (zeros()?, zeros()?, zeros()?);
         let start = Instant::now();
         let into = GradientsMut { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() };
-        let (lse, lse_rest) = (&lse[..], Some(&lse_rest[..]));
-        let arrived = Arrived { out: out.view(), lse, lse_rest, dout: dout.view(), dlse: None };
-        self.backward(inputs, arrived, into)?;
+        let (lse, lse_lo) = (&lse[..], Some(&lse_lo[..]));
+        let (saved, gradient) = (
+            OutputRef { out: out.view(), lse, lse_lo },
+            OutputGradient { dout: dout.view(), dlse: None },
+        );
+        self.backward(inputs, saved, gradient, into)?;
         Ok(Times { forward, backward: start.elapsed().as_secs_f64() })
     }
 }
@@ -153,13 +158,13 @@ fn options() -> Options {
 fn main() -> Result<()> {
     let options = options();
     let isa = *Isa::available().last().expect("there is always one");
-    let threads = Threads::Count(options.threads);
+    let threads = Threads::Count(options.threads.get());
     let within = if options.causal { Pattern::causal() } else { Pattern::full() };
     let layout = Layout::compile(&within, &Shape::new(DENSE as u64, DENSE as u64))?;
     let dense = Engine::Dense(Attention::new(layout).threads(threads));
     let branches: Result<Vec<Branch>> = BRANCHES.iter().map(|&(w, r)| Branch::new(w, r)).collect();
-    let counting = if options.union { Counting::Once } else { Counting::EachBranch };
-    let dilated = Dilated::new(branches?)?.within(within).counting(counting).threads(threads);
+    let overlap = if options.union { Overlap::Union } else { Overlap::Weighted };
+    let dilated = Dilated::new(branches?)?.within(within).overlap(overlap).threads(threads);
     let dilated = Engine::Dilated(dilated);
 
     let mut peak = 0.0_f64;

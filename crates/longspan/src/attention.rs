@@ -7,75 +7,20 @@
 //! [`accumulate`](Attention::accumulate), which adds gradients that belong to the final statistics
 //! of each row.
 
-use std::sync::Arc;
-
-use longspan_pattern::{Layout, LayoutSet};
-
 use crate::arguments::{
-    Arrived, Gradients, GradientsMut, Hook, Inputs, Output, OutputMut, RowStatistics,
+    Gradients, GradientsMut, Inputs, Output, OutputGradient, OutputMut, OutputRef,
 };
 use crate::check;
-use crate::element::Element;
+use crate::driver::{self, gradients};
+use crate::dtype::Element;
 use crate::error::Result;
-use crate::exec::{Monitor, Workers};
-use crate::gradients;
+use crate::exec::{Hook, Monitor, Workers};
+use crate::layouts::Layouts;
 use crate::options::{Options, setters};
-use crate::run;
+use crate::rowwise;
+use crate::softmax::RowStatistics;
 use crate::state::State;
-use crate::view::{Memory, View, ViewMut};
-
-/// Which layout each batch entry and query head has.
-#[derive(Debug, Clone)]
-pub enum Layouts {
-    /// One for all, however many there are.
-    One(Arc<Layout>),
-    /// One a batch entry and query head.
-    Each(LayoutSet),
-}
-
-impl Layouts {
-    /// The layout of a batch entry and query head.
-    pub fn get(&self, entry: usize, head: usize) -> &Layout {
-        match self {
-            Layouts::One(layout) => layout,
-            Layouts::Each(set) => set.get(entry, head),
-        }
-    }
-
-    /// All that differ.
-    pub(crate) fn distinct(&self) -> &[Arc<Layout>] {
-        match self {
-            Layouts::One(layout) => std::slice::from_ref(layout),
-            Layouts::Each(set) => set.layouts(),
-        }
-    }
-
-    /// The number of a batch entry's and query head's layout among those.
-    pub(crate) fn index(&self, entry: usize, head: usize) -> usize {
-        match self {
-            Layouts::One(_) => 0,
-            Layouts::Each(set) => set.index(entry, head),
-        }
-    }
-}
-
-impl From<Layout> for Layouts {
-    fn from(layout: Layout) -> Self {
-        Layouts::One(Arc::new(layout))
-    }
-}
-
-impl From<Arc<Layout>> for Layouts {
-    fn from(layout: Arc<Layout>) -> Self {
-        Layouts::One(layout)
-    }
-}
-
-impl From<LayoutSet> for Layouts {
-    fn from(set: LayoutSet) -> Self {
-        Layouts::Each(set)
-    }
-}
+use crate::tensor::{Memory, View, ViewMut};
 
 /// Exact attention over the blocks of a layout.
 ///
@@ -88,7 +33,7 @@ impl From<LayoutSet> for Layouts {
 /// log-sum-exp are f32 whatever they are; a result is rounded to the type of the inputs once.
 ///
 /// ```
-/// use longspan::{Attention, Dims, Layout, Order, Pattern, Shape, Tensor};
+/// use longspan::{Attention, Dims, Inputs, Layout, Order, Pattern, Shape, Tensor};
 ///
 /// let tokens = 1_000;
 /// let pattern: Pattern = "causal & (window(128, 0) | sinks(4))".parse()?;
@@ -99,11 +44,11 @@ impl From<LayoutSet> for Layouts {
 /// let number = |i: usize| (i as f32).sin();
 /// let make = |shift: usize| {
 ///     let data = (0..dims.elements().unwrap()).map(|i| number(i + shift)).collect();
-///     Tensor::new(data, dims, Order::BatchTokenHeadDim)
+///     Tensor::new(data, dims, Order::Bshd)
 /// };
 /// let (q, k, v) = (make(0)?, make(1)?, make(2)?);
 ///
-/// let output = attention.forward(q.view(), k.view(), v.view())?;
+/// let output = attention.forward(Inputs::new(q.view(), k.view(), v.view()))?;
 /// // The first query sees only itself.
 /// assert_eq!(output.out.view().get(0, 0, 1, 5), v.view().get(0, 0, 1, 5));
 /// # Ok::<_, longspan::Error>(())
@@ -115,29 +60,13 @@ pub struct Attention {
 }
 
 impl Attention {
-    /// Attention over a [`Layout`] for every batch entry and head, or over a [`LayoutSet`].
+    /// Attention over a [`Layout`](crate::Layout) for every batch entry and head, or over a
+    /// [`LayoutSet`](crate::LayoutSet).
     pub fn new(layouts: impl Into<Layouts>) -> Self {
         Attention { layouts: layouts.into(), options: Options::default() }
     }
 
-    setters!();
-
-    /// Works in the scratch of `other` in place of its own. Scratch never shrinks: many layouts
-    /// that take turns then keep that of the largest call, not each their own.
-    ///
-    /// ```
-    /// use longspan::{Attention, Layout, Pattern, Shape};
-    ///
-    /// let layout = |tokens| Layout::compile(&Pattern::causal(), &Shape::new(tokens, tokens));
-    /// let long = Attention::new(layout(1_000)?);
-    /// let short = Attention::new(layout(100)?).share_scratch(&long);
-    /// # Ok::<_, longspan::Error>(())
-    /// ```
-    #[must_use]
-    pub fn share_scratch(mut self, other: &Attention) -> Self {
-        self.options.workspaces = other.options.workspaces.clone();
-        self
-    }
+    setters!(options);
 
     /// The layouts it runs over.
     pub fn layouts(&self) -> &Layouts {
@@ -145,15 +74,9 @@ impl Attention {
     }
 
     /// Output and log-sum-exp.
-    pub fn forward<E: Element>(
-        &self,
-        q: View<'_, E>,
-        k: View<'_, E>,
-        v: View<'_, E>,
-    ) -> Result<Output<E>> {
-        let inputs = Inputs { q, k, v };
+    pub fn forward<E: Element>(&self, inputs: Inputs<'_, E>) -> Result<Output<E>> {
         let dims = check::inputs(&self.options, &self.layouts, &inputs)?.output();
-        let mut output = Output::zeros(dims, q.order())?;
+        let mut output = Output::zeros(dims, inputs.q.order())?;
         self.forward_into(inputs, output.as_mut(), Hook::none())?;
         Ok(output)
     }
@@ -167,8 +90,8 @@ impl Attention {
     ) -> Result<()> {
         check::inputs(&self.options, &self.layouts, &inputs)?;
         check::output(&inputs, &output)?;
-        let rows = run::Rows::Finish(output);
-        run::forward(&self.options, &self.layouts, &inputs, rows, &Monitor::new(hook))
+        let rows = driver::Target::Finish(output);
+        driver::forward(&self.options, &self.layouts, &inputs, rows, &Monitor::new(hook))
     }
 
     /// Adds the keys of `inputs` to a partial softmax: the forward pass of a ring hop or of one
@@ -181,7 +104,7 @@ impl Attention {
     /// let dims = |tokens| Dims { batch: 1, tokens, heads: 1, dim: 4 };
     /// let make = |tokens: usize, shift: usize| {
     ///     let data = (0..tokens * 4).map(|i| ((i + shift) as f32).sin()).collect();
-    ///     Tensor::new(data, dims(tokens), Order::BatchTokenHeadDim)
+    ///     Tensor::new(data, dims(tokens), Order::Bshd)
     /// };
     /// let q = make(10, 0)?;
     /// let mut state = State::empty(dims(10))?;
@@ -195,8 +118,8 @@ impl Attention {
     ///
     /// let layout = Layout::compile(&Pattern::causal(), &Shape::new(10, 10))?;
     /// let (k, v) = (make(10, 7)?, make(10, 9)?);
-    /// let whole = Attention::new(layout).forward(q.view(), k.view(), v.view())?;
-    /// let joined = state.finish(Order::BatchTokenHeadDim)?;
+    /// let whole = Attention::new(layout).forward(Inputs::new(q.view(), k.view(), v.view()))?;
+    /// let joined = state.finish(Order::Bshd)?;
     /// for (a, b) in whole.out.as_slice().iter().zip(joined.out.as_slice()) {
     ///     assert!((a - b).abs() < 1e-6);
     /// }
@@ -209,15 +132,15 @@ impl Attention {
         hook: Hook<'_>,
     ) -> Result<()> {
         let dims = check::inputs(&self.options, &self.layouts, &inputs)?;
-        check::state(&dims, state)?;
-        let rows = run::Rows::Extend(state.as_mut());
-        run::forward(&self.options, &self.layouts, &inputs, rows, &Monitor::new(hook))
+        check::same("the state", state.dims(), dims.output())?;
+        let rows = driver::Target::Extend(state.as_mut());
+        driver::forward(&self.options, &self.layouts, &inputs, rows, &Monitor::new(hook))
     }
 
     /// Gradients with respect to queries, keys and values.
     ///
-    /// `P_ij = exp(score_ij − lse_i − lse_rest_i)` is computed from the stored log-sum-exp. With
-    /// its rest, probabilities are as exact as their scores, however large those are.
+    /// `P_ij = exp(score_ij − lse_i − lse_lo_i)` is computed from the stored log-sum-exp. With
+    /// its low part, probabilities are as exact as their scores, however large those are.
     ///
     /// Without it the relative error of a row's gradients is at least that of `exp(lse_i)`, half
     /// an ulp of `lse_i`: below 1e-6 where |lse| < 16, and growing with it. Where |lse| is so large
@@ -225,48 +148,51 @@ impl Attention {
     /// to 1 each; gradients stay finite.
     ///
     /// ```
-    /// use longspan::{Arrived, Attention, Dims, Inputs, Layout, Order, Pattern, Shape, Tensor};
+    /// use longspan::{Attention, Dims, Inputs, Layout, Order, Pattern, Shape, Tensor};
     ///
     /// let layout = Layout::compile(&Pattern::window(8, 8)?, &Shape::new(50, 50))?;
     /// let attention = Attention::new(layout);
     /// let dims = Dims { batch: 1, tokens: 50, heads: 1, dim: 8 };
     /// let data: Vec<f32> = (0..400).map(|i| (i as f32).sin()).collect();
-    /// let x = Tensor::new(data, dims, Order::BatchHeadTokenDim)?;
+    /// let x = Tensor::new(data, dims, Order::Bhsd)?;
     ///
     /// let inputs = Inputs { q: x.view(), k: x.view(), v: x.view() };
-    /// let output = attention.forward(inputs.q, inputs.k, inputs.v)?;
-    /// let dout = Tensor::filled(1.0, dims, Order::BatchHeadTokenDim)?;
-    /// let gradients = attention.backward(inputs, Arrived::of(&output, dout.view()))?;
+    /// let output = attention.forward(inputs)?;
+    /// let dout = Tensor::filled(1.0, dims, Order::Bhsd)?;
+    /// let gradients = attention.backward(inputs, &output, dout.view())?;
     /// // Each row's weights sum to 1, so each column of the values' gradient sums to the tokens.
     /// let sum: f32 = gradients.dv.as_slice().iter().sum();
     /// assert!((sum - 400.0).abs() < 1e-3);
     /// # Ok::<_, longspan::Error>(())
     /// ```
-    pub fn backward<E: Element>(
+    pub fn backward<'a, E: Element>(
         &self,
         inputs: Inputs<'_, E>,
-        arrived: Arrived<'_, E>,
+        output: impl Into<OutputRef<'a, E>>,
+        gradient: impl Into<OutputGradient<'a, E>>,
     ) -> Result<Gradients<E>> {
         let mut gradients = Gradients::zeros(&inputs)?;
         let monitor = Monitor::new(Hook::none());
-        self.differentiate(inputs, arrived, gradients.as_mut(), &monitor)?;
+        self.differentiate(inputs, output.into(), gradient.into(), gradients.as_mut(), &monitor)?;
         Ok(gradients)
     }
 
     /// Gradients, written where `gradients` says; see [`backward`](Self::backward).
-    pub fn backward_into<E: Element>(
+    pub fn backward_into<'a, E: Element>(
         &self,
         inputs: Inputs<'_, E>,
-        arrived: Arrived<'_, E>,
+        output: impl Into<OutputRef<'a, E>>,
+        gradient: impl Into<OutputGradient<'a, E>>,
         mut gradients: GradientsMut<'_, E>,
         hook: Hook<'_>,
     ) -> Result<()> {
         let sizes = check::inputs(&self.options, &self.layouts, &inputs)?;
-        let read = check::arrived(&arrived, sizes.output())?;
+        let (output, gradient) = (output.into(), gradient.into());
+        let read = check::backward(&output, &gradient, sizes.output())?;
         check::gradients(&inputs, &read, &gradients)?;
         let monitor = Monitor::new(hook);
         gradients::clear(&self.options, &mut gradients, &monitor)?;
-        self.differentiate(inputs, arrived, gradients, &monitor)
+        self.differentiate(inputs, output, gradient, gradients, &monitor)
     }
 
     /// Adds gradients to what `gradients` holds. `rows` are the final statistics of each row, over
@@ -295,11 +221,11 @@ impl Attention {
         let read = [
             ("dout", dout.memory()),
             ("lse", Memory::of(rows.lse)),
-            ("lse_rest", Memory::of(rows.lse_rest.unwrap_or_default())),
+            ("lse_lo", Memory::of(rows.lse_lo.unwrap_or_default())),
             ("delta", Memory::of(rows.delta)),
         ];
         check::gradients(&inputs, &read, &gradients)?;
-        run::backward(&self.options, &self.layouts, &inputs, dout, rows, gradients, monitor)
+        driver::backward(&self.options, &self.layouts, &inputs, dout, rows, gradients, monitor)
     }
 
     /// Forgets what the rows of a state have seen, on the threads of this attention.
@@ -318,20 +244,22 @@ impl Attention {
     }
 
     /// [`row_deltas`] on the threads of this attention.
-    pub fn row_deltas<E: Element>(
+    pub fn row_deltas<'a, E: Element>(
         &self,
-        arrived: Arrived<'_, E>,
+        output: impl Into<OutputRef<'a, E>>,
+        gradient: impl Into<OutputGradient<'a, E>>,
         deltas: &mut [f32],
         hook: Hook<'_>,
     ) -> Result<()> {
-        let dims = arrived.out.dims();
-        check::arrived(&arrived, dims)?;
+        let (output, gradient) = (output.into(), gradient.into());
+        let dims = output.out.dims();
+        check::backward(&output, &gradient, dims)?;
         check::rows("deltas", deltas.len(), dims)?;
-        run::deltas(&arrived, deltas, self.options.workers()?, &Monitor::new(hook))
+        rowwise::deltas(output, gradient, deltas, self.options.workers()?, &Monitor::new(hook))
     }
 
-    /// Writes f32 `sums`, `[batch, head, token, dim]`, rounded to the elements of `into`, on the threads
-    /// of this attention.
+    /// Writes f32 `sums`, `[batch, head, token, dim]`, rounded to the elements of `into`, on the
+    /// threads of this attention.
     pub fn round<E: Element>(
         &self,
         sums: &[f32],
@@ -339,22 +267,23 @@ impl Attention {
         hook: Hook<'_>,
     ) -> Result<()> {
         check::elements("the list of sums", sums.len(), into.dims())?;
-        run::round(&self.options, sums, &mut into, &Monitor::new(hook))
+        rowwise::round(&self.options, sums, &mut into, &Monitor::new(hook))
     }
 
     /// Adds to f32 gradients that are zero; others are written.
     fn differentiate<E: Element>(
         &self,
         inputs: Inputs<'_, E>,
-        arrived: Arrived<'_, E>,
+        output: OutputRef<'_, E>,
+        gradient: OutputGradient<'_, E>,
         gradients: GradientsMut<'_, E>,
         monitor: &Monitor<'_>,
     ) -> Result<()> {
         let dims = check::inputs(&self.options, &self.layouts, &inputs)?.output();
         let add = |rows: RowStatistics<'_>, gradients: GradientsMut<'_>| {
-            self.add_gradients(inputs, arrived.dout, rows, gradients, monitor)
+            self.add_gradients(inputs, gradient.dout, rows, gradients, monitor)
         };
-        gradients::differentiate(&self.options, dims, &arrived, gradients, monitor, add)
+        gradients::differentiate(&self.options, dims, (output, gradient), gradients, monitor, add)
     }
 }
 
@@ -362,21 +291,26 @@ impl Attention {
 /// takes away from every score of the row.
 ///
 /// ```
-/// use longspan::{Arrived, Dims, Order, Tensor, row_deltas};
+/// use longspan::{Dims, Order, OutputGradient, OutputRef, Tensor, row_deltas};
 ///
 /// let dims = Dims { batch: 1, tokens: 1, heads: 1, dim: 2 };
-/// let out = Tensor::new(vec![1.0, 2.0], dims, Order::BatchTokenHeadDim)?;
-/// let dout = Tensor::new(vec![3.0, 4.0], dims, Order::BatchTokenHeadDim)?;
+/// let out = Tensor::new(vec![1.0, 2.0], dims, Order::Bshd)?;
+/// let dout = Tensor::new(vec![3.0, 4.0], dims, Order::Bshd)?;
 /// let mut deltas = [0.0];
-/// let (out, dout) = (out.view(), dout.view());
-/// let arrived = Arrived { out, lse: &[0.5], lse_rest: None, dout, dlse: Some(&[1.0]) };
-/// row_deltas(arrived, &mut deltas)?;
+/// let output = OutputRef { out: out.view(), lse: &[0.5], lse_lo: None };
+/// let gradient = OutputGradient { dout: dout.view(), dlse: Some(&[1.0]) };
+/// row_deltas(output, gradient, &mut deltas)?;
 /// assert_eq!(deltas, [10.0]);
 /// # Ok::<_, longspan::Error>(())
 /// ```
-pub fn row_deltas<E: Element>(arrived: Arrived<'_, E>, deltas: &mut [f32]) -> Result<()> {
-    let dims = arrived.out.dims();
-    check::arrived(&arrived, dims)?;
+pub fn row_deltas<'a, E: Element>(
+    output: impl Into<OutputRef<'a, E>>,
+    gradient: impl Into<OutputGradient<'a, E>>,
+    deltas: &mut [f32],
+) -> Result<()> {
+    let (output, gradient) = (output.into(), gradient.into());
+    let dims = output.out.dims();
+    check::backward(&output, &gradient, dims)?;
     check::rows("deltas", deltas.len(), dims)?;
-    run::deltas(&arrived, deltas, Workers::caller(), &Monitor::new(Hook::none()))
+    rowwise::deltas(output, gradient, deltas, Workers::caller(), &Monitor::new(Hook::none()))
 }

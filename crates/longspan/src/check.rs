@@ -4,34 +4,17 @@ use std::sync::Arc;
 
 use longspan_pattern::Layout;
 
-use crate::arguments::{Arrived, GradientsMut, Inputs, OutputMut, RowStatistics};
-use crate::attention::Layouts;
-use crate::element::Element;
+use crate::arguments::{GradientsMut, Inputs, OutputGradient, OutputMut, OutputRef};
+use crate::dims::{Dims, Sizes};
+use crate::dtype::Element;
 use crate::error::{Error, Result};
+use crate::layouts::Layouts;
 use crate::options::Options;
-use crate::state::State;
-use crate::view::{Dims, Memory, View};
+use crate::softmax::RowStatistics;
+use crate::tensor::{Memory, View};
 
 /// The largest head dim: scratch is laid out for it.
 pub(crate) const MOST_DIMS: usize = 256;
-
-/// The sizes of a call.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Sizes {
-    pub(crate) batch: usize,
-    pub(crate) queries: usize,
-    pub(crate) keys: usize,
-    pub(crate) heads: usize,
-    pub(crate) key_heads: usize,
-    pub(crate) dim: usize,
-    pub(crate) value_dim: usize,
-}
-
-impl Sizes {
-    pub(crate) fn output(&self) -> Dims {
-        Dims { batch: self.batch, tokens: self.queries, heads: self.heads, dim: self.value_dim }
-    }
-}
 
 fn axis(
     tensor: &'static str,
@@ -140,7 +123,7 @@ pub(crate) fn output<E: Element>(inputs: &Inputs<'_, E>, output: &OutputMut<'_, 
     let outputs = [
         ("out", output.out.memory()),
         ("lse", Memory::of(output.lse)),
-        ("lse_rest", Memory::of(output.lse_rest.as_deref().unwrap_or_default())),
+        ("lse_lo", Memory::of(output.lse_lo.as_deref().unwrap_or_default())),
     ];
     apart(&outputs, inputs, &[])
 }
@@ -149,11 +132,7 @@ pub(crate) fn output<E: Element>(inputs: &Inputs<'_, E>, output: &OutputMut<'_, 
 pub(crate) fn output_dims<E: Element>(output: &OutputMut<'_, E>, dims: Dims) -> Result<()> {
     same("out", output.out.dims(), dims)?;
     rows("lse", output.lse.len(), dims)?;
-    optional_rows("lse_rest", output.lse_rest.as_deref(), dims)
-}
-
-pub(crate) fn state(sizes: &Sizes, state: &State) -> Result<()> {
-    same("the state", state.dims(), sizes.output())
+    optional_rows("lse_lo", output.lse_lo.as_deref(), dims)
 }
 
 /// Whether gradients have the shapes of their tensors, and share memory with nothing that is read.
@@ -194,7 +173,7 @@ pub(crate) fn statistics<E: Element>(
 ) -> Result<()> {
     like("dout", dout, dims)?;
     rows("lse", statistics.lse.len(), dims)?;
-    optional_rows("lse_rest", statistics.lse_rest, dims)?;
+    optional_rows("lse_lo", statistics.lse_lo, dims)?;
     rows("delta", statistics.delta.len(), dims)
 }
 
@@ -215,19 +194,46 @@ fn apart<E: Element>(written: &[Named], inputs: &Inputs<'_, E>, read: &[Named]) 
 pub(crate) type Named = (&'static str, Memory);
 
 /// What the backward pass reads besides its inputs: shapes checked, and where it lies.
-pub(crate) fn arrived<E: Element>(arrived: &Arrived<'_, E>, dims: Dims) -> Result<[Named; 5]> {
-    like("out", &arrived.out, dims)?;
-    like("dout", &arrived.dout, dims)?;
-    rows("lse", arrived.lse.len(), dims)?;
-    optional_rows("lse_rest", arrived.lse_rest, dims)?;
-    optional_rows("dlse", arrived.dlse, dims)?;
+pub(crate) fn backward<E: Element>(
+    output: &OutputRef<'_, E>,
+    gradient: &OutputGradient<'_, E>,
+    dims: Dims,
+) -> Result<[Named; 5]> {
+    like("out", &output.out, dims)?;
+    like("dout", &gradient.dout, dims)?;
+    rows("lse", output.lse.len(), dims)?;
+    optional_rows("lse_lo", output.lse_lo, dims)?;
+    optional_rows("dlse", gradient.dlse, dims)?;
     Ok([
-        ("out", arrived.out.memory()),
-        ("dout", arrived.dout.memory()),
-        ("lse", Memory::of(arrived.lse)),
-        ("lse_rest", Memory::of(arrived.lse_rest.unwrap_or_default())),
-        ("dlse", Memory::of(arrived.dlse.unwrap_or_default())),
+        ("out", output.out.memory()),
+        ("dout", gradient.dout.memory()),
+        ("lse", Memory::of(output.lse)),
+        ("lse_lo", Memory::of(output.lse_lo.unwrap_or_default())),
+        ("dlse", Memory::of(gradient.dlse.unwrap_or_default())),
     ])
+}
+
+impl<E: Element> OutputMut<'_, E> {
+    /// Refuses shapes other than those of an output of `inputs`, and memory that is theirs or is
+    /// named twice. Calls of this library check that themselves.
+    pub fn check(&self, inputs: &Inputs<'_, E>) -> Result<()> {
+        output(inputs, self)
+    }
+}
+
+impl<E: Element> GradientsMut<'_, E> {
+    /// Refuses shapes other than those of `inputs`, `output` and `gradient`, and memory that is
+    /// theirs or is named twice: see [`OutputMut::check`].
+    pub fn check(
+        &self,
+        inputs: &Inputs<'_, E>,
+        output: &OutputRef<'_, E>,
+        gradient: &OutputGradient<'_, E>,
+    ) -> Result<()> {
+        let dims = Dims { dim: inputs.v.dims().dim, ..inputs.q.dims() };
+        let read = backward(output, gradient, dims)?;
+        gradients(inputs, &read, self)
+    }
 }
 
 #[cfg(test)]

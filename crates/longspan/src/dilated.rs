@@ -9,18 +9,19 @@ use longspan_pattern::Pattern;
 
 use self::parts::{Maker, Part};
 use crate::arguments::{
-    Arrived, Gradients, GradientsMut, Hook, Inputs, Output, OutputMut, Progress, RowStatistics,
+    Gradients, GradientsMut, Inputs, Output, OutputGradient, OutputMut, OutputRef,
 };
-use crate::attention::Attention;
-use crate::check::{self, Sizes};
-use crate::element::Element;
+use crate::check;
+use crate::dims::{Order, Sizes};
+use crate::driver::{self, gradients};
+use crate::dtype::Element;
 use crate::error::{Error, Result};
-use crate::exec::Monitor;
-use crate::gradients;
+use crate::exec::{Hook, Monitor, Progress};
 use crate::options::{Options, setters};
-use crate::run;
+use crate::rowwise;
+use crate::softmax::RowStatistics;
 use crate::state::StateMut;
-use crate::view::{Order, Selection, Steps, View, ViewMut, allocatable};
+use crate::tensor::{Selection, Steps, View, ViewMut, allocatable};
 
 /// Shapes whose layouts are kept.
 const KEPT: usize = 4;
@@ -48,7 +49,7 @@ impl Branch {
         Ok(Branch { segment, rate })
     }
 
-    /// Tokens a segment.
+    /// Tokens per segment.
     pub fn segment(&self) -> u64 {
         self.segment
     }
@@ -59,33 +60,41 @@ impl Branch {
     }
 }
 
-/// How often a key counts that several branches see.
+impl TryFrom<(u64, u64)> for Branch {
+    type Error = Error;
+
+    fn try_from((segment, rate): (u64, u64)) -> Result<Self> {
+        Branch::new(segment, rate)
+    }
+}
+
+/// How branches that see the same key combine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Counting {
-    /// Once a branch. This is the paper: its weights are the branches' softmax denominators, and
+pub enum Overlap {
+    /// Once per branch. This is the paper: its weights are the branches' softmax denominators, and
     /// such a key is in each of them.
     #[default]
-    EachBranch,
+    Weighted,
     /// Once: attention over the union of the branches' sets, which is what
     /// `dilated(w₁, r₁, o₁) | dilated(w₂, r₂, o₂) | …` says as a [`Pattern`].
-    Once,
+    Union,
 }
 
 /// Dilated attention as LongNet defines it (arXiv 2307.02486).
 ///
-/// Branch `b` cuts the sequence into segments of `w_b` tokens. In each, head `h` looks at the tokens
-/// whose number within the segment is `h mod r_b` modulo the rate `r_b`, and only at them: queries,
-/// keys and values (equations 3 to 8, offsets from 11 on). Over those a branch is plain attention. A
-/// query's output is the mean of its branches' outputs, weighted by their softmax denominators
-/// (equations 9 and 10):
+/// Branch `b` cuts the sequence into segments of `w_b` tokens. In each, head `h` looks at the
+/// tokens whose number within the segment is `h mod r_b` modulo the rate `r_b`, and only at them:
+/// queries, keys and values (equations 3 to 8, offsets from 11 on). Over those a branch is plain
+/// attention. A query's output is the mean of its branches' outputs, weighted by their softmax
+/// denominators (equations 9 and 10):
 ///
 /// ```text
 /// out_i = Σ_b α_b(i) out_b(i)      α_b(i) = s_b(i) / Σ_c s_c(i)      s_b(i) = Σ_{j ∈ A_b(i)} exp(score_ij)
 /// ```
 ///
-/// That is the softmax over all of a query's branches together, in which a key that two branches see
-/// counts twice ([`Counting`]). It is computed as such: each branch goes on from the partial softmax
-/// of those before it, and gradients go through the weights.
+/// That is the softmax over all of a query's branches together, in which a key that two branches
+/// see counts twice ([`Overlap`]). It is computed as such: each branch goes on from the partial
+/// softmax of those before it, and gradients go through the weights.
 ///
 /// Any length will do; last segments are short, and rates needn't divide segments. A query that no
 /// branch has (possible where no rate is 1) has output 0 and log-sum-exp −∞.
@@ -93,16 +102,14 @@ pub enum Counting {
 /// Nothing is gathered or copied: a branch reads and writes the tensors through views with a step.
 ///
 /// ```
-/// use longspan::{Branch, Dilated, Dims, Order, Pattern, Tensor};
+/// use longspan::{Dilated, Dims, Inputs, Order, Pattern, Tensor};
 ///
-/// let branches = [(512, 1), (1_024, 2), (2_048, 4)];
-/// let branches = branches.map(|(segment, rate)| Branch::new(segment, rate).unwrap());
-/// let dilated = Dilated::new(branches)?.within(Pattern::causal());
+/// let dilated = Dilated::new([(512, 1), (1_024, 2), (2_048, 4)])?.within(Pattern::causal());
 ///
 /// let dims = Dims { batch: 1, tokens: 3_001, heads: 4, dim: 16 };
 /// let data: Vec<f32> = (0..dims.elements().unwrap()).map(|i| (i as f32).sin()).collect();
-/// let x = Tensor::new(data, dims, Order::BatchTokenHeadDim)?;
-/// let output = dilated.forward(x.view(), x.view(), x.view())?;
+/// let x = Tensor::new(data, dims, Order::Bshd)?;
+/// let output = dilated.forward(Inputs::new(x.view(), x.view(), x.view()))?;
 /// // The first query sees only itself, though in two branches of head 0.
 /// assert_eq!(output.out.view().get(0, 0, 0, 5), x.view().get(0, 0, 0, 5));
 /// # Ok::<_, longspan::Error>(())
@@ -114,7 +121,7 @@ pub struct Dilated {
     branches: Vec<Branch>,
     within: Pattern,
     also: Option<Pattern>,
-    counting: Counting,
+    overlap: Overlap,
     query_offset: Option<i64>,
     options: Options,
     /// The one that was used last is the last to go.
@@ -132,9 +139,14 @@ struct Made {
 }
 
 impl Dilated {
-    /// These branches, at least one; all queries see all keys of theirs.
-    pub fn new(branches: impl IntoIterator<Item = Branch>) -> Result<Self> {
-        let branches: Vec<Branch> = branches.into_iter().collect();
+    /// These branches, at least one, as [`Branch`]es or as pairs of segment length and rate.
+    pub fn new<B>(branches: impl IntoIterator<Item = B>) -> Result<Self>
+    where
+        B: TryInto<Branch>,
+        Error: From<B::Error>,
+    {
+        let branches = branches.into_iter().map(TryInto::try_into);
+        let branches: Vec<Branch> = branches.collect::<Result<_, _>>()?;
         if branches.is_empty() {
             return Err(Error::NoBranches);
         }
@@ -142,7 +154,7 @@ impl Dilated {
             branches,
             within: Pattern::full(),
             also: None,
-            counting: Counting::default(),
+            overlap: Overlap::default(),
             query_offset: None,
             options: Options::default(),
             made: Arc::default(),
@@ -159,17 +171,16 @@ impl Dilated {
     }
 
     /// What queries see besides their branches, such as a window: one more branch, over all tokens
-    /// and the same for all heads, cut like the others. With [`Counting::Once`] that is
+    /// and the same for all heads, cut like the others. With [`Overlap::Union`] that is
     /// `also | dilated(w₁, r₁, o₁) | …`, at the cost of its parts.
     ///
     /// ```
-    /// use longspan::{Branch, Counting, Dilated, Pattern};
+    /// use longspan::{Dilated, Overlap, Pattern};
     ///
-    /// let branches = [(1_024, 2), (4_096, 8)].map(|(w, r)| Branch::new(w, r).unwrap());
-    /// let dilated = Dilated::new(branches)?
+    /// let dilated = Dilated::new([(1_024, 2), (4_096, 8)])?
     ///     .within(Pattern::causal())
     ///     .also(Pattern::sliding_window(512)?)
-    ///     .counting(Counting::Once);
+    ///     .overlap(Overlap::Union);
     /// # let _ = dilated;
     /// # Ok::<_, Box<dyn std::error::Error>>(())
     /// ```
@@ -180,10 +191,10 @@ impl Dilated {
         self
     }
 
-    /// How often a key counts that several branches see.
+    /// How branches that see the same key combine.
     #[must_use]
-    pub fn counting(mut self, counting: Counting) -> Self {
-        self.counting = counting;
+    pub fn overlap(mut self, overlap: Overlap) -> Self {
+        self.overlap = overlap;
         self.made = Arc::default();
         self
     }
@@ -196,14 +207,7 @@ impl Dilated {
         self
     }
 
-    setters!();
-
-    /// Works in the scratch of `other`: see [`Attention::share_scratch`].
-    #[must_use]
-    pub fn share_scratch(mut self, other: &Attention) -> Self {
-        self.options.workspaces = other.options.workspaces.clone();
-        self
-    }
+    setters!(options);
 
     /// The branches.
     pub fn branches(&self) -> &[Branch] {
@@ -211,15 +215,9 @@ impl Dilated {
     }
 
     /// Output and log-sum-exp; the latter is that of all branches together.
-    pub fn forward<E: Element>(
-        &self,
-        q: View<'_, E>,
-        k: View<'_, E>,
-        v: View<'_, E>,
-    ) -> Result<Output<E>> {
-        let inputs = Inputs { q, k, v };
+    pub fn forward<E: Element>(&self, inputs: Inputs<'_, E>) -> Result<Output<E>> {
         let dims = check::tensors(&self.options, &inputs)?.output();
-        let mut output = Output::zeros(dims, q.order())?;
+        let mut output = Output::zeros(dims, inputs.q.order())?;
         self.forward_into(inputs, output.as_mut(), Hook::none())?;
         Ok(output)
     }
@@ -235,11 +233,11 @@ impl Dilated {
         check::output(&inputs, &output)?;
         let monitor = Monitor::new(hook);
         let parts = self.parts(&sizes, &monitor)?;
-        let OutputMut { mut out, lse, lse_rest } = output;
+        let OutputMut { mut out, lse, lse_lo } = output;
         let (dims, workspaces) = (sizes.output(), &self.options.workspaces);
         // A row's maximum and total stand where its log-sum-exp and the rest of it will.
-        let mut own = if lse_rest.is_none() { workspaces.rows(dims.rows())? } else { Vec::new() };
-        let totals = lse_rest.unwrap_or(&mut own);
+        let mut own = if lse_lo.is_none() { workspaces.rows(dims.rows())? } else { Vec::new() };
+        let totals = lse_lo.unwrap_or(&mut own);
         let mut sums = Vec::new();
         let result = match out.reborrow().into_f32() {
             Ok(out) if out.strides().dim == 1 => {
@@ -248,14 +246,14 @@ impl Dilated {
             }
             _ => {
                 sums = workspaces.rows(allocatable::<f32>(dims)?)?;
-                let sums = ViewMut::new(&mut sums, dims, Order::BatchHeadTokenDim)?;
+                let sums = ViewMut::new(&mut sums, dims, Order::Bhsd)?;
                 let mut state = StateMut::over(lse, totals, sums)?;
                 self.extend(&parts, &inputs, &mut state, &monitor)
             }
         };
         if result.is_ok() {
             let sums = (!sums.is_empty()).then_some(&mut sums[..]);
-            run::finish(&self.options, sums, &mut out, lse, totals, &monitor)?;
+            rowwise::finish(&self.options, sums, &mut out, lse, totals, &monitor)?;
         }
         [own, sums].into_iter().for_each(|rows| workspaces.give_back(rows));
         result
@@ -263,38 +261,42 @@ impl Dilated {
 
     /// Gradients with respect to queries, keys and values, through branches and their weights; see
     /// [`Attention::backward`](crate::Attention::backward).
-    pub fn backward<E: Element>(
+    pub fn backward<'a, E: Element>(
         &self,
         inputs: Inputs<'_, E>,
-        arrived: Arrived<'_, E>,
+        output: impl Into<OutputRef<'a, E>>,
+        gradient: impl Into<OutputGradient<'a, E>>,
     ) -> Result<Gradients<E>> {
         let mut gradients = Gradients::zeros(&inputs)?;
         let monitor = Monitor::new(Hook::none());
-        self.differentiate(inputs, arrived, gradients.as_mut(), &monitor)?;
+        self.differentiate(inputs, output.into(), gradient.into(), gradients.as_mut(), &monitor)?;
         Ok(gradients)
     }
 
     /// Gradients, written where `gradients` says.
-    pub fn backward_into<E: Element>(
+    pub fn backward_into<'a, E: Element>(
         &self,
         inputs: Inputs<'_, E>,
-        arrived: Arrived<'_, E>,
+        output: impl Into<OutputRef<'a, E>>,
+        gradient: impl Into<OutputGradient<'a, E>>,
         mut gradients: GradientsMut<'_, E>,
         hook: Hook<'_>,
     ) -> Result<()> {
         let sizes = check::tensors(&self.options, &inputs)?;
-        let read = check::arrived(&arrived, sizes.output())?;
+        let (output, gradient) = (output.into(), gradient.into());
+        let read = check::backward(&output, &gradient, sizes.output())?;
         check::gradients(&inputs, &read, &gradients)?;
         let monitor = Monitor::new(hook);
         gradients::clear(&self.options, &mut gradients, &monitor)?;
-        self.differentiate(inputs, arrived, gradients, &monitor)
+        self.differentiate(inputs, output, gradient, gradients, &monitor)
     }
 
     /// Adds to f32 gradients that are zero; others are written.
     fn differentiate<E: Element>(
         &self,
         inputs: Inputs<'_, E>,
-        arrived: Arrived<'_, E>,
+        output: OutputRef<'_, E>,
+        gradient: OutputGradient<'_, E>,
         gradients: GradientsMut<'_, E>,
         monitor: &Monitor<'_>,
     ) -> Result<()> {
@@ -302,9 +304,9 @@ impl Dilated {
         let parts = self.parts(&sizes, monitor)?;
         let dims = sizes.output();
         let add = |rows: RowStatistics<'_>, gradients: GradientsMut<'_>| {
-            self.accumulate(&parts, &inputs, arrived.dout, rows, gradients, monitor)
+            self.accumulate(&parts, &inputs, gradient.dout, rows, gradients, monitor)
         };
-        gradients::differentiate(&self.options, dims, &arrived, gradients, monitor, add)
+        gradients::differentiate(&self.options, dims, (output, gradient), gradients, monitor, add)
     }
 
     /// Sets the state to nothing, and adds all branches to it.
@@ -318,9 +320,9 @@ impl Dilated {
         state.clear(self.options.workers()?, monitor)?;
         each(parts, inputs.q.dims().batch, monitor, |entry, part, monitor| {
             let (queries, keys) = (part.queries(entry), part.keys(entry));
-            let rows = run::Rows::Extend(state.select(&queries));
+            let rows = driver::Target::Extend(state.select(&queries));
             let (options, inputs) = (part.options(&self.options), select(inputs, &queries, &keys));
-            run::forward(&options, &part.layouts, &inputs, rows, monitor)
+            driver::forward(&options, &part.layouts, &inputs, rows, monitor)
         })
     }
 
@@ -338,11 +340,11 @@ impl Dilated {
         each(parts, dims.batch, monitor, |entry, part, monitor| {
             let (queries, keys) = (part.queries(entry), part.keys(entry));
             let gather = |list: &[f32]| -> Result<Vec<f32>> {
-                let Selection { stretches, tokens, heads, .. } = queries;
+                let Selection { segments, tokens, heads, .. } = queries;
                 let mut own =
-                    self.options.workspaces.rows(stretches.count * tokens.count * heads.count)?;
+                    self.options.workspaces.rows(segments.count * tokens.count * heads.count)?;
                 own.clear();
-                for first in indices(stretches) {
+                for first in indices(segments) {
                     for head in indices(heads) {
                         let row = (entry * dims.heads + head) * dims.tokens + first;
                         own.extend(indices(tokens).map(|token| list[row + token]));
@@ -351,8 +353,8 @@ impl Dilated {
                 Ok(own)
             };
             let (lse, delta) = (gather(rows.lse)?, gather(rows.delta)?);
-            let rest = rows.lse_rest.map(gather).transpose()?;
-            let rows = RowStatistics { lse: &lse, lse_rest: rest.as_deref(), delta: &delta };
+            let rest = rows.lse_lo.map(gather).transpose()?;
+            let rows = RowStatistics { lse: &lse, lse_lo: rest.as_deref(), delta: &delta };
             let into = GradientsMut {
                 dq: gradients.dq.select(&queries),
                 dk: gradients.dk.select(&keys),
@@ -360,7 +362,8 @@ impl Dilated {
             };
             let (options, inputs) = (part.options(&self.options), select(inputs, &queries, &keys));
             let dout = dout.select(&queries);
-            let result = run::backward(&options, &part.layouts, &inputs, dout, rows, into, monitor);
+            let result =
+                driver::backward(&options, &part.layouts, &inputs, dout, rows, into, monitor);
             for own in [lse, delta].into_iter().chain(rest) {
                 self.options.workspaces.give_back(own);
             }
@@ -386,7 +389,7 @@ impl Dilated {
             branches: &self.branches,
             within: &self.within,
             also: self.also.as_ref(),
-            counting: self.counting,
+            overlap: self.overlap,
             query_offset,
             sizes: *sizes,
             monitor,

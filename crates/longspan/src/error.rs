@@ -2,8 +2,7 @@
 //!
 //! Every message names the value it was given and the rule it breaks.
 
-use crate::isa::Isa;
-use crate::view::{Dims, Strides};
+use crate::dims::{Dims, Strides};
 
 /// A result whose error is this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -133,12 +132,12 @@ pub enum Error {
     #[error("no branches: dilated attention needs at least one segment length and rate")]
     NoBranches,
     /// This CPU doesn't have the instruction set that was asked for.
-    #[error("instruction set {asked} asked for, this CPU has {}", list(.has))]
+    #[error("instruction set {asked} asked for, this CPU has {}", .has.join(", "))]
     Isa {
         /// What was asked for.
-        asked: Isa,
+        asked: &'static str,
         /// What there is.
-        has: Vec<Isa>,
+        has: Vec<&'static str>,
     },
     /// There is no element type of that name.
     #[error("element type {name:?}: expected f32, bf16 or f16")]
@@ -204,6 +203,9 @@ fn cpus(allowed: &[usize]) -> String {
     }
 }
 
-fn list(isas: &[Isa]) -> String {
-    isas.iter().map(Isa::to_string).collect::<Vec<_>>().join(", ")
+/// So that conversions that cannot fail may stand where others can.
+impl From<std::convert::Infallible> for Error {
+    fn from(never: std::convert::Infallible) -> Self {
+        match never {}
+    }
 }

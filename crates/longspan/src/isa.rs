@@ -1,6 +1,8 @@
 //! Which instruction set the kernels use.
 
 #[cfg(target_arch = "x86_64")]
+pub(crate) mod amx;
+#[cfg(target_arch = "x86_64")]
 pub(crate) mod features;
 
 use std::fmt;
@@ -42,6 +44,17 @@ pub(crate) const VARIABLE: &str = "LONGSPAN_ISA";
 impl Isa {
     const ALL: [Isa; 5] = [Isa::Portable, Isa::Neon, Isa::Avx2, Isa::Avx512, Isa::Amx];
 
+    /// Its name, as options and `LONGSPAN_ISA` spell it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Isa::Portable => "portable",
+            Isa::Neon => "neon",
+            Isa::Avx2 => "avx2",
+            Isa::Avx512 => "avx512",
+            Isa::Amx => "amx",
+        }
+    }
+
     /// Those that this CPU has, slowest first.
     pub fn available() -> Vec<Isa> {
         Isa::ALL.into_iter().filter(|isa| isa.is_available()).collect()
@@ -61,7 +74,7 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => features::avx512!(detected),
             #[cfg(target_arch = "x86_64")]
-            Isa::Amx => crate::tile::amx_is_available(),
+            Isa::Amx => amx::is_available(),
             // Part of every target that `simd::Neon` compiles for.
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => true,
@@ -93,7 +106,7 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Amx => {
                 let mut all = Isa::Avx512.features()?;
-                let others = features::amx!(named).into_iter().chain(crate::tile::amx_unit());
+                let others = features::amx!(named).into_iter().chain(amx::unit());
                 for feature in others {
                     if !all.contains(&feature) {
                         all.push(feature);
@@ -138,20 +151,15 @@ impl Isa {
         if asked.is_available() {
             Ok(asked)
         } else {
-            Err(Error::Isa { asked, has: Isa::available() })
+            let has = Isa::available().into_iter().map(Isa::name).collect();
+            Err(Error::Isa { asked: asked.name(), has })
         }
     }
 }
 
 impl fmt::Display for Isa {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Isa::Portable => "portable",
-            Isa::Neon => "neon",
-            Isa::Avx2 => "avx2",
-            Isa::Avx512 => "avx512",
-            Isa::Amx => "amx",
-        })
+        f.write_str(self.name())
     }
 }
 

@@ -5,7 +5,7 @@
 //! each row's whole set, in memory linear in the tokens.
 //!
 //! ```
-//! use longspan::{Attention, Dims, Layout, Order, Pattern, Shape, Tensor};
+//! use longspan::{Attention, Dims, Inputs, Layout, Order, Pattern, Shape, Tensor};
 //!
 //! let pattern: Pattern = "causal & (window(256, 0) | sinks(16))".parse()?;
 //! let layout = Layout::compile(&pattern, &Shape::new(2_000, 2_000))?;
@@ -13,70 +13,84 @@
 //!
 //! let dims = Dims { batch: 1, tokens: 2_000, heads: 4, dim: 16 };
 //! let data: Vec<f32> = (0..dims.elements().unwrap()).map(|i| (i as f32).sin()).collect();
-//! let x = Tensor::new(data, dims, Order::BatchTokenHeadDim)?;
-//! let output = Attention::new(layout).forward(x.view(), x.view(), x.view())?;
+//! let x = Tensor::new(data, dims, Order::Bshd)?;
+//! let output = Attention::new(layout).forward(Inputs::new(x.view(), x.view(), x.view()))?;
 //! assert_eq!(output.lse.len(), 4 * 2_000);
 //! # Ok::<_, longspan::Error>(())
 //! ```
 //!
 //! # Crate layout
 //!
-//! | module | what it has |
+//! Each module imports only modules of the lines above it; `.ci/layers` checks that.
+//!
+//! | module | contents |
 //! |---|---|
-//! | `attention`, `arguments`, `options`, `check` | what a caller writes, and whether it fits together |
-//! | `dilated` | LongNet: branches on strided views, joined |
-//! | `gradients` | from what arrives at an output to gradients, for both |
-//! | `view`, `element` | tensors with four named axes, strided; what they hold |
-//! | `state` | the partial softmax and its merge |
-//! | `score` | what is done to scores before the softmax |
-//! | `plan`, `run` | tasks of a call; from a checked call to kernels on threads |
-//! | `exec` | worker threads, tasks, progress and cancellation, workspaces |
-//! | `kernel` | one kernel a pass |
-//! | `tile` | the matrix part, behind an interface |
-//! | [`limits`] | what the machine can do, measured |
-//! | `simd`, `isa` | vectors, whatever the instruction set; which one is used |
+//! | `dims`, `error`, `isa` | sizes and strides; errors; instruction sets and their detection |
+//! | `simd`, `dtype` | vectors of any instruction set; element types |
+//! | `tensor`, `layouts` | strided views with four named axes; the layouts of a call |
+//! | `gemm` | micro-kernels: register-tile products and packing |
+//! | `exec` | worker threads, tasks, progress and cancellation, scratch memory |
+//! | `score`, `softmax`, `rowwise` | score transforms; partial softmaxes; element-wise passes |
+//! | `tasks` | partition of the work, a function of layouts and shapes alone |
+//! | `kernel` | one forward kernel, one backward kernel, masks, decode |
+//! | `workspace`, `precision`, `options` | memory kept between calls; what a call can be configured with |
+//! | `arguments`, `state`, `check` | what calls take and return; validation |
+//! | `driver` | from a validated call to tasks on workers; dispatch on instruction set and dtype |
+//! | `attention`, `dilated`, `attend`, [`limits`] | public API |
 
 mod arguments;
+mod attend;
 mod attention;
 mod check;
 mod dilated;
-mod element;
+mod dims;
+mod driver;
+mod dtype;
 mod error;
 mod exec;
-mod gradients;
+mod gemm;
 mod isa;
 mod kernel;
+mod layouts;
 pub mod limits;
 mod options;
-mod plan;
 mod precision;
-mod run;
+mod rowwise;
 mod score;
 mod simd;
+mod softmax;
 mod state;
-mod tile;
-mod view;
+mod tasks;
+mod tensor;
+mod workspace;
 
 pub use arguments::{
-    Arrived, Gradients, GradientsMut, Hook, Inputs, Output, OutputMut, Progress, RowStatistics,
+    Gradients, GradientsMut, Inputs, Output, OutputGradient, OutputMut, OutputRef,
 };
-pub use attention::{Attention, Layouts, row_deltas};
-pub use dilated::{Branch, Counting, Dilated};
-pub use element::{Element, ElementType};
+pub use attend::Attend;
+pub use attention::{Attention, row_deltas};
+pub use dilated::{Branch, Dilated, Overlap};
+pub use dims::{Dims, Order, Strides};
+pub use dtype::{Element, ElementType};
 pub use error::{Error, Result};
 #[cfg(feature = "fault-injection")]
 #[doc(hidden)]
 pub use exec::fault;
-pub use exec::{Executor, Pool, Step, Threads};
+pub use exec::{Executor, Hook, Pool, Progress, Step, Threads};
 pub use isa::Isa;
+pub use layouts::Layouts;
 pub use longspan_pattern::{
     BlockMasks, BlockSize, Blocks, Counts, Heads, Layout, LayoutCache, LayoutSet, Level, Masks,
     Padding, ParseError, Pattern, Positions, Progression, Run, RunKind, Shape,
 };
-pub use precision::{Numbers, Precision};
+pub use options::Options;
+pub use precision::{ComputeTypes, Precision};
 pub use score::Score;
+pub use softmax::RowStatistics;
 pub use state::{State, merge_outputs};
-pub use view::{Dims, Order, Strides, Tensor, View, ViewMut};
+#[cfg(feature = "ndarray")]
+pub use tensor::from_ndarray::TensorAxes;
+pub use tensor::{Tensor, View, ViewMut};
 
 /// The README's example, run as a test.
 #[cfg(doctest)]

@@ -10,14 +10,15 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use crate::element::Element;
+use crate::dtype::Element;
 use crate::error::Result;
 use crate::exec::{Executor, Pool};
 use crate::isa::Isa;
 use crate::simd::{Operation, Simd, WithSimd, dispatch};
 
-/// Billions of f32 operations a second that multiply-add instructions on registers alone reach on
-/// `threads` threads at once: the ceiling of f32 attention. Takes about two milliseconds; take the best of several.
+/// Billions of f32 operations per second that multiply-add instructions on registers alone reach on
+/// `threads` threads at once: the ceiling of f32 attention. Takes about two milliseconds; take the
+/// best of several.
 ///
 /// ```
 /// use std::num::NonZeroUsize;
@@ -29,13 +30,13 @@ use crate::simd::{Operation, Simd, WithSimd, dispatch};
 /// ```
 pub fn fma_peak(isa: Isa, threads: NonZeroUsize) -> Result<f64> {
     let isa = Isa::choose(Some(isa))?;
-    let rounds = rounds_a_second(threads, &|| {
+    let rounds = rounds_per_second(threads, &|| {
         black_box(dispatch(isa, Multiply(black_box(1.0))));
     });
     Ok(rounds * dispatch(isa, Flops) / 1e9)
 }
 
-/// Billions of operations a second that the matrix unit for bf16 reaches on tile registers alone,
+/// Billions of operations per second that the matrix unit for bf16 reaches on tile registers alone,
 /// on `threads` threads at once: the ceiling of bf16 attention on [`Isa::Amx`]. `None` where that
 /// isn't available. Takes about two milliseconds; take the best of several.
 ///
@@ -49,7 +50,7 @@ pub fn fma_peak(isa: Isa, threads: NonZeroUsize) -> Result<f64> {
 pub fn amx_peak(threads: NonZeroUsize) -> Option<f64> {
     #[cfg(target_arch = "x86_64")]
     if Isa::Amx.is_available() {
-        return Some(rounds_a_second(threads, &tiles::multiply) * tiles::FLOPS / 1e9);
+        return Some(rounds_per_second(threads, &tiles::multiply) * tiles::FLOPS / 1e9);
     }
     let _ = threads;
     None
@@ -57,7 +58,7 @@ pub fn amx_peak(threads: NonZeroUsize) -> Option<f64> {
 
 /// How often a second `round`, about a tenth of a millisecond of work, is done by all threads
 /// together.
-fn rounds_a_second(threads: NonZeroUsize, round: &(dyn Fn() + Sync)) -> f64 {
+fn rounds_per_second(threads: NonZeroUsize, round: &(dyn Fn() + Sync)) -> f64 {
     /// A thread's share.
     const ROUNDS: usize = 20;
     let left = AtomicUsize::new(ROUNDS * threads.get());
@@ -73,7 +74,7 @@ fn rounds_a_second(threads: NonZeroUsize, round: &(dyn Fn() + Sync)) -> f64 {
     (ROUNDS * threads.get()) as f64 / start.elapsed().as_secs_f64()
 }
 
-/// Billions of bytes a second at which `threads` threads read `data`: the ceiling of decoding,
+/// Billions of bytes per second at which `threads` threads read `data`: the ceiling of decoding,
 /// where every key is read and little is computed. Data that fits a cache measures the cache.
 ///
 /// ```
@@ -184,7 +185,8 @@ fn first<S: Simd>(simd: S, sums: [S::F; SUMS]) -> f32 {
 mod tiles {
     use std::arch::asm;
 
-    use crate::tile::{Amx, Tiles};
+    use crate::gemm::MicroKernel;
+    use crate::gemm::amx::Amx;
 
     /// Sums that hide the time until a product is there: an instruction starts every 16 cycles and
     /// takes 52.

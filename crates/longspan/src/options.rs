@@ -1,16 +1,30 @@
-//! What a call can be told beside who sees whom.
+//! Options of calls.
 
 use std::sync::Arc;
 
 use crate::error::Result;
-use crate::exec::{Executor, Pool, Threads, Workers, Workspaces};
+use crate::exec::{Executor, Pool, Threads, Workers};
 use crate::isa::Isa;
 use crate::precision::Precision;
 use crate::score::Score;
+use crate::workspace::Workspaces;
 
-/// Everything of an attention but its layouts.
-#[derive(Debug, Clone)]
-pub(crate) struct Options {
+/// Options of a call: one set for attention of every kind and every front end.
+///
+/// Clones share workspaces, so attentions with clones of the same options keep the memory of the
+/// largest call, not one copy each.
+///
+/// ```
+/// use longspan::{Attention, Dilated, Layout, Options, Pattern, Shape};
+///
+/// let options = Options::default().scale(0.1).softcap(50.0).threads(2);
+/// let layout = Layout::compile(&Pattern::causal(), &Shape::new(100, 100))?;
+/// let attention = Attention::new(layout).options(options.clone());
+/// let dilated = Dilated::new([(64, 1), (256, 4)])?.options(options);
+/// # Ok::<_, longspan::Error>(())
+/// ```
+#[derive(Debug, Clone, Default)]
+pub struct Options {
     pub(crate) scale: Option<f32>,
     pub(crate) score: Score,
     pub(crate) threads: Threads,
@@ -21,22 +35,94 @@ pub(crate) struct Options {
     pub(crate) workspaces: Arc<Workspaces>,
 }
 
-impl Default for Options {
-    fn default() -> Self {
-        Options {
-            scale: None,
-            score: Score::Plain,
-            threads: Threads::Auto,
-            executor: None,
-            isa: None,
-            precision: Precision::Fastest,
-            workspaces: Arc::default(),
+/// Declares the setters of [`Options`], and with a field those of a type that holds them.
+macro_rules! setters {
+    ($($field:ident)?) => {
+        /// The factor of scores; `1/√dim` by default.
+        #[must_use]
+        pub fn scale(mut self, scale: f32) -> Self {
+            self$(.$field)?.scale = Some(scale);
+            self
         }
-    }
+
+        /// The transform of scores before the softmax.
+        #[must_use]
+        pub fn score(mut self, score: $crate::Score) -> Self {
+            self$(.$field)?.score = score;
+            self
+        }
+
+        /// [`Score::Softcap`]($crate::Score::Softcap) as the transform of scores.
+        #[must_use]
+        pub fn softcap(self, cap: f32) -> Self {
+            self.score($crate::Score::Softcap(cap))
+        }
+
+        /// [`Score::Alibi`]($crate::Score::Alibi) as the transform of scores, one slope per query head.
+        #[must_use]
+        pub fn alibi_slopes(self, slopes: impl Into<std::sync::Arc<[f32]>>) -> Self {
+            self.score($crate::Score::Alibi(slopes.into()))
+        }
+
+        /// The number of threads of a call. Results do not depend on it.
+        #[must_use]
+        pub fn threads(mut self, threads: impl Into<$crate::Threads>) -> Self {
+            self$(.$field)?.threads = threads.into();
+            self
+        }
+
+        /// The threads that calls run on, in place of those of the default
+        /// [`Pool`]($crate::Pool::global). Results do not depend on them.
+        #[must_use]
+        pub fn executor(mut self, executor: std::sync::Arc<dyn $crate::Executor>) -> Self {
+            self$(.$field)?.executor = Some(executor);
+            self
+        }
+
+        /// The instruction set, in place of the fastest one. Calls fail where the CPU does not have
+        /// it.
+        #[must_use]
+        pub fn isa(mut self, isa: $crate::Isa) -> Self {
+            self$(.$field)?.isa = Some(isa);
+            self
+        }
+
+        /// The precision of products, where there is a choice.
+        #[must_use]
+        pub fn precision(mut self, precision: $crate::Precision) -> Self {
+            self$(.$field)?.precision = precision;
+            self
+        }
+
+        $(
+            /// All options at once.
+            #[must_use]
+            pub fn options(mut self, options: $crate::Options) -> Self {
+                self.$field = options;
+                self
+            }
+
+            /// Returns to the system what calls keep for the next one: their workspaces, and the
+            /// idle threads of the executor. The next call allocates and starts them again.
+            pub fn trim(&self) {
+                self.$field.trim();
+            }
+
+            /// What is stored, multiplied and accumulated in calls on tensors of `E`, on this CPU.
+            pub fn compute_types<E: $crate::Element>(&self) -> $crate::Result<$crate::ComputeTypes> {
+                let isa = $crate::Isa::choose(self.$field.isa)?;
+                Ok(self.$field.precision.compute_types(E::TYPE, isa))
+            }
+        )?
+    };
 }
 
+pub(crate) use setters;
+
 impl Options {
-    fn executor(&self) -> &dyn Executor {
+    setters!();
+
+    fn current_executor(&self) -> &dyn Executor {
         self.executor.as_deref().unwrap_or(Pool::global())
     }
 
@@ -46,74 +132,12 @@ impl Options {
             (Some(executor), Threads::Auto) => executor.threads().max(1),
             (_, threads) => threads.count()?,
         };
-        Ok(Workers { executor: self.executor(), threads })
+        Ok(Workers { executor: self.current_executor(), threads })
     }
 
     /// Frees workspaces, and ends idle threads.
     pub(crate) fn trim(&self) {
         self.workspaces.trim();
-        self.executor().trim();
+        self.current_executor().trim();
     }
 }
-
-/// The setters of a type that has `options`.
-macro_rules! setters {
-    () => {
-        /// What scores are multiplied by; `1/√dim` where it isn't set.
-        #[must_use]
-        pub fn scale(mut self, scale: f32) -> Self {
-            self.options.scale = Some(scale);
-            self
-        }
-
-        /// What is done to scores before the softmax.
-        #[must_use]
-        pub fn score(mut self, score: $crate::Score) -> Self {
-            self.options.score = score;
-            self
-        }
-
-        /// How many threads work on a call. Results don't depend on it.
-        #[must_use]
-        pub fn threads(mut self, threads: $crate::Threads) -> Self {
-            self.options.threads = threads;
-            self
-        }
-
-        /// The threads that calls run on, in place of those of the default
-        /// [`Pool`]($crate::Pool::global). Results don't depend on them.
-        #[must_use]
-        pub fn executor(mut self, executor: std::sync::Arc<dyn $crate::Executor>) -> Self {
-            self.options.executor = Some(executor);
-            self
-        }
-
-        /// Returns to the system what calls keep for the next one: their workspaces, and the idle
-        /// threads of the executor. The next call allocates and starts them again.
-        pub fn trim(&self) {
-            self.options.trim();
-        }
-
-        /// The instruction set to use, in place of the fastest one. Calls fail where the CPU hasn't
-        /// got it.
-        #[must_use]
-        pub fn isa(mut self, isa: $crate::Isa) -> Self {
-            self.options.isa = Some(isa);
-            self
-        }
-
-        /// What products are made of, where there is a choice.
-        #[must_use]
-        pub fn precision(mut self, precision: $crate::Precision) -> Self {
-            self.options.precision = precision;
-            self
-        }
-
-        /// What is stored, multiplied and accumulated in calls on tensors of `E`, on this CPU.
-        pub fn numbers<E: $crate::Element>(&self) -> $crate::Result<$crate::Numbers> {
-            Ok(self.options.precision.numbers(E::TYPE, $crate::Isa::choose(self.options.isa)?))
-        }
-    };
-}
-
-pub(crate) use setters;

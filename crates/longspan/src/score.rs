@@ -27,7 +27,7 @@ pub enum Score {
     Plain,
     /// `cap · tanh(score / cap)`: no score beyond ±cap (Gemma).
     Softcap(f32),
-    /// `score − slope · |query − key|` with a slope a query head, by global positions (ALiBi).
+    /// `score − slope · |query − key|` with one slope per query head, by global positions (ALiBi).
     Alibi(Arc<[f32]>),
 }
 

@@ -133,8 +133,8 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync + 'static {
         // SAFETY: both demand that `WIDTH` elements are writable.
         unsafe { narrow(self, to, x, |x| bf16::from_f32(x).to_bits()) }
     }
-    /// Writes `WIDTH` pairs of bf16 numbers, one of `low` before one of `high`: the nearest ones, away
-    /// from zero where two are as near. NaN stays where its last 15 bits aren't all set.
+    /// Writes `WIDTH` pairs of bf16 numbers, one of `low` before one of `high`: the nearest ones,
+    /// away from zero where two are as near. NaN stays where its last 15 bits aren't all set.
     ///
     /// # Safety
     ///
@@ -206,7 +206,8 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync + 'static {
     fn mask(self, bits: u64) -> Self::M;
     /// `x` where the mask is set, else `y`.
     fn select(self, mask: Self::M, x: Self::F, y: Self::F) -> Self::F;
-    /// `x · 2^n`, where `n` is whole, from −126 to 127, and `biased` is `n + 1.5 · 2^23`. NaN stays.
+    /// `x · 2^n`, where `n` is whole, from −126 to 127, and `biased` is `n + 1.5 · 2^23`. NaN
+    /// stays.
     fn scale(self, x: Self::F, n: Self::F, biased: Self::F) -> Self::F;
     /// `x − ⌊x⌋`, or 1 for 0; 0 or 1 where `x` is below −126 or −∞. NaN stays.
     #[cfg(target_arch = "x86_64")]
@@ -216,7 +217,8 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync + 'static {
         let round = self.splat(math::ROUND);
         self.sub(x, self.sub(self.add(self.sub(x, self.splat(0.5)), round), round))
     }
-    /// `f · 2^(x − fraction(x))`, for `x` up to 127: at most `f · 2^-126` where `x` is below. NaN stays.
+    /// `f · 2^(x − fraction(x))`, for `x` up to 127: at most `f · 2^-126` where `x` is below. NaN
+    /// stays.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     fn scale_by_whole(self, f: Self::F, x: Self::F) -> Self::F {

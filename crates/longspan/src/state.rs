@@ -12,15 +12,15 @@
 //! are all joined this way. A row that has seen nothing is `(−∞, 0, 0)`; joining it to another
 //! leaves the other as it is, to the bit.
 
-use crate::arguments::{Hook, Output, OutputMut};
+use crate::arguments::{Output, OutputMut};
 use crate::check;
-use crate::element::Element;
+use crate::dims::{Dims, Order};
+use crate::dtype::Element;
 use crate::error::{Error, Result};
-use crate::exec::{Monitor, Workers};
-use crate::kernel::Raw;
-use crate::run;
-use crate::tile::Strided;
-use crate::view::{Dims, Order, Selection, View, ViewMut, allocatable, allocate};
+use crate::exec::{Hook, Monitor, Workers};
+use crate::rowwise;
+use crate::softmax::{Finished, RawState, finish, merge_row, sum_in_two};
+use crate::tensor::{Raw, Selection, View, ViewMut, allocatable, allocate};
 
 /// Partial softmaxes of many rows.
 ///
@@ -28,7 +28,7 @@ use crate::view::{Dims, Order, Selection, View, ViewMut, allocatable, allocate};
 /// use longspan::{Dims, Order, State};
 ///
 /// let dims = Dims { batch: 1, tokens: 3, heads: 2, dim: 4 };
-/// let nothing = State::empty(dims)?.finish(Order::BatchTokenHeadDim)?;
+/// let nothing = State::empty(dims)?.finish(Order::Bshd)?;
 /// assert!(nothing.out.as_slice().iter().all(|&x| x == 0.0));
 /// assert!(nothing.lse.iter().all(|&x| x == f32::NEG_INFINITY));
 /// # Ok::<_, longspan::Error>(())
@@ -42,7 +42,8 @@ pub struct State {
 }
 
 impl State {
-    /// Rows that have seen nothing: one a batch entry, head and token, `dims.dim` numbers a value.
+    /// Rows that have seen nothing: one per batch entry, head and token, `dims.dim` numbers per
+    /// value.
     pub fn empty(dims: Dims) -> Result<Self> {
         let elements = allocatable::<f32>(dims)?;
         let rows = allocatable::<f32>(Dims { dim: 1, ..dims })?;
@@ -156,22 +157,22 @@ impl State {
     ) -> Result<()> {
         check::same("out", output.out.dims(), self.dims)?;
         check::rows("lse", output.lse.len(), self.dims)?;
-        check::optional_rows("lse_rest", output.lse_rest.as_deref(), self.dims)?;
-        let (dims, order) = (Dims { dim: 1, ..self.dims }, Order::BatchHeadTokenDim);
+        check::optional_rows("lse_lo", output.lse_lo.as_deref(), self.dims)?;
+        let (dims, order) = (Dims { dim: 1, ..self.dims }, Order::Bhsd);
         let out = Raw::write(&mut output.out);
         let lse = Raw::write(&mut ViewMut::new(output.lse, dims, order)?);
-        let rests = output.lse_rest.map(|rests| ViewMut::new(rests, dims, order)).transpose()?;
+        let rests = output.lse_lo.map(|rests| ViewMut::new(rests, dims, order)).transpose()?;
         let rests = rests.map(|mut rests| Raw::write(&mut rests));
-        run::each_row(self.dims, workers, monitor, &|entry, head, token| {
+        rowwise::each_row(self.dims, workers, monitor, &|entry, head, token| {
             let row = (entry * self.dims.heads + head) * self.dims.tokens + token;
-            let Finished { factor, lse_rest, lse: logarithm } =
+            let Finished { factor, lse_lo, lse: logarithm } =
                 finish(self.maxima[row], self.totals[row]);
-            // SAFETY: output and lists were checked to have the rows of the state, and `each_row` has
-            // one thread write each.
+            // SAFETY: output and lists were checked to have the rows of the state, and `each_row`
+            // has one thread write each.
             unsafe {
                 *lse.head(entry, head, token).first.cast_mut() = logarithm;
                 if let Some(rests) = rests {
-                    *rests.head(entry, head, token).first.cast_mut() = lse_rest;
+                    *rests.head(entry, head, token).first.cast_mut() = lse_lo;
                 }
                 let out = out.head(entry, head, token);
                 let sums = &self.sums[row * self.dims.dim..][..self.dims.dim];
@@ -207,7 +208,7 @@ impl<'a> StateMut<'a> {
         totals: &'a mut [f32],
         sums: &'a mut [f32],
     ) -> Result<Self> {
-        Self::over(maxima, totals, ViewMut::new(sums, dims, Order::BatchHeadTokenDim)?)
+        Self::over(maxima, totals, ViewMut::new(sums, dims, Order::Bhsd)?)
     }
 
     /// Sums wherever they lie, if the numbers of a row lie side by side.
@@ -219,15 +220,15 @@ impl<'a> StateMut<'a> {
         // `RawState::row` makes slices of them.
         assert!(sums.strides().dim == 1 || sums.dims().dim <= 1, "numbers of a row side by side");
         let dims = Dims { dim: 1, ..sums.dims() };
-        let rows = |list| ViewMut::new(list, dims, Order::BatchHeadTokenDim);
+        let rows = |list| ViewMut::new(list, dims, Order::Bhsd);
         Ok(StateMut { maxima: rows(maxima)?, totals: rows(totals)?, sums })
     }
 
     /// Rows that have seen nothing.
     pub(crate) fn clear(&mut self, workers: Workers<'_>, monitor: &Monitor<'_>) -> Result<()> {
         self.maxima.fill(f32::NEG_INFINITY);
-        run::clear(&mut self.totals, workers, monitor)?;
-        run::clear(&mut self.sums, workers, monitor)
+        rowwise::clear(&mut self.totals, workers, monitor)?;
+        rowwise::clear(&mut self.sums, workers, monitor)
     }
 
     /// Some of the rows.
@@ -257,18 +258,18 @@ impl<'a> StateMut<'a> {
 /// Joins an output over other keys, with its log-sum-exp, to `into`.
 ///
 /// Outputs are normalised, so this is `merge` with `l = 1` and `m = lse`: what remains of a
-/// partial softmax once it has left the library that made it. A `lse_rest` in `into` counts and is
+/// partial softmax once it has left the library that made it. A `lse_lo` in `into` counts and is
 /// renewed; the other log-sum-exp is taken as exact.
 ///
 /// ```
 /// use longspan::{Dims, Order, OutputMut, Tensor, merge_outputs};
 ///
 /// let dims = Dims { batch: 1, tokens: 1, heads: 1, dim: 1 };
-/// let mut out = Tensor::new(vec![1.0], dims, Order::BatchTokenHeadDim)?;
+/// let mut out = Tensor::new(vec![1.0], dims, Order::Bshd)?;
 /// let mut lse = [0.0];
-/// let other = Tensor::new(vec![4.0], dims, Order::BatchTokenHeadDim)?;
+/// let other = Tensor::new(vec![4.0], dims, Order::Bshd)?;
 /// // The other keys weigh twice as much.
-/// let into = OutputMut { out: out.view_mut(), lse: &mut lse, lse_rest: None };
+/// let into = OutputMut { out: out.view_mut(), lse: &mut lse, lse_lo: None };
 /// merge_outputs(into, other.view(), &[2.0_f32.ln()])?;
 /// assert!((out.as_slice()[0] - 3.0).abs() < 1e-6);
 /// assert!((lse[0] - 3.0_f32.ln()).abs() < 1e-6);
@@ -282,7 +283,7 @@ pub fn merge_outputs<E: Element>(
     let dims = into.out.dims();
     check::same("the other output", out.dims(), dims)?;
     check::rows("lse", into.lse.len(), dims)?;
-    check::optional_rows("lse_rest", into.lse_rest.as_deref(), dims)?;
+    check::optional_rows("lse_lo", into.lse_lo.as_deref(), dims)?;
     check::rows("the other lse", lse.len(), dims)?;
     let strides = into.out.strides();
     let target = into.out.as_mut_ptr();
@@ -292,12 +293,12 @@ pub fn merge_outputs<E: Element>(
             continue;
         }
         let greatest = if theirs > mine { theirs } else { mine };
-        let rest = into.lse_rest.as_ref().map_or(0.0, |rests| f64::from(rests[row]));
+        let rest = into.lse_lo.as_ref().map_or(0.0, |rests| f64::from(rests[row]));
         let below = |lse: f32| f64::from(lse) - f64::from(greatest);
         let (a, b) = ((below(mine) + rest).exp(), below(theirs).exp());
         let (logarithm, rest) = sum_in_two(greatest, (a + b).ln());
         into.lse[row] = logarithm;
-        if let Some(rests) = &mut into.lse_rest {
+        if let Some(rests) = &mut into.lse_lo {
             rests[row] = rest;
         }
         let (a, b) = ((a / (a + b)) as f32, (b / (a + b)) as f32);
@@ -318,96 +319,10 @@ pub fn merge_outputs<E: Element>(
     Ok(())
 }
 
-/// A row `(m, l, acc)` to add to.
-pub(crate) type RowMut<'a> = (&'a mut f32, &'a mut f32, &'a mut [f32]);
-
-/// Joins a row to another over disjoint keys.
-pub(crate) fn merge_row(into: RowMut<'_>, other: (f32, f32, &[f32])) {
-    let (m, l, acc) = into;
-    let (other_m, other_l, other_acc) = other;
-    if other_m == f32::NEG_INFINITY {
-        return;
-    }
-    if *m == f32::NEG_INFINITY {
-        (*m, *l) = (other_m, other_l);
-        acc.copy_from_slice(other_acc);
-        return;
-    }
-    // NaN stays: it isn't greater, and every difference with it is NaN.
-    let greatest = if other_m > *m { other_m } else { *m };
-    let (a, b) = ((*m - greatest).exp(), (other_m - greatest).exp());
-    *m = greatest;
-    *l = *l * a + other_l * b;
-    for (acc, other) in acc.iter_mut().zip(other_acc) {
-        *acc = *acc * a + other * b;
-    }
-}
-
-/// What a row has come to.
-pub(crate) struct Finished {
-    /// What its sums are multiplied by to become its output.
-    pub(crate) factor: f32,
-    pub(crate) lse: f32,
-    pub(crate) lse_rest: f32,
-}
-
-/// What a row `(m, l, _)` has come to.
-pub(crate) fn finish(m: f32, l: f32) -> Finished {
-    if l == 0.0 {
-        return Finished { factor: 0.0, lse: f32::NEG_INFINITY, lse_rest: 0.0 };
-    }
-    let (lse, lse_rest) = sum_in_two(m, f64::from(l).ln());
-    Finished { factor: 1.0 / l, lse, lse_rest }
-}
-
-/// `m + logarithm` rounded to f32, and what that leaves out; nothing where it isn't finite.
-fn sum_in_two(m: f32, logarithm: f64) -> (f32, f32) {
-    let m = f64::from(m);
-    let high = (m + logarithm) as f32;
-    // In this order, since `m + logarithm` in f64 is no longer exact from about 1e9 on.
-    let rest = ((m - f64::from(high)) + logarithm) as f32;
-    (high, if high.is_finite() { rest } else { 0.0 })
-}
-
 /// Batch entry, head and token of each row, in order.
 fn rows(dims: Dims) -> impl Iterator<Item = (usize, usize, usize)> {
     (0..dims.batch).flat_map(move |entry| {
         (0..dims.heads)
             .flat_map(move |head| (0..dims.tokens).map(move |token| (entry, head, token)))
     })
-}
-
-/// States as kernels see them: numbers of rows, and the rows themselves.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct RawState {
-    pub(crate) maxima: Raw,
-    pub(crate) totals: Raw,
-    pub(crate) sums: Raw,
-    pub(crate) dim: usize,
-}
-
-impl RawState {
-    /// Maxima, totals and sums, from a row on.
-    ///
-    /// # Safety
-    ///
-    /// The three must be tensors that are still borrowed, with such a row.
-    pub(crate) unsafe fn rows(self, entry: usize, head: usize, token: usize) -> [Strided; 3] {
-        // SAFETY: `head` has this function's condition, for each of the three.
-        [self.maxima, self.totals, self.sums].map(|raw| unsafe { raw.head(entry, head, token) })
-    }
-
-    /// One row, to add to.
-    ///
-    /// # Safety
-    ///
-    /// That of [`rows`](Self::rows); `dim` elements of a row of sums must lie side by side, and
-    /// nothing else read or write the row for as long as it is used.
-    pub(crate) unsafe fn row<'a>(self, entry: usize, head: usize, token: usize) -> RowMut<'a> {
-        // SAFETY: this function demands the row, of `dim` elements side by side, for itself alone.
-        unsafe {
-            let [m, l, sums] = self.rows(entry, head, token).map(|rows| rows.first.cast_mut());
-            (&mut *m, &mut *l, std::slice::from_raw_parts_mut(sums, self.dim))
-        }
-    }
 }

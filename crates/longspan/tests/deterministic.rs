@@ -8,7 +8,7 @@ mod common;
 
 use common::*;
 
-const PLACEMENT: Placement = Placement::Contiguous(Order::BatchTokenHeadDim);
+const PLACEMENT: Placement = Placement::Contiguous(Order::Bshd);
 const THREADS: [usize; 5] = [1, 2, 3, 8, 17];
 
 /// Work that is shared out in different ways: many light rows, a few heavy ones, one row cut into
@@ -34,7 +34,7 @@ fn cases() -> Vec<AttentionCase> {
             heads_q: 3,
             heads_kv: 3,
             per_head: vec![Rule::Causal, Rule::GlobalTokens { n: 70 }, Rule::Sinks { n: 100 }],
-            ..one_head("a pattern a head", Rule::Full, 700)
+            ..one_head("one pattern per head", Rule::Full, 700)
         },
         one_head("causal", Rule::Causal, 1100),
         one_head("strided", Rule::Strided { stride: 7 }, 800),
@@ -137,7 +137,7 @@ fn check_orders<E: Number>() {
             Run { attention: &attention, tensors: &tensors, results: placement }.both()
         };
         let first = run(PLACEMENT);
-        for order in [Order::BatchTokenHeadDim, Order::BatchHeadTokenDim] {
+        for order in [Order::Bshd, Order::Bhsd] {
             for placement in [Placement::Contiguous(order), Placement::Gaps(order)] {
                 same(&first, &run(placement), &format!("{placement:?}, {} {case}", E::TYPE));
             }

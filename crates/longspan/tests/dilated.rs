@@ -3,13 +3,12 @@
 //! The oracle writes the equations out branch by branch in `f64`; the error rule is that of all
 //! other tests, with keys that stand in several branches listed several times.
 
-use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 
 use half::{bf16, f16};
 use longspan::{
-    Arrived, Attention, Branch, Counting, Dilated, Dims, Error, Heads, Hook, Inputs, Isa,
-    LayoutSet, Order, OutputMut, Padding, Pattern, Score, Shape, Tensor, Threads,
+    Attention, Branch, Dilated, Dims, Error, Heads, Hook, Inputs, Isa, LayoutSet, Order, OutputMut,
+    Overlap, Padding, Pattern, Score, Shape, Tensor, Threads,
 };
 use longspan_testing::{
     LongNet, Measure, Problem, Rule, Sample, Sizes, Values, assert_close, naive, normals, truth,
@@ -50,7 +49,7 @@ fn case(branches: &[(i64, i64)], within: Rule, tokens: usize, heads: usize) -> C
     Case {
         net: LongNet { branches: branches.to_vec(), within, also: None, once: false },
         sizes,
-        placement: Placement::Contiguous(Order::BatchTokenHeadDim),
+        placement: Placement::Contiguous(Order::Bshd),
     }
 }
 
@@ -84,10 +83,10 @@ impl Case {
 
     fn dilated(&self) -> Dilated {
         let branches = self.net.branches.iter().map(|&(w, r)| Branch::new(w as u64, r as u64));
-        let counting = if self.net.once { Counting::Once } else { Counting::EachBranch };
+        let overlap = if self.net.once { Overlap::Union } else { Overlap::Weighted };
         let within: Pattern = self.net.within.to_string().parse().unwrap();
         let branches = branches.map(Result::unwrap);
-        let dilated = Dilated::new(branches).unwrap().within(within).counting(counting);
+        let dilated = Dilated::new(branches).unwrap().within(within).overlap(overlap);
         match &self.net.also {
             Some(also) => dilated.also(also.to_string().parse().unwrap()),
             None => dilated,
@@ -101,7 +100,7 @@ impl Case {
         let tensors = TensorsOf::<E>::of(&problem, self.placement);
         let mut wrong = Vec::new();
         for (n, isa) in Isa::available().into_iter().enumerate() {
-            let threads = Threads::Count(NonZeroUsize::new(1 + n % 2).unwrap());
+            let threads = Threads::Count(1 + n % 2);
             let dilated = self.dilated().isa(isa).threads(threads);
             let run = Run { attention: &dilated, tensors: &tensors, results: self.placement };
             let got = run.both();
@@ -188,7 +187,7 @@ fn the_union_counts_once() {
 
 /// Besides their branches queries see a window, sinks, what comes behind the last key, or nothing.
 #[test]
-fn branches_and_a_pattern() {
+fn branches_and_pattern() {
     let window = || Rule::Window { left: 30, right: 7 };
     let nothing = || Rule::Not(Box::new(Rule::Full));
     for also in [window, || Rule::Sinks { n: 5 }, || Rule::Causal, nothing] {
@@ -251,7 +250,7 @@ fn one_whole_branch_is_full_attention() {
 
 /// The union is what the pattern algebra says.
 #[test]
-fn the_union_is_a_pattern() {
+fn the_union_is_pattern() {
     let case = case(&[(40, 1), (80, 2), (120, 3)], Rule::Causal, 210, 4).once();
     let problem = case.problem();
     let tensors = Tensors::of(&problem, case.placement);
@@ -278,7 +277,7 @@ fn threads_change_nothing() {
     let problem = case.problem();
     let tensors = Tensors::of(&problem, case.placement);
     let run = |threads| {
-        let threads = Threads::Count(NonZeroUsize::new(threads).unwrap());
+        let threads = Threads::Count(threads);
         let dilated = case.dilated().threads(threads);
         let run = Run { attention: &dilated, tensors: &tensors, results: case.placement };
         let (first, second) = (run.both(), run.both());
@@ -330,13 +329,13 @@ fn offsets() {
 fn progress_and_stopping() {
     let case = case(&[(128, 1), (512, 2)], Rule::Full, 1_024, 4);
     let dims = dims_q(&case.sizes);
-    let x = Tensor::filled(0.5_f32, dims, Order::BatchTokenHeadDim).unwrap();
+    let x = Tensor::filled(0.5_f32, dims, Order::Bshd).unwrap();
     let inputs = Inputs { q: x.view(), k: x.view(), v: x.view() };
-    let dilated = case.dilated().threads(Threads::Count(NonZeroUsize::MIN));
+    let dilated = case.dilated().threads(Threads::Count(1));
     let call = |between: &mut dyn FnMut(longspan::Progress) -> ControlFlow<()>| {
-        let mut out = Tensor::filled(0.0_f32, dims, Order::BatchTokenHeadDim).unwrap();
+        let mut out = Tensor::filled(0.0_f32, dims, Order::Bshd).unwrap();
         let mut lse = vec![0.0; 4 * 1_024];
-        let output = OutputMut { out: out.view_mut(), lse: &mut lse, lse_rest: None };
+        let output = OutputMut { out: out.view_mut(), lse: &mut lse, lse_lo: None };
         dilated.forward_into(inputs, output, Hook::new(between))
     };
     let mut seen = Vec::new();
@@ -354,27 +353,30 @@ fn progress_and_stopping() {
 
 #[test]
 fn what_is_refused() {
-    assert_eq!(Dilated::new([]).unwrap_err(), Error::NoBranches);
+    assert_eq!(Dilated::new([(1, 1); 0]).unwrap_err(), Error::NoBranches);
     assert!(Branch::new(0, 1).is_err() && Branch::new(8, 0).is_err());
     let dilated = Dilated::new([Branch::new(8, 2).unwrap()]).unwrap();
     let tensor = |dim| {
         let dims = Dims { batch: 1, tokens: 5, heads: 2, dim };
-        Tensor::filled(0.0_f32, dims, Order::BatchTokenHeadDim).unwrap()
+        Tensor::filled(0.0_f32, dims, Order::Bshd).unwrap()
     };
     let (q, k) = (tensor(4), tensor(5));
     assert!(matches!(
-        dilated.forward(q.view(), k.view(), k.view()),
+        dilated.forward(Inputs::new(q.view(), k.view(), k.view())),
         Err(Error::Shape { tensor: "k", .. })
     ));
     // Documents that end elsewhere.
     let dilated = dilated.within(Pattern::documents([4]).unwrap());
-    assert!(matches!(dilated.forward(q.view(), q.view(), q.view()), Err(Error::Pattern(_))));
+    assert!(matches!(
+        dilated.forward(Inputs::new(q.view(), q.view(), q.view())),
+        Err(Error::Pattern(_))
+    ));
     // Nothing at all is no error.
     let none = Tensor::filled(0.0_f32, Dims { batch: 1, tokens: 0, heads: 2, dim: 4 }, q.order());
     let none = none.unwrap();
     let dilated = dilated.within(Pattern::full());
-    let output = dilated.forward(none.view(), none.view(), none.view()).unwrap();
-    let arrived = Arrived::of(&output, none.view());
+    let output = dilated.forward(Inputs::new(none.view(), none.view(), none.view())).unwrap();
+    let (saved, gradient) = (&output, none.view());
     let inputs = Inputs { q: none.view(), k: none.view(), v: none.view() };
-    assert!(dilated.backward(inputs, arrived).unwrap().dq.as_slice().is_empty());
+    assert!(dilated.backward(inputs, saved, gradient).unwrap().dq.as_slice().is_empty());
 }

@@ -10,7 +10,7 @@ mod common;
 
 use common::*;
 
-const PLACEMENT: Placement = Placement::Contiguous(Order::BatchTokenHeadDim);
+const PLACEMENT: Placement = Placement::Contiguous(Order::Bshd);
 
 fn both<E: Number>(case: &AttentionCase, problem: &Problem, isa: Isa) -> Values<f32> {
     let tensors = TensorsOf::<E>::of(problem, PLACEMENT);
@@ -29,7 +29,7 @@ fn local(left: u64, sinks: u64) -> Rule {
     Rule::And(vec![Rule::Causal, near])
 }
 
-/// Cases with keys that nobody sees, keys that some see, and masks of every granularity.
+/// Cases with keys that no query attends to, keys that some do, and masks of every granularity.
 fn masked_cases() -> Vec<AttentionCase> {
     let case = |name: &str, rule, tokens| AttentionCase {
         heads_q: 4,
@@ -197,7 +197,7 @@ impl Reach {
     }
 }
 
-/// A bad number reaches those who see it and nobody else, to the bit.
+/// A bad number reaches the rows that attend to it and no other, to the bit.
 fn check_spread<E: Number>(tensor: Where) {
     for case in masked_cases() {
         let problem = case.problem();
@@ -263,8 +263,8 @@ fn a_bad_gradient_reaches_only_what_its_row_sees<E: Number>() {
     check_spread::<E>(Where::Dout);
 }
 
-/// All keys and values that nobody sees are bad at once.
-fn what_nobody_sees_may_be_anything<E: Number>() {
+/// All keys and values that no query attends to are bad at once.
+fn inactive_keys_may_hold_anything<E: Number>() {
     for case in masked_cases() {
         let problem = case.problem();
         let sizes = problem.sizes;
@@ -376,7 +376,7 @@ macro_rules! edges {
                 a_bad_value_reaches_only_those_who_see_it
                 a_bad_query_reaches_only_what_it_sees
                 a_bad_gradient_reaches_only_what_its_row_sees
-                what_nobody_sees_may_be_anything
+                inactive_keys_may_hold_anything
                 scratch_never_leaks
                 large_logits
             );

@@ -10,7 +10,7 @@ mod common;
 
 use common::*;
 
-const PLACEMENT: Placement = Placement::Contiguous(Order::BatchTokenHeadDim);
+const PLACEMENT: Placement = Placement::Contiguous(Order::Bshd);
 
 /// Work for eight threads and more in both passes: 18 rows of blocks of 4 heads, and 5 slabs of keys of
 /// each.
@@ -104,7 +104,7 @@ fn concurrent_callers_both_get_workers() {
 fn executors_that_do_little_change_nothing() {
     let tensors = Tensors::of(&case().unmasked(), PLACEMENT);
     let expected = both(&tensors, &attention(&case(), Isa::best(), 1));
-    let attention = Attention::new(layouts(&case())).executor(Arc::new(Idle));
+    let attention = Attention::new(layouts(&case())).executor(Arc::new(CallerOnly));
     assert_eq!(both(&tensors, &attention), expected);
 }
 

@@ -2,14 +2,17 @@
 //! directly there.
 
 use half::{bf16, f16};
-use longspan::{Arrived, Dims, GradientsMut, Hook, Inputs, Isa, Order, OutputMut, View, ViewMut};
+use longspan::{
+    Dims, GradientsMut, Hook, Inputs, Isa, Order, OutputGradient, OutputMut, OutputRef, View,
+    ViewMut,
+};
 use longspan_testing::{AttentionCase, Rule, Transform, Values};
 
 mod common;
 
 use common::*;
 
-/// Which end of a buffer touches a page that nobody may touch.
+/// Which end of a buffer touches a page without access.
 #[derive(Debug, Clone, Copy)]
 enum Side {
     Before,
@@ -92,7 +95,7 @@ fn run<E: Number>(case: &AttentionCase, isa: Isa, order: Order, side: Side) -> V
     let mut dlse = problem.dlse.as_ref().map(|dlse| Guarded::new(dlse, side));
     let mut out = Guarded::<E>::poisoned(sizes.out(), side);
     let mut lse = Guarded::<f32>::poisoned(sizes.rows(), side);
-    let mut lse_rest = Guarded::<f32>::poisoned(sizes.rows(), side);
+    let mut lse_lo = Guarded::<f32>::poisoned(sizes.rows(), side);
     let mut dq = Guarded::<E>::poisoned(sizes.q(), side);
     let mut dk = Guarded::<E>::poisoned(sizes.k(), side);
     let mut dv = Guarded::<E>::poisoned(sizes.v(), side);
@@ -111,7 +114,7 @@ fn run<E: Number>(case: &AttentionCase, isa: Isa, order: Order, side: Side) -> V
     let output = OutputMut {
         out: write(&mut out, out_dims),
         lse: lse.slice(),
-        lse_rest: Some(lse_rest.slice()),
+        lse_lo: Some(lse_lo.slice()),
     };
     attention.forward_into(inputs, output, Hook::none()).unwrap();
     let gradients = GradientsMut {
@@ -119,14 +122,18 @@ fn run<E: Number>(case: &AttentionCase, isa: Isa, order: Order, side: Side) -> V
         dk: write(&mut dk, dk_dims),
         dv: write(&mut dv, dv_dims),
     };
-    let arrived = Arrived {
-        out: View::new(out.slice(), out_dims, order).unwrap(),
-        lse: lse.slice(),
-        lse_rest: Some(lse_rest.slice()),
-        dout: View::new(dout.slice(), out_dims, order).unwrap(),
-        dlse: dlse.as_mut().map(|dlse| &*dlse.slice()),
-    };
-    attention.backward_into(inputs, arrived, gradients, Hook::none()).unwrap();
+    let (saved, gradient) = (
+        OutputRef {
+            out: View::new(out.slice(), out_dims, order).unwrap(),
+            lse: lse.slice(),
+            lse_lo: Some(lse_lo.slice()),
+        },
+        OutputGradient {
+            dout: View::new(dout.slice(), out_dims, order).unwrap(),
+            dlse: dlse.as_mut().map(|dlse| &*dlse.slice()),
+        },
+    );
+    attention.backward_into(inputs, saved, gradient, gradients, Hook::none()).unwrap();
     let read = |guarded: &mut Guarded<E>| guarded.slice().iter().map(|x| x.to_f32()).collect();
     Values {
         out: read(&mut out),
@@ -176,7 +183,7 @@ fn cases() -> Vec<AttentionCase> {
 fn check_buffers<E: Number>(isas: &[Isa]) {
     for case in cases() {
         for &isa in isas {
-            for order in [Order::BatchTokenHeadDim, Order::BatchHeadTokenDim] {
+            for order in [Order::Bshd, Order::Bhsd] {
                 let behind = run::<E>(&case, isa, order, Side::Behind);
                 let before = run::<E>(&case, isa, order, Side::Before);
                 let what = format!("{isa}, {}, {order:?}, {case}", E::TYPE);
@@ -188,18 +195,18 @@ fn check_buffers<E: Number>(isas: &[Isa]) {
 }
 
 #[test]
-fn nothing_outside_a_buffer_is_touched() {
+fn nothing_outside_buffer_is_touched() {
     check_buffers::<f32>(&Isa::available());
 }
 
 /// Half types are read and written by other instructions on each set.
 #[test]
-fn nothing_outside_a_buffer_of_bf16_is_touched() {
+fn nothing_outside_buffer_of_bf16_is_touched() {
     check_buffers::<bf16>(&Isa::available());
 }
 
 #[test]
-fn nothing_outside_a_buffer_of_f16_is_touched() {
+fn nothing_outside_buffer_of_f16_is_touched() {
     check_buffers::<f16>(&Isa::available());
 }
 

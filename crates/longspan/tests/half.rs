@@ -6,8 +6,8 @@
 
 use half::{bf16, f16};
 use longspan::{
-    Arrived, Attention, Dims, ElementType, GradientsMut, Hook, Inputs, Isa, Layout, Order, Pattern,
-    RowStatistics, Shape, State, Strides, Tensor, View, row_deltas,
+    Attention, Dims, ElementType, GradientsMut, Hook, Inputs, Isa, Layout, Order, OutputGradient,
+    OutputRef, Pattern, RowStatistics, Shape, State, Strides, Tensor, View, row_deltas,
 };
 use longspan_testing::{
     AttentionCase, Measure, Precision, Problem, Rule, Sample, Sizes, Values, attention_cases,
@@ -146,8 +146,8 @@ fn broadcast<E: Number>() {
     for isa in Isa::available() {
         let attention = attention(&case, isa, 2);
         let run = |inputs: Inputs<'_, E>, dout| {
-            let output = attention.forward(inputs.q, inputs.k, inputs.v).unwrap();
-            let gradients = attention.backward(inputs, Arrived::of(&output, dout)).unwrap();
+            let output = attention.forward(inputs).unwrap();
+            let gradients = attention.backward(inputs, &output, dout).unwrap();
             let tensors = [output.out, gradients.dq, gradients.dk, gradients.dv];
             (tensors.map(|tensor| written_out(tensor.view())), output.lse)
         };
@@ -164,7 +164,7 @@ fn written_out<E: Number>(view: View<'_, E>) -> Tensor<E> {
             data.push(view.get(b, t, h, d).unwrap());
         }
     }
-    Tensor::new(data, view.dims(), Order::BatchHeadTokenDim).unwrap()
+    Tensor::new(data, view.dims(), Order::Bhsd).unwrap()
 }
 
 #[test]
@@ -189,7 +189,7 @@ fn long<E: Number>(isas: &[Isa]) {
             Sizes { batch: 1, tokens_q, tokens_k, heads_q: 1, heads_kv: 1, dim_k: 32, dim_v: 32 };
         let problem = Problem::normal(sizes, 5).rounded(E::PRECISION);
         let (truth, naive) = (truth(&problem, Sample::ALL), naive(&problem, Sample::ALL));
-        let placement = Placement::Contiguous(Order::BatchTokenHeadDim);
+        let placement = Placement::Contiguous(Order::Bshd);
         let tensors = TensorsOf::<E>::of(&problem, placement);
         let mut ratios = Vec::new();
         for &isa in isas {
@@ -258,17 +258,13 @@ fn pieces<E: Number>() {
         let output = state.finish(dense_order()).unwrap();
         let out: Vec<E> = output.out.as_slice().iter().map(|&x| E::from_f32(x)).collect();
         let out = Tensor::new(out, dims_out(&sizes), dense_order()).unwrap();
-        let arrived = Arrived {
-            out: out.view(),
-            lse: &output.lse,
-            lse_rest: Some(&output.lse_rest),
-            dout: tensors.dout.view(),
-            dlse: None,
-        };
+        let (saved, gradient) = (
+            OutputRef { out: out.view(), lse: &output.lse, lse_lo: Some(&output.lse_lo) },
+            OutputGradient { dout: tensors.dout.view(), dlse: None },
+        );
         let mut delta = vec![0.0; sizes.rows()];
-        row_deltas(arrived, &mut delta).unwrap();
-        let rows =
-            RowStatistics { lse: &output.lse, lse_rest: Some(&output.lse_rest), delta: &delta };
+        row_deltas(saved, gradient, &mut delta).unwrap();
+        let rows = RowStatistics { lse: &output.lse, lse_lo: Some(&output.lse_lo), delta: &delta };
         let zeros = |dims| Tensor::filled(0.0_f32, dims, dense_order()).unwrap();
         let mut dq = zeros(dims_q(&sizes));
         let (mut dk, mut dv) = (zeros(dims_k(&sizes)), zeros(dims_v(&sizes)));
@@ -318,7 +314,7 @@ fn decoding_multiplies_nothing_as_bf16() {
     (case.layout.tokens_q, case.heads_q, case.heads_kv) = (1, 8, 2);
     let problem = case.problem().rounded(Precision::Bf16);
     let (truth, naive) = (truth(&problem, Sample::ALL), naive(&problem, Sample::ALL));
-    let placement = Placement::Contiguous(Order::BatchTokenHeadDim);
+    let placement = Placement::Contiguous(Order::Bshd);
     let tensors = TensorsOf::<bf16>::of(&problem, placement);
     for isa in Isa::available() {
         let attention = attention(&case, isa, 1);
@@ -334,11 +330,11 @@ fn exact_products_are_those_of_f32() {
     let case = AttentionCase::new("exact", Rule::Causal, 331);
     let problem = case.problem().rounded(Precision::Bf16);
     let (truth, naive) = (truth(&problem, Sample::ALL), naive(&problem, Sample::ALL));
-    let placement = Placement::Contiguous(Order::BatchTokenHeadDim);
+    let placement = Placement::Contiguous(Order::Bshd);
     let tensors = TensorsOf::<bf16>::of(&problem, placement);
     for isa in Isa::available() {
-        let attention = attention(&case, isa, 1).precision(longspan::Precision::Exact);
-        let numbers = attention.numbers::<bf16>().unwrap();
+        let attention = attention(&case, isa, 1).precision(longspan::Precision::Widened);
+        let numbers = attention.compute_types::<bf16>().unwrap();
         assert_eq!((numbers.stored, numbers.multiplied), (ElementType::Bf16, ElementType::F32));
         let got = Run { attention: &attention, tensors: &tensors, results: placement }.both();
         for measure in Measure::all(&problem, &truth, &naive, &got, Sample::ALL) {
@@ -354,7 +350,7 @@ fn a_large_row_leaves_its_neighbours_alone() {
     let wave = |i: usize, shift: usize| bf16::from_f32(((i * 7 + shift) as f32).sin());
     let tensor = |shift| {
         let data = (0..dims.elements().unwrap()).map(|i| wave(i, shift)).collect();
-        Tensor::new(data, dims, Order::BatchHeadTokenDim).unwrap()
+        Tensor::new(data, dims, Order::Bhsd).unwrap()
     };
     let (q, k, v) = (tensor(1), tensor(2), tensor(3));
     let mut large = q.clone();
@@ -365,7 +361,9 @@ fn a_large_row_leaves_its_neighbours_alone() {
     for isa in Isa::available() {
         let layout = Layout::compile(&Pattern::full(), &Shape::new(96, 96)).unwrap();
         let attention = Attention::new(layout).isa(isa);
-        let run = |q: &Tensor<bf16>| attention.forward(q.view(), k.view(), v.view()).unwrap();
+        let run = |q: &Tensor<bf16>| {
+            attention.forward(Inputs::new(q.view(), k.view(), v.view())).unwrap()
+        };
         let (before, after) = (run(&q), run(&large));
         assert!(after.lse[37].abs() > 1024.0, "{isa}: {}", after.lse[37]);
         let pairs = before.out.as_slice().iter().zip(after.out.as_slice());

@@ -1,13 +1,13 @@
 //! The hook: on the caller's thread, between tiles, with progress; and it can stop a call.
 
-use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 use std::thread::ThreadId;
 
 use half::bf16;
 use longspan::{
-    Arrived, Attention, Dims, Error, Gradients, GradientsMut, Hook, Inputs, Isa, Layout, Order,
-    OutputMut, Pattern, Progress, RowStatistics, Shape, State, Tensor, Threads,
+    Attention, Dims, Error, Gradients, GradientsMut, Hook, Inputs, Isa, Layout, Order,
+    OutputGradient, OutputMut, OutputRef, Pattern, Progress, RowStatistics, Shape, State, Tensor,
+    Threads,
 };
 use longspan_testing::{AttentionCase, Rule};
 
@@ -24,7 +24,7 @@ enum Pass {
 }
 
 const PASSES: [Pass; 4] = [Pass::Forward, Pass::Extend, Pass::Backward, Pass::Accumulate];
-const PLACEMENT: Placement = Placement::Contiguous(Order::BatchTokenHeadDim);
+const PLACEMENT: Placement = Placement::Contiguous(Order::Bshd);
 
 fn case() -> AttentionCase {
     let rule = Rule::And(vec![Rule::Causal, Rule::Window { left: 300, right: 0 }]);
@@ -50,16 +50,19 @@ fn run(
     let dout = tensors.dout.view();
     match pass {
         Pass::Forward => {
-            let output = OutputMut { out: out.view_mut(), lse: &mut lse, lse_rest: None };
+            let output = OutputMut { out: out.view_mut(), lse: &mut lse, lse_lo: None };
             attention.forward_into(inputs, output, hook)
         }
         Pass::Extend => attention.extend(inputs, &mut State::empty(dims_out(sizes)).unwrap(), hook),
         Pass::Backward => {
-            let arrived = Arrived { out: dout, lse: &lse, lse_rest: None, dout, dlse: None };
-            attention.backward_into(inputs, arrived, gradients, hook)
+            let (saved, gradient) = (
+                OutputRef { out: dout, lse: &lse, lse_lo: None },
+                OutputGradient { dout, dlse: None },
+            );
+            attention.backward_into(inputs, saved, gradient, gradients, hook)
         }
         Pass::Accumulate => {
-            let rows = RowStatistics { lse: &lse, lse_rest: None, delta: &delta };
+            let rows = RowStatistics { lse: &lse, lse_lo: None, delta: &delta };
             attention.accumulate(inputs, dout, rows, gradients, hook)
         }
     }
@@ -141,7 +144,7 @@ fn a_break_stops_the_call() {
 
 /// A call that was stopped leaves nothing behind that the next would feel.
 #[test]
-fn the_call_after_a_stopped_one_is_right() {
+fn the_call_after_stopped_one_is_right() {
     let tensors = Tensors::of(&case().unmasked(), PLACEMENT);
     let attention = attention(&case(), Isa::best(), 2);
     let run = Run { attention: &attention, tensors: &tensors, results: PLACEMENT };
@@ -149,7 +152,7 @@ fn the_call_after_a_stopped_one_is_right() {
     let mut stop = |_| ControlFlow::Break(());
     let mut out = Buffer::poisoned(dims_out(&tensors.sizes), PLACEMENT);
     let mut lse = vec![0.0; tensors.sizes.rows()];
-    let output = OutputMut { out: out.view_mut(), lse: &mut lse, lse_rest: None };
+    let output = OutputMut { out: out.view_mut(), lse: &mut lse, lse_lo: None };
     let stopped = attention.forward_into(tensors.inputs(), output, Hook::new(&mut stop));
     assert!(matches!(stopped, Err(Error::Stopped { .. })));
     assert_eq!(first, run.both());
@@ -177,22 +180,22 @@ fn a_panic_in_the_hook_is_passed_on() {
 fn a_hook_may_call_attention() {
     let dims = Dims { batch: 1, tokens: 600, heads: 1, dim: 32 };
     let numbers = (0..600 * 32).map(|i| bf16::from_f32((i as f32).sin())).collect();
-    let x = Tensor::new(numbers, dims, Order::BatchTokenHeadDim).unwrap();
+    let x = Tensor::new(numbers, dims, Order::Bshd).unwrap();
     let layout = Layout::compile(&Pattern::causal(), &Shape::new(600, 600)).unwrap();
     // One thread, so that both passes are on that of the hook.
-    let attention = Attention::new(layout).threads(Threads::Count(NonZeroUsize::MIN));
-    let output = attention.forward(x.view(), x.view(), x.view()).unwrap();
+    let attention = Attention::new(layout).threads(Threads::Count(1));
+    let output = attention.forward(Inputs::new(x.view(), x.view(), x.view())).unwrap();
     let gradients = |hook: Hook<'_>| {
         let inputs = Inputs { q: x.view(), k: x.view(), v: x.view() };
         let mut gradients = Gradients::zeros(&inputs).unwrap();
-        let arrived = Arrived::of(&output, x.view());
-        attention.backward_into(inputs, arrived, gradients.as_mut(), hook).unwrap();
+        let (saved, gradient) = (&output, x.view());
+        attention.backward_into(inputs, saved, gradient, gradients.as_mut(), hook).unwrap();
         [gradients.dq, gradients.dk, gradients.dv].map(|tensor| tensor.as_slice().to_vec())
     };
     let mut calls = 0;
     let mut again = |_| {
         calls += 1;
-        let inner = attention.forward(x.view(), x.view(), x.view()).unwrap();
+        let inner = attention.forward(Inputs::new(x.view(), x.view(), x.view())).unwrap();
         assert_eq!(inner.lse, output.lse);
         ControlFlow::Continue(())
     };

@@ -4,8 +4,8 @@
 //! sparse pattern leaves out are never touched, which the test checks by what the process holds.
 
 use longspan::{
-    Arrived, Attention, Dims, GradientsMut, Hook, Inputs, Isa, Layout, OutputMut, Pattern,
-    RowStatistics, Shape, Strides, View, ViewMut, row_deltas,
+    Attention, Dims, GradientsMut, Hook, Inputs, Isa, Layout, OutputGradient, OutputMut, OutputRef,
+    Pattern, RowStatistics, Shape, Strides, View, ViewMut, row_deltas,
 };
 use longspan_testing::{
     AttentionCase, Measure, Problem, Rule, Sample, Seen, Sizes, Values, naive, truth,
@@ -136,17 +136,18 @@ fn offsets_past_two_to_the_31() {
         let attention = attention(&case, isa, 2);
         let mut out = Thrown::new(dims_out(&sizes));
         let mut lse = vec![0.0; sizes.rows()];
-        let mut lse_rest = lse.clone();
-        let rest = Some(&mut lse_rest[..]);
-        let output = OutputMut { out: out.view_mut(), lse: &mut lse, lse_rest: rest };
+        let mut lse_lo = lse.clone();
+        let rest = Some(&mut lse_lo[..]);
+        let output = OutputMut { out: out.view_mut(), lse: &mut lse, lse_lo: rest };
         attention.forward_into(inputs, output, Hook::none()).unwrap();
         let mut dq = Thrown::new(dims_q(&sizes));
         let mut dk = Thrown::new(dims_k(&sizes));
         let mut dv = Thrown::new(dims_v(&sizes));
         let gradients = GradientsMut { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() };
-        let lse_rest = Some(&lse_rest[..]);
-        let arrived = Arrived { out: out.view(), lse: &lse, lse_rest, dout, dlse: None };
-        attention.backward_into(inputs, arrived, gradients, Hook::none()).unwrap();
+        let lse_lo = Some(&lse_lo[..]);
+        let (saved, gradient) =
+            (OutputRef { out: out.view(), lse: &lse, lse_lo }, OutputGradient { dout, dlse: None });
+        attention.backward_into(inputs, saved, gradient, gradients, Hook::none()).unwrap();
         let (dq, dk, dv) = (dq.dense(), dk.dense(), dv.dense());
         let got = Values { out: out.dense(), lse, dq, dk, dv };
         check(&problem, &got, &isa.to_string());
@@ -203,9 +204,9 @@ fn few_of_many(keys: usize) {
     let layout = Layout::compile(&pattern, &Shape::new(QUERIES as u64, keys as u64)).unwrap();
     let attention = Attention::new(layout);
     let before = resident();
-    let output = attention.forward(inputs.q, inputs.k, inputs.v).unwrap();
+    let output = attention.forward(inputs).unwrap();
     let mut delta = vec![0.0; QUERIES];
-    row_deltas(Arrived::of(&output, dout), &mut delta).unwrap();
+    row_deltas(&output, dout, &mut delta).unwrap();
     let (mut dq, mut dk, mut dv) =
         (vec![0.0; QUERIES * DIM], Map::new(keys * DIM), Map::new(keys * DIM));
     let gradients = GradientsMut {
@@ -213,10 +214,10 @@ fn few_of_many(keys: usize) {
         dk: ViewMut::new(dk.slice(), dims(keys), order).unwrap(),
         dv: ViewMut::new(dv.slice(), dims(keys), order).unwrap(),
     };
-    let (lse, lse_rest) = (&output.lse[..], Some(&output.lse_rest[..]));
-    let rows = RowStatistics { lse, lse_rest, delta: &delta };
+    let (lse, lse_lo) = (&output.lse[..], Some(&output.lse_lo[..]));
+    let rows = RowStatistics { lse, lse_lo, delta: &delta };
     attention.accumulate(inputs, dout, rows, gradients, Hook::none()).unwrap();
-    // Besides what was touched: the columns of the transpose, 8 bytes a block.
+    // Besides what was touched: the columns of the transpose, 8 bytes per block.
     let held = resident().saturating_sub(before);
     let most = (16 << 20) + keys;
     assert!(held < most, "{held} bytes of {} were touched, {most} expected", 4 * 4 * keys * DIM);
@@ -230,7 +231,7 @@ fn few_of_many(keys: usize) {
     check(&problem, &got, &format!("{keys} keys"));
 }
 
-/// One test, so that nobody else in the process touches memory while it is measured.
+/// One test, so that nothing else in the process allocates while memory is measured.
 #[test]
 fn tensors_past_two_to_the_31() {
     offsets_past_two_to_the_31();

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use half::{bf16, f16};
 use longspan::{
-    Arrived, Dims, Element, GradientsMut, Hook, Inputs, Isa, Order, OutputMut, RowStatistics,
-    State, Tensor,
+    Dims, Element, GradientsMut, Hook, Inputs, Isa, Order, OutputGradient, OutputMut, OutputRef,
+    RowStatistics, State, Tensor,
 };
 use longspan_testing::{AttentionCase, Rule, Transform};
 
@@ -16,13 +16,13 @@ mod common;
 
 use common::*;
 
-struct Counting;
+struct Overlap;
 
 static CALLS: AtomicUsize = AtomicUsize::new(0);
 static BYTES: AtomicUsize = AtomicUsize::new(0);
 
 // SAFETY: the system's allocator does the work.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for Overlap {
     unsafe fn alloc(&self, size: Size) -> *mut u8 {
         CALLS.fetch_add(1, Ordering::Relaxed);
         BYTES.fetch_add(size.size(), Ordering::Relaxed);
@@ -37,7 +37,7 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: Overlap = Overlap;
 
 /// Allocations while `f` runs, and their bytes.
 fn allocations(f: impl FnOnce()) -> (usize, usize) {
@@ -80,7 +80,7 @@ fn the_second_call_allocates_nothing() {
     let mut decode = case("decode", Rule::Causal, 5000);
     decode.layout.tokens_q = 1;
     // Masks that a layout doesn't store are made by a reader with memory of its own, a few hundred
-    // bytes a unit of work: not a case for here.
+    // bytes per unit of work: not a case for here.
     let cases = [
         case("causal", Rule::Causal, 500),
         case("window", Rule::SlidingWindow { width: 70 }, 1000),
@@ -107,14 +107,13 @@ fn the_second_call_allocates_nothing() {
 /// All passes over each case, with tensors of `E`.
 fn check<E: Number>(cases: &[AttentionCase], wrong: &mut Vec<String>) {
     for case in cases {
-        let tensors =
-            TensorsOf::<E>::of(&case.unmasked(), Placement::Contiguous(Order::BatchTokenHeadDim));
+        let tensors = TensorsOf::<E>::of(&case.unmasked(), Placement::Contiguous(Order::Bshd));
         let sizes = tensors.sizes;
         fn make<T: Element>(dims: Dims) -> Tensor<T> {
-            Tensor::filled(T::default(), dims, Order::BatchTokenHeadDim).unwrap()
+            Tensor::filled(T::default(), dims, Order::Bshd).unwrap()
         }
         let (mut out, mut lse) = (make::<E>(dims_out(&sizes)), vec![0.0; sizes.rows()]);
-        let (mut lse_rest, delta) = (lse.clone(), lse.clone());
+        let (mut lse_lo, delta) = (lse.clone(), lse.clone());
         let (mut dq, mut dk) = (make::<E>(dims_q(&sizes)), make::<E>(dims_k(&sizes)));
         let mut dv = make::<E>(dims_v(&sizes));
         // What is added to is f32, whatever the inputs are.
@@ -128,8 +127,8 @@ fn check<E: Number>(cases: &[AttentionCase], wrong: &mut Vec<String>) {
             for threads in [1, 2] {
                 let attention = attention(case, isa, threads);
                 let mut forward = || {
-                    let lse_rest = Some(&mut lse_rest[..]);
-                    let output = OutputMut { out: out.view_mut(), lse: &mut lse, lse_rest };
+                    let lse_lo = Some(&mut lse_lo[..]);
+                    let output = OutputMut { out: out.view_mut(), lse: &mut lse, lse_lo };
                     attention.forward_into(inputs, output, Hook::none()).unwrap();
                 };
                 forward();
@@ -141,17 +140,22 @@ fn check<E: Number>(cases: &[AttentionCase], wrong: &mut Vec<String>) {
                 extend();
                 let of_extend = allocations(&mut extend);
                 let mut backward = || {
-                    let (lse, lse_rest) = (&lse[..], Some(&lse_rest[..]));
-                    let arrived = Arrived { out: out.view(), lse, lse_rest, dout, dlse: None };
+                    let (lse, lse_lo) = (&lse[..], Some(&lse_lo[..]));
+                    let (saved, gradient) = (
+                        OutputRef { out: out.view(), lse, lse_lo },
+                        OutputGradient { dout, dlse: None },
+                    );
                     let gradients =
                         GradientsMut { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() };
-                    attention.backward_into(inputs, arrived, gradients, Hook::none()).unwrap();
+                    attention
+                        .backward_into(inputs, saved, gradient, gradients, Hook::none())
+                        .unwrap();
                 };
                 backward();
                 let of_backward = allocations(&mut backward);
                 let mut accumulate = || {
-                    let (lse, lse_rest) = (&lse[..], Some(&lse_rest[..]));
-                    let rows = RowStatistics { lse, lse_rest, delta: &delta };
+                    let (lse, lse_lo) = (&lse[..], Some(&lse_lo[..]));
+                    let rows = RowStatistics { lse, lse_lo, delta: &delta };
                     let [dq, dk, dv] = &mut sums;
                     let gradients =
                         GradientsMut { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() };
@@ -162,12 +166,11 @@ fn check<E: Number>(cases: &[AttentionCase], wrong: &mut Vec<String>) {
                 // Passes in turn don't take each other's scratch away.
                 let in_turn = allocations(|| {
                     for _ in 0..3 {
-                        let rest = Some(&mut lse_rest[..]);
-                        let output =
-                            OutputMut { out: out.view_mut(), lse: &mut lse, lse_rest: rest };
+                        let rest = Some(&mut lse_lo[..]);
+                        let output = OutputMut { out: out.view_mut(), lse: &mut lse, lse_lo: rest };
                         attention.forward_into(inputs, output, Hook::none()).unwrap();
-                        let (lse, lse_rest) = (&lse[..], Some(&lse_rest[..]));
-                        let rows = RowStatistics { lse, lse_rest, delta: &delta };
+                        let (lse, lse_lo) = (&lse[..], Some(&lse_lo[..]));
+                        let rows = RowStatistics { lse, lse_lo, delta: &delta };
                         let [dq, dk, dv] = &mut sums;
                         let gradients = GradientsMut {
                             dq: dq.view_mut(),

@@ -7,14 +7,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use longspan::fault::{self, Site};
-use longspan::{Arrived, GradientsMut, Hook, Isa, Order, OutputMut, Pool, Progress};
+use longspan::{
+    GradientsMut, Hook, Isa, Order, OutputGradient, OutputMut, OutputRef, Pool, Progress,
+};
 use longspan_testing::{AttentionCase, Rule, Values, seeded_bytes};
 
 mod common;
 
 use common::*;
 
-const PLACEMENT: Placement = Placement::Contiguous(Order::BatchTokenHeadDim);
+const PLACEMENT: Placement = Placement::Contiguous(Order::Bshd);
 
 /// Where a panic comes from.
 #[derive(Debug, Clone, Copy)]
@@ -49,7 +51,7 @@ impl Calls {
             Pass::Forward => {
                 let mut out = Buffer::poisoned(dims_out(sizes), PLACEMENT);
                 let mut lse = vec![0.0; sizes.rows()];
-                let output = OutputMut { out: out.view_mut(), lse: &mut lse, lse_rest: None };
+                let output = OutputMut { out: out.view_mut(), lse: &mut lse, lse_lo: None };
                 attention.forward_into(inputs, output, hook)
             }
             Pass::Backward => {
@@ -59,14 +61,11 @@ impl Calls {
                 let mut dv = Buffer::poisoned(dims_v(sizes), PLACEMENT);
                 let gradients =
                     GradientsMut { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() };
-                let arrived = Arrived {
-                    out: out.view(),
-                    lse: &self.right.lse,
-                    lse_rest: None,
-                    dout: self.tensors.dout.view(),
-                    dlse: None,
-                };
-                attention.backward_into(inputs, arrived, gradients, hook)
+                let (saved, gradient) = (
+                    OutputRef { out: out.view(), lse: &self.right.lse, lse_lo: None },
+                    OutputGradient { dout: self.tensors.dout.view(), dlse: None },
+                );
+                attention.backward_into(inputs, saved, gradient, gradients, hook)
             }
         }
     }

@@ -9,10 +9,10 @@ mod common;
 
 use common::*;
 
-const PLACEMENT: Placement = Placement::Contiguous(Order::BatchTokenHeadDim);
+const PLACEMENT: Placement = Placement::Contiguous(Order::Bshd);
 
 #[test]
-fn on_a_rayon_pool() {
+fn on_rayon_pool() {
     let rule = Rule::And(vec![Rule::Causal, Rule::Window { left: 300, right: 0 }]);
     let case = AttentionCase { heads_q: 4, ..AttentionCase::new("rayon", rule, 3000) };
     let tensors = Tensors::of(&case.unmasked(), PLACEMENT);

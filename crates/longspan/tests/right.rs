@@ -4,7 +4,9 @@
 //! the truth rounded to `f32`, and never above that of the formulas computed naively in `f32`.
 //! `LONGSPAN_CASES` sets how many random cases (400 where left out) and `LONGSPAN_SEED` the first.
 
-use longspan::{Arrived, Attention, Dims, Inputs, Isa, Order, Strides, Tensor, View};
+use longspan::{
+    Attention, Dims, Inputs, Isa, Order, OutputGradient, OutputRef, Strides, Tensor, View,
+};
 use longspan_testing::{
     AttentionCase, Measure, Rule, Sample, Values, attention_cases, naive, truth,
 };
@@ -147,8 +149,8 @@ fn broadcast_inputs() {
     let (truth, naive) = (truth(&problem, Sample::ALL), naive(&problem, Sample::ALL));
     for isa in Isa::available() {
         let attention = attention(&case, isa, 2);
-        let output = attention.forward(inputs.q, inputs.k, inputs.v).unwrap();
-        let gradients = attention.backward(inputs, Arrived::of(&output, dout)).unwrap();
+        let output = attention.forward(inputs).unwrap();
+        let gradients = attention.backward(inputs, &output, dout).unwrap();
         let got = Values {
             out: dense(&output.out),
             lse: output.lse.clone(),
@@ -178,7 +180,7 @@ fn dense(tensor: &Tensor<f32>) -> Vec<f32> {
 /// Results that the call allocates: values, axes, and the order of the queries.
 #[test]
 fn allocated_results_are_those_written_in_place() {
-    for order in [Order::BatchTokenHeadDim, Order::BatchHeadTokenDim] {
+    for order in [Order::Bshd, Order::Bhsd] {
         let case = AttentionCase {
             batch: 2,
             heads_q: 4,
@@ -193,9 +195,9 @@ fn allocated_results_are_those_written_in_place() {
         let attention = attention(&case, Isa::best(), 1);
         let written = Run { attention: &attention, tensors: &tensors, results: placement }.both();
         let inputs = tensors.inputs();
-        let output = attention.forward(inputs.q, inputs.k, inputs.v).unwrap();
+        let output = attention.forward(inputs).unwrap();
         let dout = tensors.dout.view();
-        let gradients = attention.backward(inputs, Arrived::of(&output, dout)).unwrap();
+        let gradients = attention.backward(inputs, &output, dout).unwrap();
         let sizes = &problem.sizes;
         let tensors = [
             (&output.out, &written.out, dims_out(sizes)),
@@ -208,7 +210,7 @@ fn allocated_results_are_those_written_in_place() {
             assert_eq!(bits(&dense(got)), bits(written));
         }
         assert_eq!(bits(&output.lse), bits(&written.lse));
-        assert_eq!(output.lse_rest.len(), output.lse.len());
+        assert_eq!(output.lse_lo.len(), output.lse.len());
     }
 }
 
@@ -222,7 +224,7 @@ fn a_set_of_one_layout_is_that_layout() {
         ..AttentionCase::new("set", Rule::Causal, 150)
     };
     let problem = case.problem();
-    let placement = Placement::Contiguous(Order::BatchTokenHeadDim);
+    let placement = Placement::Contiguous(Order::Bshd);
     let tensors = Tensors::of(&problem, placement);
     for isa in Isa::available() {
         let one = attention(&case, isa, 2);
@@ -234,10 +236,10 @@ fn a_set_of_one_layout_is_that_layout() {
 
 /// The default scale is `1/√dim`, and a scale is honoured.
 #[test]
-fn scale_is_a_factor_of_scores() {
+fn scale_is_factor_of_scores() {
     let case = AttentionCase { dim_k: 16, ..AttentionCase::new("scale", Rule::Full, 40) };
     let problem = case.problem();
-    let placement = Placement::Contiguous(Order::BatchTokenHeadDim);
+    let placement = Placement::Contiguous(Order::Bshd);
     let tensors = Tensors::of(&problem, placement);
     let run = |scale| {
         let case = AttentionCase { scale, ..case.clone() };
@@ -272,32 +274,33 @@ fn ndarray_views() {
     let v = v.permuted_axes([0, 2, 1, 3]);
     let dout = Array4::from_shape_vec((1, 2, 45, 8), problem.dout.clone()).unwrap();
 
-    let order = Order::BatchHeadTokenDim;
+    let order = Order::Bhsd;
     let inputs = Inputs {
         q: View::from_ndarray(q.slice(s![.., .., ..;2, ..]), order),
         k: View::from_ndarray(k.slice(s![.., .., ..;-2, ..]), order),
-        v: View::from_ndarray(v.view(), Order::BatchTokenHeadDim),
+        v: View::from_ndarray(v.view(), Order::Bshd),
     };
     let attention = attention(&case, Isa::best(), 1);
     let zeros = || Array4::<f32>::from_elem((1, 45, 2, 8), f32::NAN);
     let (mut out, mut dq, mut dk, mut dv) = (zeros(), zeros(), zeros(), zeros());
     let mut lse = vec![0.0; sizes.rows()];
-    let mut lse_rest = lse.clone();
+    let mut lse_lo = lse.clone();
     fn write(array: &mut Array4<f32>) -> ViewMut<'_, f32> {
-        ViewMut::from_ndarray(array.view_mut(), Order::BatchTokenHeadDim).unwrap()
+        ViewMut::from_ndarray(array.view_mut(), Order::Bshd).unwrap()
     }
-    let rest = Some(&mut lse_rest[..]);
-    let output = OutputMut { out: write(&mut out), lse: &mut lse, lse_rest: rest };
+    let rest = Some(&mut lse_lo[..]);
+    let output = OutputMut { out: write(&mut out), lse: &mut lse, lse_lo: rest };
     attention.forward_into(inputs, output, Hook::none()).unwrap();
-    let arrived = Arrived {
-        out: View::from_ndarray(out.view(), Order::BatchTokenHeadDim),
-        lse: &lse,
-        lse_rest: Some(&lse_rest),
-        dout: View::from_ndarray(dout.view(), order),
-        dlse: None,
-    };
+    let (saved, gradient) = (
+        OutputRef {
+            out: View::from_ndarray(out.view(), Order::Bshd),
+            lse: &lse,
+            lse_lo: Some(&lse_lo),
+        },
+        OutputGradient { dout: View::from_ndarray(dout.view(), order), dlse: None },
+    );
     let gradients = GradientsMut { dq: write(&mut dq), dk: write(&mut dk), dv: write(&mut dv) };
-    attention.backward_into(inputs, arrived, gradients, Hook::none()).unwrap();
+    attention.backward_into(inputs, saved, gradient, gradients, Hook::none()).unwrap();
 
     let dense = |array: &Array4<f32>| {
         array.view().permuted_axes([0, 2, 1, 3]).iter().copied().collect::<Vec<f32>>()

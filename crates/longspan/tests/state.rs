@@ -1,9 +1,9 @@
 //! Partial softmaxes: keys in pieces, merges in any order, gradients piece by piece.
 
 use longspan::{
-    Arrived, Attention, BlockSize, Dims, GradientsMut, Hook, Inputs, Isa, Layout, Order, Output,
-    OutputMut, Pattern, Positions, Progression, RowStatistics, Shape, State, Strides, Tensor, View,
-    ViewMut, merge_outputs, row_deltas,
+    Attention, BlockSize, Dims, GradientsMut, Hook, Inputs, Isa, Layout, Order, Output,
+    OutputGradient, OutputMut, OutputRef, Pattern, Positions, Progression, RowStatistics, Shape,
+    State, Strides, Tensor, View, ViewMut, merge_outputs, row_deltas,
 };
 use longspan_testing::{
     Answer, AttentionCase, Measure, Problem, Rule, Sample, Transform, Values, naive, normals, truth,
@@ -13,7 +13,7 @@ mod common;
 
 use common::*;
 
-const ORDER: Order = Order::BatchHeadTokenDim;
+const ORDER: Order = Order::Bhsd;
 
 /// A case whose keys are at hand in pieces: local key numbers of each.
 struct Pieces {
@@ -138,12 +138,12 @@ fn keys_in_pieces_are_the_whole() {
             let sizes = &parts.problem.sizes;
             let mut out = Tensor::filled(0.0, dims_out(sizes), ORDER).unwrap();
             let mut lse = vec![f32::NEG_INFINITY; sizes.rows()];
-            let mut lse_rest = vec![0.0; sizes.rows()];
+            let mut lse_lo = vec![0.0; sizes.rows()];
             for piece in &parts.pieces {
                 let Inputs { q, k, v } = parts.inputs(piece);
-                let output = parts.attention(piece, isa).forward(q, k, v).unwrap();
-                let rest = Some(&mut lse_rest[..]);
-                let into = OutputMut { out: out.view_mut(), lse: &mut lse, lse_rest: rest };
+                let output = parts.attention(piece, isa).forward(Inputs::new(q, k, v)).unwrap();
+                let rest = Some(&mut lse_lo[..]);
+                let into = OutputMut { out: out.view_mut(), lse: &mut lse, lse_lo: rest };
                 merge_outputs(into, output.out.view(), &output.lse).unwrap();
             }
             let got = parts.values(out.into_vec(), lse);
@@ -166,9 +166,9 @@ fn gradients_in_pieces_are_the_whole() {
             }
             let output = state.finish(ORDER).unwrap();
             let dout = View::new(dout, dims_out(sizes), ORDER).unwrap();
-            let arrived = Arrived { dlse: dlse.as_deref(), ..Arrived::of(&output, dout) };
+            let gradient = OutputGradient { dout, dlse: dlse.as_deref() };
             let mut delta = vec![0.0; sizes.rows()];
-            row_deltas(arrived, &mut delta).unwrap();
+            row_deltas(&output, gradient, &mut delta).unwrap();
 
             let run = |start: f32| {
                 let mut dq = vec![start; sizes.q()];
@@ -181,8 +181,8 @@ fn gradients_in_pieces_are_the_whole() {
                         dk: ViewMut::strided(&mut dk, key.0, key.1, key.2).unwrap(),
                         dv: ViewMut::strided(&mut dv, value.0, value.1, value.2).unwrap(),
                     };
-                    let Arrived { lse, lse_rest, .. } = arrived;
-                    let rows = RowStatistics { lse, lse_rest, delta: &delta };
+                    let OutputRef { lse, lse_lo, .. } = (&output).into();
+                    let rows = RowStatistics { lse, lse_lo, delta: &delta };
                     let attention = parts.attention(piece, isa);
                     let inputs = parts.inputs(piece);
                     attention.accumulate(inputs, dout, rows, gradients, Hook::none()).unwrap();
@@ -248,13 +248,13 @@ fn merging_with_nothing_is_the_identity_to_the_bit() {
     let output = state.finish(ORDER).unwrap();
     let empty = nothing.finish(ORDER).unwrap();
     for (into, other) in [(&output, &empty), (&empty, &output)] {
-        let Output { mut out, mut lse, mut lse_rest } = into.clone();
+        let Output { mut out, mut lse, mut lse_lo } = into.clone();
         let from = other.out.view();
-        let into = OutputMut { out: out.view_mut(), lse: &mut lse, lse_rest: Some(&mut lse_rest) };
+        let into = OutputMut { out: out.view_mut(), lse: &mut lse, lse_lo: Some(&mut lse_lo) };
         merge_outputs(into, from, &other.lse).unwrap();
         assert_eq!(bits(out.as_slice()), bits(output.out.as_slice()));
         assert_eq!(bits(&lse), bits(&output.lse));
-        assert!(lse_rest.iter().all(|rest| rest.is_finite()));
+        assert!(lse_lo.iter().all(|rest| rest.is_finite()));
     }
 }
 
@@ -358,8 +358,8 @@ fn merging_is_stable() {
 }
 
 /// How far the log-sum-exp in two parts is above a score.
-fn above(score: f32, lse: f32, lse_rest: f32) -> f64 {
-    (f64::from(lse) - f64::from(score)) + f64::from(lse_rest)
+fn above(score: f32, lse: f32, lse_lo: f32) -> f64 {
+    (f64::from(lse) - f64::from(score)) + f64::from(lse_lo)
 }
 
 /// The log-sum-exp of three equal scores is ln 3 above them, though one f32 can't say so. A logarithm of
@@ -371,26 +371,26 @@ fn the_rest_is_what_rounding_leaves_out() {
         let mut state = one_key(score, 1.0);
         state.merge(&one_key(score, 1.0)).unwrap();
         state.merge(&one_key(score, 1.0)).unwrap();
-        let Output { lse, lse_rest, .. } = state.finish(ORDER).unwrap();
-        let got = above(score, lse[0], lse_rest[0]);
+        let Output { lse, lse_lo, .. } = state.finish(ORDER).unwrap();
+        let got = above(score, lse[0], lse_lo[0]);
         assert!((got - 3.0_f64.ln()).abs() < 2e-7, "{score}: {got}");
 
         // And of outputs: one that has it, and one of a key alone, which has none to give.
         let [two, one] = [merged(&one_key(score, 1.0), &one_key(score, 1.0)), one_key(score, 1.0)];
         let mut into = two.finish(ORDER).unwrap();
         let other = one.finish(ORDER).unwrap();
-        assert_eq!((other.lse[0], other.lse_rest[0]), (score, 0.0));
-        let Output { out, lse, lse_rest } = &mut into;
-        let target = OutputMut { out: out.view_mut(), lse, lse_rest: Some(lse_rest) };
+        assert_eq!((other.lse[0], other.lse_lo[0]), (score, 0.0));
+        let Output { out, lse, lse_lo } = &mut into;
+        let target = OutputMut { out: out.view_mut(), lse, lse_lo: Some(lse_lo) };
         merge_outputs(target, other.out.view(), &other.lse).unwrap();
-        let got = above(score, into.lse[0], into.lse_rest[0]);
+        let got = above(score, into.lse[0], into.lse_lo[0]);
         assert!((got - 3.0_f64.ln()).abs() < 2e-7, "{score}: {got} of outputs");
         assert!((into.out.as_slice()[0] - 1.0).abs() < 1e-6, "{score}");
     }
     // Where there is no finite number, there is nothing to add to it.
     for score in [f32::NAN, f32::INFINITY] {
         let output = one_key(score, 1.0).finish(ORDER).unwrap();
-        assert!(!output.lse[0].is_finite() && output.lse_rest == [0.0], "{output:?}");
+        assert!(!output.lse[0].is_finite() && output.lse_lo == [0.0], "{output:?}");
     }
 }
 

@@ -6,14 +6,14 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::process::Command;
 
-use longspan::{Attention, Error, Isa, Order, Threads};
+use longspan::{Attention, Error, Inputs, Isa, Order, Threads};
 use longspan_testing::{AttentionCase, Rule, Values};
 
 mod common;
 
 use common::*;
 
-const PLACEMENT: Placement = Placement::Contiguous(Order::BatchTokenHeadDim);
+const PLACEMENT: Placement = Placement::Contiguous(Order::Bshd);
 
 fn case(tokens: u64) -> AttentionCase {
     let rule = Rule::And(vec![Rule::Causal, Rule::Window { left: 200, right: 0 }]);
@@ -148,16 +148,18 @@ fn say_what_happens() {
     let case = case(3000);
     let attention = Attention::new(layouts(&case));
     let tensors = Tensors::of(&case.unmasked(), PLACEMENT);
-    let Err(error) = attention.forward(tensors.q.view(), tensors.k.view(), tensors.v.view()) else {
+    let Err(error) =
+        attention.forward(Inputs::new(tensors.q.view(), tensors.k.view(), tensors.v.view()))
+    else {
         println!("\nsaid: fine, {} threads, {} workers", Threads::Auto.count().unwrap(), workers());
         return;
     };
     println!("\nsaid: {error}");
     assert!(matches!(error, Error::Environment { .. } | Error::Isa { .. }), "{error:?}");
     // Options come before the environment.
-    let threads = Threads::Count(2.try_into().unwrap());
+    let threads = Threads::Count(2);
     let attention = Attention::new(layouts(&case)).isa(Isa::best()).threads(threads);
-    attention.forward(tensors.q.view(), tensors.k.view(), tensors.v.view()).unwrap();
+    attention.forward(Inputs::new(tensors.q.view(), tensors.k.view(), tensors.v.view())).unwrap();
 }
 
 fn said(environment: &[(&str, &OsStr)]) -> String {

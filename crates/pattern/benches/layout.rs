@@ -1,8 +1,8 @@
-//! What compiling a layout costs: time and bytes a run from 64 k to 16 M tokens, and the large
-//! single figures. One core, block 64, best of several.
+//! Cost of compiling a layout: time and bytes per run from 64 k to 16 M tokens, and large single
+//! cases. One core, block 64, best of several.
 //!
-//! `cargo bench -p longspan-pattern --bench layout` prints both tables; a name as argument picks
-//! rows. Nothing is asserted here: `tests/growth.rs` guards the growth by counting questions.
+//! `cargo bench -p longspan-pattern --bench layout` prints both tables; a name as argument selects
+//! rows. Nothing is asserted: `tests/growth.rs` guards growth by counting coverage queries.
 
 use std::hint::black_box;
 use std::io::{Result, Write};
@@ -10,14 +10,16 @@ use std::time::{Duration, Instant};
 
 use longspan_pattern::{Layout, Level, Pattern, Positions, Progression, Shape};
 
-/// The pattern that the house measures itself with.
+/// The reference pattern.
 const SECOND: &str = "causal & (window(1024, 0) | sinks(64))";
 
 const SIZES: [u64; 5] = [1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24];
 
 fn main() -> Result<()> {
-    let wanted: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
-    let picked = |name: &str| wanted.is_empty() || wanted.iter().any(|w| name.contains(w.as_str()));
+    let filters: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
+    let picked = |name: &str| {
+        filters.is_empty() || filters.iter().any(|filter| name.contains(filter.as_str()))
+    };
     let mut out = std::io::stdout().lock();
 
     writeln!(
@@ -70,16 +72,15 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// The best of seven compilations, or of as many as half a second holds if that is more; of fewer
-/// where they take long.
+/// The best of at least seven compilations and half a second, within four seconds.
 fn best(pattern: &Pattern, shape: &Shape) -> (Duration, Layout) {
     let begin = Instant::now();
     let mut best = Duration::MAX;
-    for turn in 1.. {
+    for iteration in 1.. {
         let start = Instant::now();
         let layout = black_box(Layout::compile(black_box(pattern), shape).expect("legal"));
         best = best.min(start.elapsed());
-        let enough = turn >= 7 && begin.elapsed() > Duration::from_millis(500);
+        let enough = iteration >= 7 && begin.elapsed() > Duration::from_millis(500);
         if enough || begin.elapsed() > Duration::from_secs(4) {
             return (best, layout);
         }
@@ -121,7 +122,7 @@ fn growing() -> Vec<(&'static str, Make)> {
             }),
         ),
         (
-            "random, 3 blocks a row",
+            "random, 3 blocks per row",
             Box::new(|tokens| {
                 let pattern = Pattern::random(64, 3, tokens / 64, 7).expect("legal");
                 (pattern, Shape::new(tokens, tokens))
@@ -163,12 +164,12 @@ fn single() -> Vec<(&'static str, &'static str, Pattern, Shape)> {
         ("1 G tokens, last of 1,024 ranks, second", "< 1000", pattern(SECOND), rank(1023)),
         ("1 G tokens, striped rank, causal", "< 1000", pattern("causal"), striped.clone()),
         ("64 M tokens, about 1 M documents", "< 5000", mega, whole(64 << 20)),
-        ("1 M tokens, strided(3): one run a row", "", pattern("strided(3)"), whole(1 << 20)),
+        ("1 M tokens, strided(3): one run per row", "", pattern("strided(3)"), whole(1 << 20)),
         ("1 query of 1 M tokens, second pattern", "", pattern(SECOND), Shape::new(1, 1 << 20)),
     ]
 }
 
-/// Lengths between `low` and `high`, the same on every machine, that add up to `tokens`.
+/// Deterministic lengths between `low` and `high` that add up to `tokens`.
 fn lengths(tokens: u64, low: u64, high: u64) -> Vec<u64> {
     let (mut left, mut state, mut lengths) = (tokens, 1u64, Vec::new());
     while left > 0 {

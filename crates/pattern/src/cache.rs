@@ -1,4 +1,4 @@
-//! Layouts kept for the next call.
+//! An LRU cache of layouts. Above `layout`; used by `set`.
 
 use std::ops::ControlFlow;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
@@ -9,23 +9,22 @@ use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use crate::error::{Error, Result};
 use crate::layout::Layout;
-use crate::meter::go_on;
+use crate::meter::ignore_progress;
 use crate::pattern::Pattern;
 use crate::shape::Shape;
 
-/// Layouts with at most this many rows of blocks (a decode step, a short prompt) aren't kept: they
-/// cost less than a look-up is worth, and every step has a new one.
+/// Layouts with at most this many rows of blocks (a decode step, a short prompt) are not cached:
+/// compiling them is cheap, and every step has a new one.
 const FEW_ROWS: u64 = 4;
 
-/// How long a thread waits for another one's compilation before it calls its own hook.
+/// Interval at which a thread that waits for another's compilation calls its own hook.
 const WAIT: Duration = Duration::from_millis(20);
 
-/// Layouts by pattern and shape, within a number of bytes; the least recently used goes first.
+/// Layouts by pattern and shape, within a memory limit; evicts the least recently used.
 ///
-/// Threads that ask for the same new layout at the same time wait for one of them to compile it.
-/// A cache lives in one process and holds what this version of the crate compiled. A process that
-/// is forked off starts with the layouts that its parent held; what the parent's threads were
-/// compiling at that moment it compiles itself.
+/// Concurrent requests for the same new layout compile it once. A cache is local to its process. A
+/// forked process starts with the layouts of its parent; pending compilations of the parent are
+/// not inherited.
 ///
 /// ```
 /// use longspan_pattern::{LayoutCache, Pattern, Shape};
@@ -39,12 +38,12 @@ const WAIT: Duration = Duration::from_millis(20);
 /// # Ok::<_, longspan_pattern::Error>(())
 /// ```
 pub struct LayoutCache {
-    most_bytes: usize,
+    max_bytes: usize,
     store: Store,
 }
 
-/// The state of one process. A lock that a thread held while another thread forked stays locked in
-/// the child, so each process has a state of its own, linked to that of its parent.
+/// The state of one process. A lock held by a thread while another forks stays locked in the child,
+/// so each process has its own state, linked to that of its parent.
 struct Store {
     process: u32,
     state: Mutex<State>,
@@ -52,26 +51,26 @@ struct Store {
 }
 
 impl Store {
-    fn new(kept: LruCache<Key, Arc<Layout>, FxBuildHasher>) -> Self {
-        let state = State { kept, under_way: FxHashMap::default(), stats: CacheStats::default() };
+    fn new(cached: LruCache<Key, Arc<Layout>, FxBuildHasher>) -> Self {
+        let state = State { cached, pending: FxHashMap::default(), stats: CacheStats::default() };
         Store { process: std::process::id(), state: Mutex::new(state), forked: OnceLock::new() }
     }
 
-    /// The state of this process: the last of the chain, or a new one behind it with the layouts
-    /// of the one before, unless a thread was changing them.
+    /// The state of this process: the last of the chain, or a new one with the layouts of its
+    /// predecessor, unless that is locked.
     fn of_this_process(&self) -> &Mutex<State> {
         let mut store = self;
         let process = std::process::id();
         while store.process != process {
             store = store.forked.get_or_init(|| {
-                let kept = match store.state.try_lock() {
-                    Ok(mut state) => std::mem::replace(&mut state.kept, unbounded()),
+                let cached = match store.state.try_lock() {
+                    Ok(mut state) => std::mem::replace(&mut state.cached, unbounded()),
                     Err(TryLockError::Poisoned(state)) => {
-                        std::mem::replace(&mut state.into_inner().kept, unbounded())
+                        std::mem::replace(&mut state.into_inner().cached, unbounded())
                     }
                     Err(TryLockError::WouldBlock) => unbounded(),
                 };
-                Box::new(Store::new(kept))
+                Box::new(Store::new(cached))
             });
         }
         &store.state
@@ -82,59 +81,59 @@ fn unbounded() -> LruCache<Key, Arc<Layout>, FxBuildHasher> {
     LruCache::unbounded_with_hasher(FxBuildHasher)
 }
 
-/// What a cache has done so far and holds now.
+/// Counters and current size of a cache.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CacheStats {
-    /// Layouts that were there, or on their way.
+    /// Requests for cached or pending layouts.
     pub hits: u64,
-    /// Layouts that had to be compiled.
+    /// Requests that compiled a layout.
     pub misses: u64,
-    /// Layouts of few rows, compiled and not kept.
+    /// Requests for layouts of few rows, which bypass the cache.
     pub passed: u64,
-    /// Layouts that were dropped to make room, or never fitted.
+    /// Layouts evicted, or larger than the cache.
     pub evicted: u64,
-    /// Layouts held now.
+    /// Cached layouts.
     pub layouts: usize,
-    /// Bytes they take now, transposes and patterns included.
+    /// Their memory in bytes, including transposes and patterns.
     pub bytes: usize,
 }
 
 type Key = (Pattern, Shape);
 
-/// A layout that one thread compiles and others wait for.
+/// A pending compilation that other threads may wait for.
 #[derive(Default)]
 struct Slot {
     outcome: Mutex<Option<Outcome>>,
     done: Condvar,
 }
 
-/// What became of a compilation.
+/// Result of a pending compilation.
 #[derive(Clone)]
 enum Outcome {
     Done(Result<Arc<Layout>>),
-    /// Its hook stopped it, or it panicked; one of those that wait compiles instead.
+    /// Stopped by its hook, or panicked; a waiting thread compiles instead.
     Abandoned,
 }
 
 struct State {
-    kept: LruCache<Key, Arc<Layout>, FxBuildHasher>,
-    under_way: FxHashMap<Key, Arc<Slot>>,
+    cached: LruCache<Key, Arc<Layout>, FxBuildHasher>,
+    pending: FxHashMap<Key, Arc<Slot>>,
     stats: CacheStats,
 }
 
 impl LayoutCache {
-    /// A cache of at most `most_bytes` bytes.
-    pub fn new(most_bytes: usize) -> Self {
-        LayoutCache { most_bytes, store: Store::new(unbounded()) }
+    /// A cache of at most `max_bytes` bytes.
+    pub fn new(max_bytes: usize) -> Self {
+        LayoutCache { max_bytes, store: Store::new(unbounded()) }
     }
 
-    /// The layout of `pattern` for `shape`, compiled if it isn't there.
+    /// The layout of `pattern` for `shape`, compiled on a miss.
     pub fn get(&self, pattern: &Pattern, shape: &Shape) -> Result<Arc<Layout>> {
-        self.get_with(pattern, shape, go_on)
+        self.get_with(pattern, shape, ignore_progress)
     }
 
-    /// The same, with a hook that may end the work, also while another thread compiles the layout:
-    /// see [`Layout::compile_with`].
+    /// The same with a progress hook, also called while another thread compiles the layout: see
+    /// [`Layout::compile_with`].
     pub fn get_with(
         &self,
         pattern: &Pattern,
@@ -152,11 +151,11 @@ impl LayoutCache {
             let hit = |state: &mut State, counted: bool| {
                 state.stats.hits += u64::from(!counted);
             };
-            if let Some(layout) = state.kept.get(&key).cloned() {
+            if let Some(layout) = state.cached.get(&key).cloned() {
                 hit(&mut state, counted);
                 return Ok(layout);
             }
-            if let Some(slot) = state.under_way.get(&key).cloned() {
+            if let Some(slot) = state.pending.get(&key).cloned() {
                 hit(&mut state, counted);
                 counted = true;
                 drop(state);
@@ -167,7 +166,7 @@ impl LayoutCache {
             }
             state.stats.misses += 1;
             let slot = Arc::new(Slot::default());
-            state.under_way.insert(key.clone(), slot.clone());
+            state.pending.insert(key.clone(), slot.clone());
             drop(state);
             let task = Task { cache: self, key: &key, slot: &slot };
             let layout = Layout::compile_with(pattern, shape, progress).map(Arc::new);
@@ -176,37 +175,37 @@ impl LayoutCache {
         }
     }
 
-    /// Drops the least recently used layouts until the rest fits. Layouts grow when their
-    /// transpose is made, so their sizes are taken anew.
-    fn make_room(&self, state: &mut State) {
-        let mut bytes = held(state);
-        while bytes > self.most_bytes {
-            let Some((key, layout)) = state.kept.pop_lru() else { break };
-            bytes -= weight(&key, &layout);
+    /// Evicts the least recently used layouts beyond the limit. Sizes are recomputed, as layouts grow
+    /// with their transpose.
+    fn evict(&self, state: &mut State) {
+        let mut bytes = cached_bytes(state);
+        while bytes > self.max_bytes {
+            let Some((key, layout)) = state.cached.pop_lru() else { break };
+            bytes -= entry_bytes(&key, &layout);
             state.stats.evicted += 1;
         }
     }
 
-    /// What the cache has done so far and holds now.
+    /// Counters and current size.
     pub fn stats(&self) -> CacheStats {
         let mut state = self.lock();
-        self.make_room(&mut state);
-        CacheStats { layouts: state.kept.len(), bytes: held(&state), ..state.stats }
+        self.evict(&mut state);
+        CacheStats { layouts: state.cached.len(), bytes: cached_bytes(&state), ..state.stats }
     }
 
     /// Drops every layout.
     pub fn clear(&self) {
-        self.lock().kept.clear();
+        self.lock().cached.clear();
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing under the lock can leave the state half-changed.
+        // No code under the lock leaves the state inconsistent.
         self.store.of_this_process().lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Slot {
-    /// Waits for the outcome, and calls the hook while it does.
+    /// Waits for the outcome, calling the hook at intervals.
     fn wait(
         &self,
         rows: u64,
@@ -228,7 +227,7 @@ impl Slot {
     }
 }
 
-/// A compilation under way; one that ends without an outcome, by a panic, is abandoned.
+/// A pending compilation; abandoned if dropped without an outcome.
 struct Task<'a> {
     cache: &'a LayoutCache,
     key: &'a Key,
@@ -236,12 +235,12 @@ struct Task<'a> {
 }
 
 impl Task<'_> {
-    /// Hands the outcome to those that wait, and keeps the layout.
+    /// Stores the layout and publishes the outcome.
     fn finish(self, layout: &Result<Arc<Layout>>) {
         if let Ok(layout) = layout {
             let mut state = self.cache.lock();
-            state.kept.put(self.key.clone(), layout.clone());
-            self.cache.make_room(&mut state);
+            state.cached.put(self.key.clone(), layout.clone());
+            self.cache.evict(&mut state);
         }
         *self.slot.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(match layout {
             Err(Error::Stopped { .. }) => Outcome::Abandoned,
@@ -253,8 +252,8 @@ impl Task<'_> {
 impl Drop for Task<'_> {
     fn drop(&mut self) {
         let mut state = self.cache.lock();
-        if state.under_way.get(self.key).is_some_and(|held| Arc::ptr_eq(held, self.slot)) {
-            state.under_way.remove(self.key);
+        if state.pending.get(self.key).is_some_and(|slot| Arc::ptr_eq(slot, self.slot)) {
+            state.pending.remove(self.key);
         }
         drop(state);
         let mut outcome = self.slot.outcome.lock().unwrap_or_else(PoisonError::into_inner);
@@ -264,19 +263,19 @@ impl Drop for Task<'_> {
     }
 }
 
-fn held(state: &State) -> usize {
-    state.kept.iter().map(|(key, layout)| weight(key, layout)).sum()
+fn cached_bytes(state: &State) -> usize {
+    state.cached.iter().map(|(key, layout)| entry_bytes(key, layout)).sum()
 }
 
-/// What an entry takes: the layout, and the pattern in its key, which may list a million lengths.
-fn weight(key: &Key, layout: &Layout) -> usize {
+/// Memory of an entry: the layout, and the pattern in its key, which may have a million lengths.
+fn entry_bytes(key: &Key, layout: &Layout) -> usize {
     layout.bytes() + key.0.bytes()
 }
 
 impl std::fmt::Debug for LayoutCache {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("LayoutCache")
-            .field("most_bytes", &self.most_bytes)
+            .field("max_bytes", &self.max_bytes)
             .field("stats", &self.stats())
             .finish()
     }

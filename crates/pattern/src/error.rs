@@ -1,109 +1,112 @@
-//! What can be wrong with a pattern, its text, or the shape it is compiled for.
+//! Errors of patterns, their text, shapes and layouts. Imports nothing.
 //!
-//! Every message names the value it was given and the rule it breaks.
+//! Every message has the offending value and the expected one.
 
-use crate::text::ParseError;
+mod parse;
+
+pub use parse::ParseError;
 
 /// A result whose error is this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What can be wrong.
+/// Errors of this crate.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An argument of a primitive is outside what it may be.
+    /// An argument of a primitive is out of range.
     #[error("{primitive}: {argument} is {value}, expected {rule}")]
     Argument {
-        /// The primitive, as the text form spells it.
+        /// The primitive, as in pattern text.
         primitive: &'static str,
         /// The name of the argument.
         argument: &'static str,
-        /// What was given.
+        /// The given value.
         value: u128,
-        /// What is legal.
+        /// The legal values.
         rule: &'static str,
     },
     /// Two lists of a `packed` pattern differ in length.
     #[error(
-        "packed: {queries} query lengths and {keys} key lengths, expected as many of one as of \
-         the other"
+        "packed: {queries} query lengths and {keys} key lengths, expected equal \
+         numbers"
     )]
     PackedCounts {
-        /// How many query lengths were given.
+        /// Number of query lengths.
         queries: usize,
-        /// How many key lengths were given.
+        /// Number of key lengths.
         keys: usize,
     },
     /// A row of an explicit block mask is not ascending.
     #[error(
-        "blocks: row {row} lists {first}..{end} out of order, expected ascending, disjoint, non-empty ranges"
+        "blocks: row {row} lists {first}..{end} out of order, expected ascending, disjoint, \
+         non-empty ranges"
     )]
     BlockRow {
         /// The row of blocks.
         row: usize,
-        /// First block of the range at fault.
+        /// First block of the offending range.
         first: u64,
         /// One past its last block.
         end: u64,
     },
-    /// A list of patterns, one a head, is empty.
-    #[error("heads: no pattern, expected one a query head")]
+    /// A list of patterns per head is empty.
+    #[error("heads: no pattern, expected one per query head")]
     NoHeads,
-    /// The patterns are not one a query head.
-    #[error("heads: {patterns} patterns for {heads} query heads, expected one a head")]
+    /// The number of patterns differs from the number of query heads.
+    #[error("heads: {patterns} patterns for {heads} query heads, expected one per head")]
     HeadCount {
-        /// How many patterns there are.
+        /// Number of patterns.
         patterns: usize,
-        /// How many query heads there are.
+        /// Number of query heads.
         heads: usize,
     },
-    /// Operators or `packed` have nested a pattern too deeply.
+    /// Operators or `packed` are nested too deeply.
     #[error(
         "the pattern nests parentheses, negations and packed more than {limit} levels deep: join \
          terms of one operator in one chain, or state the rule with fewer negations"
     )]
     TooDeep {
-        /// The most levels.
+        /// Maximum number of levels.
         limit: u8,
     },
-    /// The text of a pattern doesn't parse.
+    /// The text of a pattern does not parse.
     #[error(transparent)]
     Parse(#[from] ParseError),
     /// A block size is outside 16 to 256.
     #[error("block size is {value}, expected 16 to 256; the nearest legal size is {nearest}")]
     BlockSize {
-        /// What was given.
+        /// The given value.
         value: u64,
-        /// The legal size nearest to it.
+        /// The nearest legal size.
         nearest: u64,
     },
-    /// Positions lie too far out.
+    /// A position exceeds the supported range.
     #[error("{what} reach position {value}, expected at most 2^60 from zero")]
     TooFar {
         /// Which axis.
         what: &'static str,
-        /// The position at fault.
+        /// The offending position.
         value: i128,
     },
     /// A progression has step 0.
     #[error("progression {index} of a position map has step 0, expected at least 1")]
     Step {
-        /// Which progression of the map.
+        /// Index of the progression.
         index: usize,
     },
-    /// A position map leaves the sequence.
+    /// A position map exceeds the sequence.
     #[error("{what} map holds position {position}, expected all of it inside {first}..{end}")]
     Map {
         /// Which axis.
         what: &'static str,
-        /// The position at fault.
+        /// The offending position.
         position: i64,
         /// First position of the sequence.
         first: i64,
         /// One past its last position.
         end: i64,
     },
-    /// A range of rows or of valid keys leaves its axis.
+    /// A range of rows or of valid keys exceeds its axis.
     #[error("{what} are {start}..{end}, expected a range inside 0..{limit}")]
     Range {
         /// Which range.
@@ -115,82 +118,83 @@ pub enum Error {
         /// The length of the axis.
         limit: u64,
     },
-    /// The lengths of documents or sequences don't add up to the tokens they lie on.
+    /// The lengths of documents or sequences do not add up to the number of tokens.
     #[error("{primitive}: {argument} add up to {sum}, expected {tokens}, {rule}")]
     Sum {
-        /// The primitive, as the text form spells it.
+        /// The primitive, as in pattern text.
         primitive: &'static str,
-        /// The list that was added up.
+        /// The list of lengths.
         argument: &'static str,
-        /// What it adds up to.
+        /// Its sum.
         sum: i64,
-        /// What it should add up to.
+        /// The expected sum.
         tokens: i64,
-        /// Where that number comes from.
+        /// The source of the expected sum.
         rule: &'static str,
     },
-    /// A `packed` pattern counts positions itself; the query offset contradicts it.
+    /// The query offset contradicts a `packed` pattern.
     #[error(
         "packed: the query offset is {offset}, expected {expected}: sequences are aligned one by \
-         one, so leave the offset out"
+         one, so omit the offset"
     )]
     PackedOffset {
-        /// What was given.
+        /// The given value.
         offset: i64,
-        /// What `packed` stands on.
+        /// The offset that `packed` implies.
         expected: i64,
     },
-    /// More blocks along one axis than an index holds.
+    /// The number of blocks along an axis exceeds 32 bits.
     #[error("{what} make {blocks} blocks, expected fewer than 2^32: use larger blocks or a shard")]
     TooManyBlocks {
         /// Which axis.
         what: &'static str,
-        /// How many there would be.
+        /// Number of blocks.
         blocks: u64,
     },
-    /// The layout would outgrow its bound.
+    /// The layout exceeds its memory limit.
     #[error(
         "the layout outgrew {limit} bytes at row {row} of {rows}: use larger blocks, fewer rows \
          (Shape::rows), or raise Shape::max_bytes"
     )]
     TooLarge {
-        /// The bound.
+        /// The limit in bytes.
         limit: u64,
-        /// Where it was passed.
+        /// The row at which it was exceeded.
         row: u64,
-        /// How many rows there are.
+        /// Number of rows.
         rows: u64,
     },
-    /// The work on a layout would outgrow its budget.
+    /// The work on a layout exceeds its budget.
     #[error(
         "{work} takes more than {limit} units of work, reached at row {row} of {rows}, mostly for \
          `{expression}`: use fewer tokens or rows per call, larger blocks, or strides and periods \
          that divide the block size, or compile with a larger max_work"
     )]
     TooMuchWork {
-        /// What took so long: compiling, counting, hashing, transposing, drawing, reading masks.
+        /// The operation: compiling, counting, hashing, comparing, transposing, drawing, reading
+        /// masks.
         work: &'static str,
         /// The most expensive sub-expression, as pattern text, shortened if it is long.
         expression: String,
         /// The budget.
         limit: u64,
-        /// Where it was used up.
+        /// The row at which it was exceeded.
         row: u64,
-        /// How many rows there are.
+        /// Number of rows.
         rows: u64,
     },
-    /// The progress hook asked to stop.
+    /// The progress hook returned `Break`.
     #[error("the work was stopped at row {row} of {rows}")]
     Stopped {
-        /// Where it stopped.
+        /// The row at which it stopped.
         row: u64,
-        /// How many rows there are.
+        /// Number of rows.
         rows: u64,
     },
-    /// A layout made elsewhere is not well-formed.
+    /// A given list of blocks is not well-formed.
     #[error("block layout: {0}")]
     Blocks(String),
-    /// Layouts of a set differ in what they cover.
+    /// Layouts of a set differ in tokens, blocks or rows.
     #[error("layout set: {0}")]
     Set(String),
 }

@@ -1,12 +1,12 @@
-//! Patterns that differ by head.
+//! Patterns per query head. Above `pattern`; used by `text` and `set`.
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::pattern::Pattern;
 
-/// One pattern for all query heads, or one for each. A type of its own, so that it can't stand
-/// inside a pattern.
+/// One pattern for all query heads, or one per head. A separate type, so that it cannot be nested
+/// in a pattern.
 ///
 /// ```
 /// use longspan_pattern::{Heads, Pattern};
@@ -23,20 +23,20 @@ use crate::pattern::Pattern;
 pub enum Heads {
     /// Every head has this pattern.
     Same(Pattern),
-    /// Head `h` has the `h`-th, at least one; made by [`Heads::each`] only.
+    /// Head `h` has the `h`-th pattern; never empty, constructed by [`Heads::each`] only.
     #[non_exhaustive]
     Each(Vec<Pattern>),
 }
 
 impl Heads {
-    /// One pattern a query head.
+    /// One pattern per query head.
     pub fn each(patterns: impl IntoIterator<Item = Pattern>) -> Result<Self> {
         let patterns: Vec<_> = patterns.into_iter().collect();
         patterns.iter().try_for_each(Pattern::check)?;
         if patterns.is_empty() { Err(Error::NoHeads) } else { Ok(Heads::Each(patterns)) }
     }
 
-    /// The number of heads that the patterns are for, if they say.
+    /// The number of heads, if there is one pattern per head.
     pub fn count(&self) -> Option<usize> {
         match self {
             Heads::Same(_) => None,

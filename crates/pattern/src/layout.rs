@@ -1,45 +1,48 @@
-//! A pattern compiled to blocks: rows of runs.
+//! A pattern compiled to blocks: rows of runs. Used by `cache` and `set`.
 //!
-//! For each row of query blocks a [`Layout`] lists the key blocks that it sees, as sorted
-//! [`Run`]s of Full or Partial blocks. Its size follows the number of runs: `causal` has two a
-//! row and a window three or four, at any length. After compilation it is exact: no block is
-//! stored of which no pair is seen, and no Partial block has every pair seen.
+//! For each row of query blocks a [`Layout`] lists the active key blocks as sorted [`Run`]s of Full
+//! or Partial blocks. Its size is proportional to the number of runs: `causal` has two per row and
+//! a window three or four, at any length. A layout is exact: every stored block has an active
+//! pair, and every Partial block a masked one.
 //!
 //! ```text
-//! compile.rs    pattern → runs           walk.rs    one row: positions → blocks
-//! diagonal.rs   where all of a diagonal is alike
-//! blocks.rs     foreign blocks → runs    pool.rs    which masks are stored
-//! transpose.rs  columns of runs          masks.rs   bits of Partial blocks
-//! picture.rs    a view from afar         shade.rs   its colours
-//! seen.rs       who sees whom at all     same.rs    whether layouts are equal
-//!                                        parts.rs   runs with equal masks, for
-//!                                        count.rs   counting and
-//!                                        digest.rs  telling layouts apart
+//! compile.rs      pattern → runs                 evaluate.rs      coverage per row and block
+//! diagonal.rs     Toeplitz patterns              block_ranges.rs  intervals → ranges of blocks
+//! blocks.rs       given blocks → runs            key_index.rs     many progressions of keys
+//! transpose.rs    columns of runs                pool.rs          which masks are stored
+//! active_keys.rs  active keys, per query         masks.rs         masks of Partial blocks
+//! count.rs        blocks, pairs, FLOPs           contents.rs      groups of equal blocks
+//! digest.rs       content hash                   compare.rs       equality of layouts
+//! picture.rs      down-sampled pictures          shade.rs         their colors
+//! limits.rs       shares of the memory limit
 //! ```
 
 use std::ops::{ControlFlow, Range};
 use std::sync::OnceLock;
 
 use crate::error::{Error, Result};
-use crate::meter::{Meter, Progress, go_on};
+use crate::meter::{Meter, Progress, ignore_progress};
 use crate::pattern::Pattern;
 use crate::positions::Positions;
 use crate::shape::{BlockSize, Frame, Shape};
 
+mod active_keys;
+mod block_ranges;
 mod blocks;
+mod compare;
 mod compile;
+mod contents;
 mod count;
 mod diagonal;
 mod digest;
+mod evaluate;
+mod key_index;
+mod limits;
 mod masks;
-mod parts;
 mod picture;
 mod pool;
-mod same;
-mod seen;
 mod shade;
 mod transpose;
-mod walk;
 
 pub use blocks::{BlockMasks, Blocks};
 pub use count::Counts;
@@ -51,19 +54,19 @@ pub use transpose::Transpose;
 
 use masks::MaskTable;
 
-/// In place of a mask's number: no mask, every pair is seen.
+/// Mask number of a Full run.
 const FULL: u32 = u32::MAX;
-/// In place of a mask's number: the mask is made when it is read.
+/// Mask number of a run whose masks are computed on demand.
 const ON_DEMAND: u32 = u32::MAX - 1;
 
-/// A run of neighbouring blocks of one kind. In a row its blocks are key blocks, in a column
-/// ([`Transpose`]) they are query blocks.
+/// A run of adjacent blocks of one kind: key blocks in a row, query blocks in a column
+/// ([`Transpose`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct Run {
     /// The first block.
     pub start: u32,
-    /// How many blocks; never 0.
+    /// Number of blocks; never 0.
     pub len: u32,
     mask: u32,
 }
@@ -71,9 +74,9 @@ pub struct Run {
 /// Whether the blocks of a run need a mask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RunKind {
-    /// Every pair of every block is seen.
+    /// Every pair of every block is active.
     Full,
-    /// In every block some pair is seen and some pair isn't: read its mask.
+    /// Every block has active and masked pairs: read its mask.
     Partial,
 }
 
@@ -102,7 +105,7 @@ impl Run {
 ///
 /// let pattern: Pattern = "causal & (window(256, 0) | sinks(16))".parse()?;
 /// let layout = Layout::compile(&pattern, &Shape::new(8_192, 8_192))?;
-/// // Row 100 sees the sinks, the left edge of its window, its middle, and the diagonal.
+/// // Row 100: the sinks, the left edge of the window, its middle, and the diagonal.
 /// let row: Vec<_> = layout.row(100).iter().map(|run| (run.start, run.len, run.kind())).collect();
 /// assert_eq!(row, [
 ///     (0, 1, RunKind::Partial),
@@ -114,14 +117,13 @@ impl Run {
 /// ```
 pub struct Layout {
     frame: Frame,
-    /// What masks on demand are made from; nothing where all of them are stored.
+    /// Source of on-demand masks; `None` if all masks are stored.
     pattern: Option<Pattern>,
-    /// The runs of row `r` are those from `starts[r]` to `starts[r + 1]`, rows counted from the
-    /// first compiled one.
+    /// The runs of row `r` are `starts[r]..starts[r + 1]`, rows relative to the first compiled one.
     starts: Vec<u32>,
     runs: Vec<Run>,
     table: MaskTable,
-    questions: u64,
+    coverage_queries: u64,
     work: u64,
     transpose: OnceLock<Result<Transpose>>,
     counts: OnceLock<Result<Counts>>,
@@ -135,7 +137,7 @@ impl Layout {
         starts: Vec<u32>,
         runs: Vec<Run>,
         table: MaskTable,
-        (questions, work): (u64, u64),
+        (coverage_queries, work): (u64, u64),
     ) -> Self {
         Layout {
             frame,
@@ -143,7 +145,7 @@ impl Layout {
             starts,
             runs,
             table,
-            questions,
+            coverage_queries,
             work,
             transpose: OnceLock::new(),
             counts: OnceLock::new(),
@@ -153,13 +155,13 @@ impl Layout {
 
     /// Compiles `pattern` for `shape`.
     pub fn compile(pattern: &Pattern, shape: &Shape) -> Result<Self> {
-        compile::compile(pattern, shape, &mut go_on)
+        compile::compile(pattern, shape, &mut ignore_progress)
     }
 
-    /// Compiles `pattern` for `shape` and calls `progress` with the rows done and the rows in all,
-    /// every few milliseconds of work and at least once; it may end the work
-    /// ([`Error::Stopped`]). Every other call that takes a while has a form
-    /// `…_with`, too, and what a hook has ended starts again in the next call.
+    /// Compiles `pattern` for `shape` and calls `progress` with the completed and the total number
+    /// of rows, every few milliseconds of work and at least once. `ControlFlow::Break` ends the
+    /// call with [`Error::Stopped`]; the next call restarts it. All long-running calls have a
+    /// form `…_with`.
     ///
     /// ```
     /// use std::ops::ControlFlow;
@@ -177,12 +179,12 @@ impl Layout {
         compile::compile(pattern, shape, &mut progress)
     }
 
-    /// Queries at hand, also those of rows that weren't compiled.
+    /// Number of local queries, including those of rows that were not compiled.
     pub fn queries(&self) -> u64 {
         self.frame.queries.len()
     }
 
-    /// Keys at hand.
+    /// Number of local keys.
     pub fn keys(&self) -> u64 {
         self.frame.keys.len()
     }
@@ -192,7 +194,7 @@ impl Layout {
     /// ```
     /// use longspan_pattern::{Layout, Pattern, Shape};
     ///
-    /// // Four queries that follow six keys already in a cache.
+    /// // Four queries after six cached keys.
     /// let layout = Layout::compile(&Pattern::causal(), &Shape::new(4, 10))?;
     /// assert_eq!(layout.query_positions().get(0), Some(6));
     /// assert_eq!(layout.key_positions().get(0), Some(0));
@@ -207,22 +209,22 @@ impl Layout {
         &self.frame.keys
     }
 
-    /// Tokens a block.
+    /// Tokens per block.
     pub fn block(&self) -> BlockSize {
         self.frame.block
     }
 
-    /// The rows of query blocks that were compiled.
+    /// The compiled rows of query blocks.
     pub fn rows(&self) -> Range<u32> {
         self.frame.rows.clone()
     }
 
-    /// How many columns of key blocks there are.
+    /// Number of columns of key blocks.
     pub fn columns(&self) -> u32 {
         self.frame.columns
     }
 
-    /// The runs of key blocks that a row of query blocks sees, ascending.
+    /// The runs of key blocks that a row of query blocks attends to, ascending.
     ///
     /// # Panics
     ///
@@ -233,18 +235,18 @@ impl Layout {
         &self.runs[self.starts[index] as usize..self.starts[index + 1] as usize]
     }
 
-    /// How many runs all rows have.
+    /// Number of runs in all rows.
     pub fn run_count(&self) -> usize {
         self.runs.len()
     }
 
-    /// The local numbers of the queries in a row of blocks.
+    /// Local indices of the queries in a row of blocks.
     pub fn row_tokens(&self, row: u32) -> Range<u64> {
         let tokens = self.frame.row_tokens(row);
         tokens.start as u64..tokens.end as u64
     }
 
-    /// The local numbers of the keys in a column of blocks.
+    /// Local indices of the keys in a column of blocks.
     pub fn column_tokens(&self, column: u32) -> Range<u64> {
         let tokens = self.frame.column_tokens(column);
         tokens.start as u64..tokens.end as u64
@@ -255,8 +257,8 @@ impl Layout {
         self.masks_in(Vec::new())
     }
 
-    /// The same, in memory that an earlier reader has given back ([`Masks::into_words`]): many
-    /// short-lived readers then allocate once.
+    /// The same, reusing the memory of an earlier reader ([`Masks::into_words`]), so that many
+    /// short-lived readers allocate once.
     ///
     /// ```
     /// use longspan_pattern::{Layout, Pattern, Shape};
@@ -275,12 +277,12 @@ impl Layout {
         Masks::new(self, words)
     }
 
-    /// How many masks are stored.
+    /// Number of stored masks.
     pub fn stored_masks(&self) -> usize {
         self.table.len()
     }
 
-    /// A stored mask by its number ([`Run::stored`]), [`BlockSize::words`] words a query.
+    /// A stored mask by its number ([`Run::stored`]), [`BlockSize::words`] words per query.
     ///
     /// # Panics
     ///
@@ -289,12 +291,12 @@ impl Layout {
         self.table.get(number)
     }
 
-    /// Columns of runs, for the backward pass; made when first asked for.
+    /// Columns of runs, for the backward pass; computed on first use.
     pub fn transpose(&self) -> Result<&Transpose> {
-        self.transpose_with(go_on)
+        self.transpose_with(ignore_progress)
     }
 
-    /// The same, with a hook that may end the work: see [`compile_with`](Self::compile_with).
+    /// The same with a progress hook: see [`compile_with`](Self::compile_with).
     pub fn transpose_with(
         &self,
         progress: impl FnMut(u64, u64) -> ControlFlow<()>,
@@ -302,12 +304,12 @@ impl Layout {
         self.lazy(&self.transpose, progress, transpose::transpose)
     }
 
-    /// How many blocks and pairs are active; counted when first asked for.
+    /// Active blocks and pairs; computed on first use.
     pub fn counts(&self) -> Result<&Counts> {
-        self.counts_with(go_on)
+        self.counts_with(ignore_progress)
     }
 
-    /// The same, with a hook that may end the work: see [`compile_with`](Self::compile_with).
+    /// The same with a progress hook: see [`compile_with`](Self::compile_with).
     pub fn counts_with(
         &self,
         progress: impl FnMut(u64, u64) -> ControlFlow<()>,
@@ -315,26 +317,26 @@ impl Layout {
         self.lazy(&self.counts, progress, count::count)
     }
 
-    /// What `held` holds, made where nothing is there yet. What a hook has stopped isn't held.
-    /// Threads that come at the same time each make it: none of them waits for another's hook.
+    /// The value in `cell`, computed on first use. Stopped computations are not stored. Concurrent
+    /// threads each compute it: no thread waits for another's hook.
     fn lazy<'a, T>(
         &'a self,
-        held: &'a OnceLock<Result<T>>,
+        cell: &'a OnceLock<Result<T>>,
         mut progress: impl FnMut(u64, u64) -> ControlFlow<()>,
-        make: fn(&Layout, Meter<'_>) -> Result<T>,
+        compute: fn(&Layout, Meter<'_>) -> Result<T>,
     ) -> Result<&'a T> {
-        if held.get().is_none() {
-            let made = make(self, self.meter(&mut progress));
-            if let Err(Error::Stopped { row, rows }) = made {
+        if cell.get().is_none() {
+            let result = compute(self, self.meter(&mut progress));
+            if let Err(Error::Stopped { row, rows }) = result {
                 return Err(Error::Stopped { row, rows });
             }
-            // Another thread may have been faster: its result is the same.
-            let _ = held.set(made);
+            // Another thread may have stored the same result.
+            let _ = cell.set(result);
         }
-        held.get().expect("set above").as_ref().map_err(Clone::clone)
+        cell.get().expect("set above").as_ref().map_err(Clone::clone)
     }
 
-    /// A meter for one call on the layout.
+    /// A work budget for one call.
     fn meter<'a>(&self, progress: &'a mut Progress<'a>) -> Meter<'a> {
         Meter::new(self.frame.max_work, self.frame.rows.len() as u64, progress)
     }
@@ -343,11 +345,11 @@ impl Layout {
     fn halted(&self, meter: &Meter<'_>, work: &'static str) -> Error {
         meter.error(work, |row| match &self.pattern {
             Some(pattern) => compile::costliest(pattern, &self.frame, row),
-            None => "blocks chosen elsewhere".into(),
+            None => "given blocks".into(),
         })
     }
 
-    /// The share of all pairs (of the compiled rows) that is seen; 0 where there are none.
+    /// The fraction of active pairs in the compiled rows; 0 if there are no pairs.
     pub fn density(&self) -> Result<f64> {
         let rows = self.frame.rows.clone();
         let queries = if rows.is_empty() {
@@ -359,8 +361,8 @@ impl Layout {
         Ok(if pairs == 0 { 0.0 } else { self.counts()?.active_pairs as f64 / pairs as f64 })
     }
 
-    /// A hash of what the layout lets through, the same on every machine and however the layout
-    /// was made; worked out when first asked for.
+    /// A hash of the active pairs, the same on every machine and for every source of the layout;
+    /// computed on first use.
     ///
     /// ```
     /// use longspan_pattern::{Layout, Pattern, Shape};
@@ -373,10 +375,10 @@ impl Layout {
     /// # Ok::<_, longspan_pattern::Error>(())
     /// ```
     pub fn hash(&self) -> Result<LayoutHash> {
-        self.hash_with(go_on)
+        self.hash_with(ignore_progress)
     }
 
-    /// The same, with a hook that may end the work: see [`compile_with`](Self::compile_with).
+    /// The same with a progress hook: see [`compile_with`](Self::compile_with).
     pub fn hash_with(
         &self,
         progress: impl FnMut(u64, u64) -> ControlFlow<()>,
@@ -384,7 +386,7 @@ impl Layout {
         self.lazy(&self.hash, progress, digest::digest).copied()
     }
 
-    /// Bytes that the layout holds at present, the transpose included once it is made.
+    /// Memory of the layout in bytes, including the transpose once computed.
     pub fn bytes(&self) -> usize {
         let transpose = match self.transpose.get() {
             Some(Ok(transpose)) => transpose.bytes(),
@@ -396,13 +398,12 @@ impl Layout {
             + transpose
     }
 
-    /// Questions that primitives answered while it was compiled: what compilation cost, whatever
-    /// the machine.
-    pub fn questions(&self) -> u64 {
-        self.questions
+    /// Coverage queries during compilation: its cost, independent of the machine.
+    pub fn coverage_queries(&self) -> u64 {
+        self.coverage_queries
     }
 
-    /// Units of work that compilation took: see [`Shape::max_work`].
+    /// Units of work of the compilation: see [`Shape::max_work`].
     pub fn work(&self) -> u64 {
         self.work
     }
@@ -420,12 +421,3 @@ impl std::fmt::Debug for Layout {
             .finish_non_exhaustive()
     }
 }
-
-/// Threads share layouts and patterns.
-const _: fn() = || {
-    fn shared<T: Send + Sync>() {}
-    shared::<Layout>();
-    shared::<Pattern>();
-    shared::<crate::LayoutSet>();
-    shared::<crate::LayoutCache>();
-};

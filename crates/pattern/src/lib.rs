@@ -1,8 +1,8 @@
-//! Which position may attend to which, compiled to blocks.
+//! Attention patterns, compiled to block-sparse layouts.
 //!
 //! A [`Pattern`] is a predicate over global positions, built from primitives with `&`, `|`, `!`
-//! or read from text. A [`Layout`] is that pattern compiled for given lengths: rows of runs of
-//! key blocks, each Full or Partial, in time and memory that follow the number of runs.
+//! or parsed from text. A [`Layout`] is that pattern compiled for given lengths: rows of runs of
+//! key blocks, each Full or Partial. Time and memory are proportional to the number of runs.
 //!
 //! ```
 //! use longspan_pattern::{Layout, Pattern, Shape};
@@ -17,33 +17,36 @@
 //!
 //! # Crate layout
 //!
-//! | module | what it has |
+//! Lowest layer first; a module imports only modules above it in this table.
+//!
+//! | module | contents |
 //! |---|---|
-//! | `pattern`, `heads`, `text` | the algebra, patterns by head, the text form |
-//! | `positions`, `shape` | what a layout is compiled for: lengths, offsets, shards, padding |
-//! | `plan` | a pattern made ready to be asked: stretches of keys, bits, signatures |
-//! | `meter` | counted work: budgets and progress hooks |
-//! | `sight` | who can see whom, told at a glance |
+//! | `error`, `arith` | errors; gcd, congruences, division |
+//! | `positions`, `meter` | global positions of local tokens; the work budget and progress hooks |
+//! | `pattern`, `heads`, `text` | the expression, one per query head, parser and printer |
+//! | `shape` | what a layout is compiled for: lengths, offsets, position maps, padding |
+//! | `coverage` | coverage queries over a pattern: intervals of keys, mask bits, signatures |
 //! | `layout` | rows of runs: compilation, masks, transpose, counts, hash, pictures |
-//! | `set`, `cache` | layouts by batch entry and head; layouts kept for the next call |
+//! | `cache`, `set` | layouts reused across calls; layouts per batch entry and query head |
 
 #![forbid(unsafe_code)]
 
+mod arith;
 mod cache;
+mod coverage;
 mod error;
 mod heads;
 mod layout;
 mod meter;
 mod pattern;
-mod plan;
 mod positions;
 mod set;
 mod shape;
-mod sight;
 mod text;
 
 pub use cache::{CacheStats, LayoutCache};
-pub use error::{Error, Result};
+pub use coverage::{BlockCoverage, PatternCoverage};
+pub use error::{Error, ParseError, Result};
 pub use heads::Heads;
 pub use layout::{
     BlockMasks, Blocks, Cell, Counts, Layout, LayoutHash, Masks, Picture, Run, RunKind, Shade,
@@ -53,5 +56,12 @@ pub use pattern::{Level, Pattern};
 pub use positions::{Positions, Progression};
 pub use set::{LayoutSet, Padding};
 pub use shape::{BlockSize, Shape};
-pub use sight::{Glance, Sight};
-pub use text::ParseError;
+
+/// Threads share these types.
+const _: fn() = || {
+    fn shared<T: Send + Sync>() {}
+    shared::<Layout>();
+    shared::<Pattern>();
+    shared::<LayoutSet>();
+    shared::<LayoutCache>();
+};

@@ -1,9 +1,10 @@
-//! Counted work: what a call on patterns and layouts costs, whatever the machine.
+//! The work budget of a call, independent of the machine, and its progress hook. Charged by
+//! `coverage` and `layout`.
 //!
 //! Compiling, counting, hashing, drawing, transposing and reading masks all charge one [`Meter`].
-//! A unit is about a nanosecond of one core in a release build; what an operation is charged was
-//! measured once and is a constant beside the operation. Every few million units the meter calls
-//! the progress hook of the call, and past the budget it halts:
+//! A unit is about a nanosecond of one core in a release build; the measured cost of an operation
+//! is a constant beside it. Every few million units the meter calls the progress hook, and beyond
+//! the budget it halts:
 //!
 //! ```text
 //! spend(units):  spent += units;  if spent ≥ next_poll { poll }
@@ -11,32 +12,31 @@
 //!                hook breaks   → halted (Stopped)
 //! ```
 //!
-//! A halted meter stays halted. Loops leave early when they see that, and what they have made so
-//! far is thrown away by the call that owns the meter.
+//! A halted meter stays halted. Loops exit early, and the call that owns the meter discards the
+//! partial result.
 
 use std::ops::ControlFlow;
 
 use crate::error::Error;
-use crate::plan::Keys;
 
-/// What calls are given to report to: rows done and rows in all.
+/// A progress hook: called with completed rows and total rows.
 pub(crate) type Progress<'a> = dyn FnMut(u64, u64) -> ControlFlow<()> + 'a;
 
-/// A hook that lets the work go on.
-pub(crate) fn go_on(_: u64, _: u64) -> ControlFlow<()> {
+/// A hook that always continues.
+pub(crate) fn ignore_progress(_: u64, _: u64) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
 
 /// Units between two calls of the hook, about four milliseconds.
 const POLL: u64 = 1 << 22;
 
-/// Units of a coverage query that one node answers.
-const QUESTION: u64 = 16;
+/// Units per coverage query of one node.
+const COVERAGE_QUERY: u64 = 16;
 
-/// Units of a segment that is appended or merged.
-pub(crate) const SEGMENT: u64 = 8;
+/// Units per interval appended or merged.
+pub(crate) const INTERVAL: u64 = 8;
 
-/// Units of solving a congruence, which takes an inverse.
+/// Units per congruence, which takes a modular inverse.
 pub(crate) const CONGRUENCE: u64 = 96;
 
 /// Why a meter has halted.
@@ -53,12 +53,13 @@ pub(crate) struct Meter<'a> {
     limit: u64,
     halt: Option<Halt>,
     progress: Option<&'a mut Progress<'a>>,
-    /// Rows done, and rows in all.
+    /// Completed rows.
     row: u64,
+    /// Total rows.
     rows: u64,
-    /// Coverage queries that nodes have answered.
-    pub(crate) questions: u64,
-    /// An answer had too many segments and was cut short.
+    /// Coverage queries of nodes.
+    pub(crate) coverage_queries: u64,
+    /// A result had too many intervals and was truncated.
     pub(crate) overflow: bool,
 }
 
@@ -78,12 +79,12 @@ impl<'a> Meter<'a> {
             progress: None,
             row: 0,
             rows: 0,
-            questions: 0,
+            coverage_queries: 0,
             overflow: false,
         }
     }
 
-    /// For single blocks and positions, whose work is bounded by the pattern.
+    /// For single blocks and pairs, whose work is bounded by the pattern.
     pub(crate) fn unlimited() -> Self {
         Meter { next_poll: u64::MAX, ..Meter::limited(u64::MAX) }
     }
@@ -96,18 +97,18 @@ impl<'a> Meter<'a> {
         }
     }
 
-    /// A coverage query that one node answers.
+    /// Charges a coverage query of one node.
     #[inline]
-    pub(crate) fn question(&mut self) {
-        self.questions += 1;
-        self.spend(QUESTION);
+    pub(crate) fn coverage_query(&mut self) {
+        self.coverage_queries += 1;
+        self.spend(COVERAGE_QUERY);
     }
 
-    /// Charges a segment, and tells whether an answer of so many may still grow.
+    /// Charges an interval; returns whether a result of `intervals` may grow.
     #[inline]
-    pub(crate) fn has_room(&mut self, segments: usize, keys: &Keys) -> bool {
-        self.spend(SEGMENT);
-        self.overflow |= segments >= keys.most;
+    pub(crate) fn has_room(&mut self, intervals: usize, max_intervals: usize) -> bool {
+        self.spend(INTERVAL);
+        self.overflow |= intervals >= max_intervals;
         !self.overflow && self.halt.is_none()
     }
 
@@ -126,7 +127,7 @@ impl<'a> Meter<'a> {
         self.next_poll = self.spent.saturating_add(POLL).min(self.limit.saturating_add(1));
     }
 
-    /// Notes how many rows are done.
+    /// Sets the number of completed rows.
     #[inline]
     pub(crate) fn at_row(&mut self, row: u64) {
         self.row = row;
@@ -142,8 +143,8 @@ impl<'a> Meter<'a> {
         self.halt.is_some()
     }
 
-    /// The error of a halted meter: `work` is what took so long, `costliest` names the
-    /// sub-expression by the row at hand.
+    /// The error of a halted meter: `work` is the operation, `costliest` returns the most expensive
+    /// sub-expression of a row.
     pub(crate) fn error(&self, work: &'static str, costliest: impl FnOnce(u64) -> String) -> Error {
         let (row, rows) = (self.row, self.rows);
         match self.halt {

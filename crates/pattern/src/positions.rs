@@ -1,29 +1,29 @@
-//! Where the tokens at hand stand in the whole sequence.
+//! Global positions of local tokens. Used by `shape`, `coverage` and `layout`.
 //!
-//! A pattern speaks of global positions only. A call holds *some* tokens, in *some* order: all of
-//! them, a shard, every fourth, two chunks of a zigzag. [`Positions`] says which, as a short list
-//! of [`Progression`]s; the token with local number `i` stands at the `i`-th position of their
-//! concatenation. Nothing else in the crate knows what a shard is.
+//! Patterns are predicates over global positions. A call has *some* tokens, in *some* order: all
+//! of them, a shard, every fourth, two chunks of a zigzag. [`Positions`] is their map, a short list
+//! of [`Progression`]s; the token with local index `i` has the `i`-th position of their
+//! concatenation. No other module depends on the kind of sharding.
 
 use crate::error::{Error, Result};
 
-/// The farthest a position may be from zero: sums of a position and a pattern's argument then
-/// stay inside 64 bits.
-pub(crate) const FARTHEST: i64 = 1 << 60;
+/// Maximum magnitude of a position: the sum of a position and an argument of a primitive then fits
+/// into 64 bits.
+pub(crate) const MAX_POSITION: i64 = 1 << 60;
 
 /// The positions `start, start + step, …`, `len` of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Progression {
     /// The first position.
     pub start: i64,
-    /// From one position to the next; at least 1.
+    /// Difference of consecutive positions; at least 1.
     pub step: u64,
-    /// How many positions.
+    /// Number of positions.
     pub len: u64,
 }
 
 impl Progression {
-    /// The last position, wide enough for any input.
+    /// The last position, without overflow for any input.
     pub(crate) fn last(&self) -> i128 {
         let reach = i128::from(self.step).saturating_mul(i128::from(self.len) - 1);
         reach.saturating_add(self.start.into())
@@ -43,28 +43,28 @@ impl Progression {
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Positions {
-    pieces: Vec<Piece>,
+    token_ranges: Vec<TokenRange>,
     len: u64,
 }
 
-/// A progression and the local number of its first token.
+/// Local tokens `local..local + len`, whose positions form a progression.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Piece {
+pub(crate) struct TokenRange {
     pub(crate) local: i64,
     pub(crate) start: i64,
     pub(crate) step: i64,
     pub(crate) len: i64,
 }
 
-impl Piece {
+impl TokenRange {
     pub(crate) fn last(&self) -> i64 {
         self.start + self.step * (self.len - 1)
     }
 }
 
 impl Positions {
-    /// Positions from progressions, in the order of the local tokens. Empty ones are dropped and
-    /// neighbours that continue each other are joined, so equal maps compare equal.
+    /// Positions from progressions, in the order of the local tokens. Empty progressions are dropped
+    /// and adjacent ones that continue each other are joined, so equal maps compare equal.
     pub fn new(progressions: impl IntoIterator<Item = Progression>) -> Result<Self> {
         let mut positions = Positions::default();
         for (index, progression) in progressions.into_iter().enumerate() {
@@ -85,17 +85,17 @@ impl Positions {
 
     fn push(&mut self, next: Progression) -> Result<()> {
         for value in [i128::from(next.start), next.last()] {
-            if value.unsigned_abs() > FARTHEST as u128 {
+            if value.unsigned_abs() > MAX_POSITION as u128 {
                 return Err(Error::TooFar { what: "positions", value });
             }
         }
         let len = self.len + next.len;
-        if len > FARTHEST as u64 {
+        if len > MAX_POSITION as u64 {
             return Err(Error::TooFar { what: "positions", value: len.into() });
         }
-        // A lone token has no step of its own.
+        // The step of a single token is arbitrary.
         let step = if next.len == 1 { 1 } else { next.step as i64 };
-        let joined = self.pieces.last_mut().is_some_and(|last| {
+        let joined = self.token_ranges.last_mut().is_some_and(|last| {
             let gap = next.start - last.last();
             let step_fits = (last.len == 1 || last.step == gap) && (next.len == 1 || step == gap);
             let joins = gap > 0 && step_fits && (gap == 1 || last.len > 1 || next.len > 1);
@@ -107,53 +107,53 @@ impl Positions {
         });
         if !joined {
             let (local, len) = (self.len as i64, next.len as i64);
-            self.pieces.push(Piece { local, start: next.start, step, len });
+            self.token_ranges.push(TokenRange { local, start: next.start, step, len });
         }
         self.len = len;
         Ok(())
     }
 
-    /// How many tokens there are.
+    /// Number of tokens.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether there is no token.
+    /// Whether there are no tokens.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The position of the token with local number `index`.
+    /// The position of the token with local index `index`.
     pub fn get(&self, index: u64) -> Option<i64> {
         if index >= self.len {
             return None;
         }
-        let piece = &self.pieces[self.piece_of(index as i64)];
-        Some(piece.start + piece.step * (index as i64 - piece.local))
+        let token_range = &self.token_ranges[self.token_range_of(index as i64)];
+        Some(token_range.start + token_range.step * (index as i64 - token_range.local))
     }
 
-    /// The progressions, neighbours joined.
+    /// The progressions, adjacent ones joined.
     pub fn progressions(&self) -> impl Iterator<Item = Progression> + '_ {
-        self.pieces.iter().map(|p| Progression {
+        self.token_ranges.iter().map(|p| Progression {
             start: p.start,
             step: p.step as u64,
             len: p.len as u64,
         })
     }
 
-    pub(crate) fn pieces(&self) -> &[Piece] {
-        &self.pieces
+    pub(crate) fn token_ranges(&self) -> &[TokenRange] {
+        &self.token_ranges
     }
 
-    /// The piece that holds the local token `index`.
-    pub(crate) fn piece_of(&self, index: i64) -> usize {
-        self.pieces.partition_point(|p| p.local <= index) - 1
+    /// The index of the range that contains the local token `index`.
+    pub(crate) fn token_range_of(&self, index: i64) -> usize {
+        self.token_ranges.partition_point(|p| p.local <= index) - 1
     }
 
     /// Smallest and largest position.
     pub(crate) fn extremes(&self) -> Option<(i64, i64)> {
-        let first = self.pieces.iter().map(|p| p.start).min()?;
-        let last = self.pieces.iter().map(Piece::last).max()?;
+        let first = self.token_ranges.iter().map(|p| p.start).min()?;
+        let last = self.token_ranges.iter().map(TokenRange::last).max()?;
         Some((first, last))
     }
 }
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_that_continue_each_other_are_joined() {
+    fn continuing_progressions_are_joined() {
         let split = Positions::new([steps(0, 1, 3), steps(3, 1, 0), steps(3, 1, 4)]).unwrap();
         assert_eq!(split, Positions::range(0, 7).unwrap());
         let striped = Positions::new([steps(1, 4, 2), steps(9, 7, 1), steps(13, 4, 2)]).unwrap();
@@ -180,10 +180,10 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_a_position_is_refused() {
+    fn invalid_positions_are_errors() {
         assert_eq!(Positions::new([steps(0, 0, 1)]), Err(Error::Step { index: 0 }));
-        assert!(Positions::range(FARTHEST, 2).is_err());
+        assert!(Positions::range(MAX_POSITION, 2).is_err());
         assert!(Positions::new([steps(0, u64::MAX, u64::MAX)]).is_err());
-        assert!(Positions::range(-FARTHEST, 1).is_ok());
+        assert!(Positions::range(-MAX_POSITION, 1).is_ok());
     }
 }

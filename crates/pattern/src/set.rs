@@ -1,4 +1,4 @@
-//! Layouts by batch entry and query head.
+//! Layouts per batch entry and query head. The top layer.
 
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
@@ -7,20 +7,19 @@ use crate::cache::LayoutCache;
 use crate::error::{Error, Result};
 use crate::heads::Heads;
 use crate::layout::Layout;
-use crate::meter::{Progress, go_on};
+use crate::meter::{Progress, ignore_progress};
 use crate::pattern::Pattern;
 use crate::shape::Shape;
 
-/// Which layout each batch entry and query head has; equal ones are held once.
+/// One layout per batch entry and query head; equal ones are stored once.
 ///
-/// Patterns that differ by head, padding that differs by batch entry, and layouts chosen from the
-/// content all end here.
+/// Covers patterns per head, padding per batch entry, and content-dependent layouts.
 ///
 /// ```
 /// use longspan_pattern::{Heads, LayoutSet, Padding, Shape};
 ///
 /// let heads: Heads = "heads([causal, causal & window(64, 0), causal])".parse()?;
-/// // Two batch entries: one whole, one with 100 padding tokens on the left.
+/// // Two batch entries: one without padding, one with 100 padding tokens on the left.
 /// let padding = Padding::Each(vec![0..1_000, 100..1_000]);
 /// let set = LayoutSet::compile(&heads, 3, &Shape::new(1_000, 1_000), &padding, None)?;
 /// assert_eq!(set.layouts().len(), 4);
@@ -36,21 +35,21 @@ pub struct LayoutSet {
     choice: Vec<u32>,
 }
 
-/// Which key numbers of each batch entry hold tokens.
+/// Which keys of each batch entry are tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Padding {
-    /// All of them, in each of so many batch entries.
+    /// All keys, for this number of batch entries.
     None(usize),
-    /// These, one range a batch entry.
+    /// One range of keys per batch entry.
     Each(Vec<Range<u64>>),
 }
 
-/// What decides a layout within a set.
-type Asked<'a> = (&'a Pattern, &'a Option<Range<u64>>);
+/// What distinguishes layouts within one call.
+type LayoutKey<'a> = (&'a Pattern, &'a Option<Range<u64>>);
 
 impl LayoutSet {
     /// Compiles the patterns of `heads` query heads for every batch entry, through `cache` if
-    /// there is one.
+    /// given.
     pub fn compile(
         patterns: &Heads,
         heads: usize,
@@ -58,11 +57,11 @@ impl LayoutSet {
         padding: &Padding,
         cache: Option<&LayoutCache>,
     ) -> Result<Self> {
-        Self::compile_with(patterns, heads, shape, padding, cache, go_on)
+        Self::compile_with(patterns, heads, shape, padding, cache, ignore_progress)
     }
 
-    /// The same, with a hook that may end the work; it is called with the rows of the layout at
-    /// hand: see [`Layout::compile_with`].
+    /// The same with a progress hook, called with the rows of the current layout: see
+    /// [`Layout::compile_with`].
     pub fn compile_with(
         patterns: &Heads,
         heads: usize,
@@ -77,7 +76,7 @@ impl LayoutSet {
         };
         if shape.is_padded() && matches!(padding, Padding::Each(_)) {
             let message =
-                "the shape has valid keys and so has each batch entry, expected one of both";
+                "the shape has valid keys and so has each batch entry, expected only one of them";
             return Err(Error::Set(message.into()));
         }
         if let Some(patterns) = patterns.count()
@@ -85,12 +84,12 @@ impl LayoutSet {
         {
             return Err(Error::HeadCount { patterns, heads });
         }
-        let mut made: Vec<(Asked<'_>, Arc<Layout>)> = Vec::new();
+        let mut compiled: Vec<(LayoutKey<'_>, Arc<Layout>)> = Vec::new();
         let mut each = Vec::with_capacity(ranges.len() * heads);
         for valid in &ranges {
             for head in 0..heads {
                 let pattern = patterns.get(head, heads)?;
-                let known = made.iter().find(|(key, _)| *key == (pattern, valid));
+                let known = compiled.iter().find(|(key, _)| *key == (pattern, valid));
                 if let Some((_, layout)) = known {
                     each.push(layout.clone());
                     continue;
@@ -103,43 +102,43 @@ impl LayoutSet {
                     Some(cache) => cache.get_with(pattern, &shape, &mut progress)?,
                     None => Arc::new(Layout::compile_with(pattern, &shape, &mut progress)?),
                 };
-                made.push(((pattern, valid), layout.clone()));
+                compiled.push(((pattern, valid), layout.clone()));
                 each.push(layout);
             }
         }
         LayoutSet::new_with(ranges.len(), heads, each, progress)
     }
 
-    /// A set of given layouts, that of `(entry, head)` at `entry · heads + head`. All must cover
-    /// the same tokens with the same blocks. Layouts that are too much work to compare
-    /// ([`Layout::same_pairs`]) are held side by side.
+    /// A set of given layouts, that of `(entry, head)` at `entry · heads + head`. All must have the
+    /// same tokens and blocks. Layouts whose comparison ([`Layout::same_pairs`]) exceeds its work
+    /// limit are stored separately.
     pub fn new(
         batch: usize,
         heads: usize,
         layouts: impl IntoIterator<Item = Arc<Layout>>,
     ) -> Result<Self> {
-        Self::new_with(batch, heads, layouts, go_on)
+        Self::new_with(batch, heads, layouts, ignore_progress)
     }
 
-    /// The same, with a hook that may end the work: see [`Layout::compile_with`].
+    /// The same with a progress hook: see [`Layout::compile_with`].
     pub fn new_with(
         batch: usize,
         heads: usize,
         layouts: impl IntoIterator<Item = Arc<Layout>>,
         mut progress: impl FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<Self> {
-        let mut blocks = Vec::new();
+        let mut digests = Vec::new();
         let mut set = LayoutSet { batch, heads, layouts: Vec::new(), choice: Vec::new() };
         for layout in layouts {
             if let Some(first) = set.layouts.first() {
                 same_tokens(first, &layout)?;
             }
-            let held = set.layouts.iter().position(|held| Arc::ptr_eq(held, &layout));
-            let place = match held {
-                Some(place) => place,
-                None => set.place(layout, &mut blocks, &mut progress)?,
+            let stored = set.layouts.iter().position(|stored| Arc::ptr_eq(stored, &layout));
+            let index = match stored {
+                Some(index) => index,
+                None => set.intern(layout, &mut digests, &mut progress)?,
             };
-            set.choice.push(place as u32);
+            set.choice.push(index as u32);
         }
         if set.choice.len() != batch * heads {
             return Err(Error::Set(format!(
@@ -150,23 +149,23 @@ impl LayoutSet {
         Ok(set)
     }
 
-    /// The place of a layout that is equal to this one, which is added where there is none.
-    /// `blocks` has the digest of each layout's blocks.
-    fn place(
+    /// The index of a layout equal to this one, which is added if there is none. `digests` has the
+    /// block digest of each layout.
+    fn intern(
         &mut self,
         layout: Arc<Layout>,
-        blocks: &mut Vec<u64>,
+        digests: &mut Vec<u64>,
         progress: &mut Progress<'_>,
     ) -> Result<usize> {
         let digest = layout.block_digest(progress)?;
-        for place in (0..blocks.len()).filter(|&place| blocks[place] == digest) {
-            match self.layouts[place].same_masks(&layout, progress) {
-                Ok(true) => return Ok(place),
+        for index in (0..digests.len()).filter(|&index| digests[index] == digest) {
+            match self.layouts[index].same_masks(&layout, progress) {
+                Ok(true) => return Ok(index),
                 Ok(false) | Err(Error::TooMuchWork { .. }) => {}
                 Err(error) => return Err(error),
             }
         }
-        blocks.push(digest);
+        digests.push(digest);
         self.layouts.push(layout);
         Ok(self.layouts.len() - 1)
     }
@@ -205,7 +204,7 @@ impl LayoutSet {
         &self.layouts
     }
 
-    /// Bytes that the distinct layouts hold.
+    /// Memory of the distinct layouts in bytes.
     pub fn bytes(&self) -> usize {
         self.layouts.iter().map(|layout| layout.bytes()).sum()
     }

@@ -1,16 +1,16 @@
-//! What a layout is compiled for: lengths, offsets, maps, rows, padding, block size.
+//! What a layout is compiled for: lengths, offsets, maps, rows, padding, block size. Used by
+//! `coverage` and all layers above it.
 
 use std::ops::Range;
 
+use crate::arith::Divisor;
 use crate::error::{Error, Result};
-use crate::layout::Run;
-use crate::plan::arith::Divisor;
-use crate::positions::{FARTHEST, Positions, Progression};
+use crate::positions::{MAX_POSITION, Positions, Progression};
 
-/// How many tokens make a block: 16 to 256, and 64 where left to Longspan.
+/// Tokens per block: 16 to 256, 64 by default.
 ///
-/// 64 because a tile of 64 × 64 scores and its operands stay in a core's first two caches at
-/// every head dim, and one machine word is one mask row.
+/// 64 because a tile of 64 × 64 scores and its operands fit into L2 at every head dim, and one
+/// machine word is one mask row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockSize(u16);
 
@@ -37,7 +37,7 @@ impl BlockSize {
         Ok(BlockSize(tokens as u16))
     }
 
-    /// Tokens a block.
+    /// Tokens per block.
     pub fn get(self) -> usize {
         self.0.into()
     }
@@ -57,8 +57,7 @@ impl Default for BlockSize {
 /// What a [`Layout`](crate::Layout) is compiled for.
 ///
 /// `Shape::new(tokens_q, tokens_k)` is the whole sequence with queries aligned to the *last* keys;
-/// the rest narrows or moves it. Nothing is checked before
-/// [`Layout::compile`](crate::Layout::compile).
+/// the other methods restrict or move it. [`Layout::compile`](crate::Layout::compile) validates it.
 ///
 /// ```
 /// use longspan_pattern::{BlockSize, Layout, Pattern, Shape};
@@ -85,16 +84,15 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Bytes that the runs of a layout may take where [`max_bytes`](Self::max_bytes) is left out:
-    /// 1 GiB, which is ninety million runs. No list that compilation makes takes over four times
-    /// the bound, or 16 MiB where that is more.
-    pub const MAX_BYTES: u64 = 1 << 30;
+    /// Default of [`max_bytes`](Self::max_bytes): 4 GiB. A quarter of it is for the runs, at most
+    /// ninety million.
+    pub const MAX_BYTES: u64 = 1 << 32;
 
-    /// Units of work that a call on a layout may take where [`max_work`](Self::max_work) is left
-    /// out: 2^30, about a second of one core in a release build.
+    /// Default of [`max_work`](Self::max_work): 2^30 units, about a second of one core in a release
+    /// build.
     pub const MAX_WORK: u64 = 1 << 30;
 
-    /// `tokens_q` queries that are the last of `tokens_k` positions, all of them at hand.
+    /// `tokens_q` queries at the last of `tokens_k` positions, all of them local.
     pub fn new(tokens_q: u64, tokens_k: u64) -> Self {
         Shape {
             tokens_q,
@@ -112,69 +110,70 @@ impl Shape {
         }
     }
 
-    /// Query `i` stands at position `i + offset` (otherwise at `i + tokens_k − tokens_q`).
+    /// Query `i` has position `i + offset`. The default is `key_offset + tokens_k − tokens_q`: the
+    /// queries are the last positions.
     pub fn query_offset(mut self, offset: i64) -> Self {
         self.query_offset = Some(offset);
         self
     }
 
-    /// Key `j` stands at position `j + offset` (otherwise at `j`).
+    /// Key `j` has position `j + offset`; `j` by default.
     pub fn key_offset(mut self, offset: i64) -> Self {
         self.key_offset = offset;
         self
     }
 
-    /// Only these queries are at hand, in this order. The positions are global: the offset is
-    /// already in them.
+    /// Only these queries are local, in this order. The positions are global and include the
+    /// offset.
     pub fn query_map(mut self, positions: Positions) -> Self {
         self.query_map = Some(positions);
         self
     }
 
-    /// Only these keys are at hand, in this order.
+    /// Only these keys are local, in this order.
     pub fn key_map(mut self, positions: Positions) -> Self {
         self.key_map = Some(positions);
         self
     }
 
-    /// Compile only these rows of query blocks.
+    /// Compiles only these rows of query blocks.
     pub fn rows(mut self, rows: Range<u64>) -> Self {
         self.rows = Some(rows);
         self
     }
 
-    /// Only these key numbers hold tokens; the rest is padding that nobody sees. Numbers count
-    /// from the first key of the whole sequence, whatever the offset and the map.
+    /// Only these keys are tokens; the others are padding and masked. Indices are relative to the
+    /// first key of the whole sequence, independent of offset and map.
     pub fn valid_keys(mut self, keys: Range<u64>) -> Self {
         self.valid_keys = Some(keys);
         self
     }
 
-    /// Tokens a block.
+    /// Tokens per block.
     pub fn block(mut self, block: BlockSize) -> Self {
         self.block = block;
         self
     }
 
-    /// Bytes that stored masks may take; the rest are made when they are read. Left out: an eighth
-    /// of what the runs take, or six masks where that is more, and at most 2 MiB. Masks that are
-    /// used often are stored first.
+    /// Memory limit of stored masks; the others are computed on demand. Default: an eighth of the
+    /// memory of the runs, at least six masks and at most 2 MiB. The most used masks are stored.
     pub fn mask_bytes(mut self, bytes: u64) -> Self {
         self.mask_bytes = Some(bytes);
         self
     }
 
-    /// Bytes that the runs may take before compilation gives up with
-    /// [`Error::TooLarge`]; [`MAX_BYTES`](Self::MAX_BYTES) where left out.
+    /// Memory limit of compilation, and of the layout with its transpose, beyond which calls fail
+    /// with [`Error::TooLarge`]; [`MAX_BYTES`](Self::MAX_BYTES) by default. Excludes tables of
+    /// constant size (about 8 MiB) and the masks that [`mask_bytes`](Self::mask_bytes) limits.
     pub fn max_bytes(mut self, bytes: u64) -> Self {
         self.max_bytes = bytes;
         self
     }
 
-    /// Units of work that compiling may take, and each of counting, hashing, transposing, drawing
-    /// and reading masks of the compiled layout, before it gives up with
-    /// [`Error::TooMuchWork`]; [`MAX_WORK`](Self::MAX_WORK) where left out. A unit is about a
-    /// nanosecond, and the same pattern and shape take the same number of units on every machine.
+    /// Work limit of compiling, and of each of counting, hashing, comparing, transposing, drawing
+    /// and reading masks, beyond which calls fail with [`Error::TooMuchWork`];
+    /// [`MAX_WORK`](Self::MAX_WORK) by default. A unit is about a nanosecond; the same pattern and
+    /// shape take the same number of units on every machine.
     ///
     /// ```
     /// use longspan_pattern::{Error, Layout, Pattern, Shape};
@@ -189,7 +188,7 @@ impl Shape {
         self
     }
 
-    /// Whether positions are anything but the plain ones: offsets, maps, padding.
+    /// Whether there are offsets, maps or padding.
     pub(crate) fn is_moved(&self) -> bool {
         self.query_offset.is_some()
             || self.key_offset != 0
@@ -198,36 +197,40 @@ impl Shape {
             || self.is_padded()
     }
 
-    /// Whether the shape has padding of its own.
+    /// Whether the shape has padding.
     pub(crate) fn is_padded(&self) -> bool {
         self.valid_keys.is_some()
     }
 
-    /// Whether the shape sets a budget for masks.
+    /// Whether the shape has a mask budget.
     pub(crate) fn has_mask_budget(&self) -> bool {
         self.mask_bytes.is_some()
     }
 
-    /// Rows that would be compiled, at most; nothing is checked here.
+    /// Upper bound of the compiled rows; not validated.
     pub(crate) fn row_count(&self) -> u64 {
         let queries = self.query_map.as_ref().map_or(self.tokens_q, Positions::len);
         let all = queries.div_ceil(self.block.get() as u64);
         self.rows.as_ref().map_or(all, |r| r.end.saturating_sub(r.start).min(all))
     }
 
-    /// Checks everything and works out positions.
+    /// Validates the shape and resolves positions.
     pub(crate) fn resolve(&self) -> Result<Frame> {
         let queries = axis("queries", self.tokens_q)?;
         let keys = axis("keys", self.tokens_k)?;
         let key_offset = self.key_offset;
-        let query_offset = self.query_offset.unwrap_or(keys - queries);
         let key_end = span("keys", key_offset, keys)?;
+        let query_offset = self.query_offset.unwrap_or(key_end - queries);
         let query_end = span("queries", query_offset, queries)?;
 
-        let query_positions =
-            place("query", self.query_map.as_ref(), query_offset..query_end, self.tokens_q)?;
+        let query_positions = resolve_positions(
+            "query",
+            self.query_map.as_ref(),
+            query_offset..query_end,
+            self.tokens_q,
+        )?;
         let key_positions =
-            place("key", self.key_map.as_ref(), key_offset..key_end, self.tokens_k)?;
+            resolve_positions("key", self.key_map.as_ref(), key_offset..key_end, self.tokens_k)?;
 
         let block = self.block.get() as u64;
         let rows_all = blocks("queries", query_positions.len(), block)?;
@@ -259,12 +262,12 @@ impl Shape {
     }
 }
 
-/// A shape whose every number has been checked.
+/// A validated shape.
 #[derive(Debug, Clone)]
 pub(crate) struct Frame {
     pub(crate) tokens_q: i64,
     pub(crate) query_offset: i64,
-    /// One past the last key's position, 0 if that is negative: where documents have to end.
+    /// One past the last key's position, at least 0: the required end of documents.
     pub(crate) key_end: i64,
     pub(crate) queries: Positions,
     pub(crate) keys: Positions,
@@ -272,7 +275,7 @@ pub(crate) struct Frame {
     pub(crate) columns: u32,
     pub(crate) valid: Option<Range<i64>>,
     pub(crate) block: BlockSize,
-    /// The block size again, to divide by.
+    /// The block size as a divisor.
     pub(crate) divisor: Divisor,
     pub(crate) mask_bytes: Option<u64>,
     pub(crate) max_bytes: u64,
@@ -280,17 +283,12 @@ pub(crate) struct Frame {
 }
 
 impl Frame {
-    /// Runs that fit into the bound on bytes and into an index.
-    pub(crate) fn most_runs(&self) -> usize {
-        (self.max_bytes / size_of::<Run>() as u64).min(u32::MAX.into()) as usize
-    }
-
-    /// Local query numbers of a row of blocks.
+    /// Local query indices of a row of blocks.
     pub(crate) fn row_tokens(&self, row: u32) -> Range<i64> {
         tokens(row, self.block, &self.queries)
     }
 
-    /// Local key numbers of a column of blocks.
+    /// Local key indices of a column of blocks.
     pub(crate) fn column_tokens(&self, column: u32) -> Range<i64> {
         tokens(column, self.block, &self.keys)
     }
@@ -303,7 +301,7 @@ fn tokens(index: u32, block: BlockSize, positions: &Positions) -> Range<i64> {
 }
 
 fn axis(what: &'static str, tokens: u64) -> Result<i64> {
-    if tokens > FARTHEST as u64 {
+    if tokens > MAX_POSITION as u64 {
         return Err(Error::TooFar { what, value: tokens.into() });
     }
     Ok(tokens as i64)
@@ -313,14 +311,14 @@ fn axis(what: &'static str, tokens: u64) -> Result<i64> {
 fn span(what: &'static str, offset: i64, tokens: i64) -> Result<i64> {
     let end = i128::from(offset) + i128::from(tokens);
     for value in [i128::from(offset), end] {
-        if value.unsigned_abs() > FARTHEST as u128 {
+        if value.unsigned_abs() > MAX_POSITION as u128 {
             return Err(Error::TooFar { what, value });
         }
     }
     Ok(end as i64)
 }
 
-fn place(
+fn resolve_positions(
     what: &'static str,
     map: Option<&Positions>,
     inside: Range<i64>,
@@ -342,7 +340,7 @@ fn place(
 
 fn blocks(what: &'static str, tokens: u64, block: u64) -> Result<u32> {
     let blocks = tokens.div_ceil(block);
-    // The last value stays free, so that one past the last block is an index too.
+    // The maximum is reserved, so that one past the last block is a valid index.
     match u32::try_from(blocks) {
         Ok(blocks) if blocks < u32::MAX => Ok(blocks),
         _ => Err(Error::TooManyBlocks { what, blocks }),

@@ -1,4 +1,4 @@
-//! The cache: bounded, least recently used out, one compilation however many ask.
+//! The cache: memory limit, LRU eviction, one compilation per layout.
 
 use std::ops::ControlFlow;
 use std::sync::{Arc, Barrier, mpsc};
@@ -11,7 +11,7 @@ fn shape(tokens: u64) -> Shape {
 }
 
 #[test]
-fn everything_that_changes_a_layout_is_part_of_the_key() {
+fn the_key_has_every_parameter_of_layout() {
     let cache = LayoutCache::new(1 << 30);
     let shapes = [
         shape(4096),
@@ -40,12 +40,12 @@ fn everything_that_changes_a_layout_is_part_of_the_key() {
 }
 
 #[test]
-fn the_least_recently_used_goes_first() {
+fn the_least_recently_used_is_evicted_first() {
     let patterns: Vec<Pattern> = (1..=3).map(|n| Pattern::window(n, 0).unwrap()).collect();
     let roomy = LayoutCache::new(1 << 30);
     patterns.iter().for_each(|pattern| drop(roomy.get(pattern, &shape(65_536)).unwrap()));
     let all = roomy.stats().bytes;
-    // Room for two of them.
+    // Capacity for two of them.
     let cache = LayoutCache::new(all - 1);
     let get = |i: usize| cache.get(&patterns[i], &shape(65_536)).unwrap();
     let first = get(0);
@@ -57,11 +57,11 @@ fn the_least_recently_used_goes_first() {
     assert!(stats.bytes < all);
     assert!(Arc::ptr_eq(&first, &get(0)), "the first was used after the second");
     get(1);
-    assert_eq!(cache.stats().misses, 4, "the second had gone");
+    assert_eq!(cache.stats().misses, 4, "the second was evicted");
 }
 
 #[test]
-fn transposes_count_against_the_bound() {
+fn transposes_count_against_the_limit() {
     let causal = Pattern::causal();
     let roomy = LayoutCache::new(1 << 30);
     roomy.get(&causal, &shape(65_536)).unwrap();
@@ -75,7 +75,7 @@ fn transposes_count_against_the_bound() {
 }
 
 #[test]
-fn long_lists_in_patterns_count_too() {
+fn lists_in_patterns_count_against_the_limit() {
     let cache = LayoutCache::new(1 << 30);
     let documents = Pattern::documents(vec![1; 100_000]).unwrap();
     let layout = cache.get(&documents, &shape(100_000)).unwrap();
@@ -83,7 +83,7 @@ fn long_lists_in_patterns_count_too() {
 }
 
 #[test]
-fn a_layout_that_never_fits_is_still_returned() {
+fn a_layout_larger_than_the_cache_is_returned() {
     let cache = LayoutCache::new(10);
     assert_eq!(cache.get(&Pattern::causal(), &shape(4096)).unwrap().rows(), 0..64);
     let stats = cache.stats();
@@ -95,14 +95,14 @@ fn many_threads_compile_once() {
     let cache = LayoutCache::new(1 << 30);
     let threads = 16;
     let barrier = Barrier::new(threads);
-    // Slow to compile, so that all threads are there before it is done.
+    // Slow to compile, so that all threads wait for it.
     let pattern: Pattern = "hierarchical([(4096, 2, 64), (65536, 8, 64)])".parse().unwrap();
     let layouts: Vec<_> = std::thread::scope(|scope| {
-        let ask = || {
+        let request = || {
             barrier.wait();
             cache.get(&pattern, &shape(1 << 19)).unwrap()
         };
-        let handles: Vec<_> = (0..threads).map(|_| scope.spawn(ask)).collect();
+        let handles: Vec<_> = (0..threads).map(|_| scope.spawn(request)).collect();
         handles.into_iter().map(|handle| handle.join().unwrap()).collect()
     });
     assert!(layouts.iter().all(|layout| Arc::ptr_eq(layout, &layouts[0])));
@@ -111,7 +111,7 @@ fn many_threads_compile_once() {
 }
 
 #[test]
-fn few_rows_stay_out() {
+fn layouts_of_few_rows_bypass_the_cache() {
     let cache = LayoutCache::new(1 << 30);
     for step in 0..100 {
         cache.get(&Pattern::causal(), &Shape::new(1, 1_000_000 + step)).unwrap();
@@ -122,7 +122,7 @@ fn few_rows_stay_out() {
 }
 
 #[test]
-fn errors_are_not_kept() {
+fn errors_are_not_cached() {
     let cache = LayoutCache::new(1 << 30);
     let documents = Pattern::documents([5]).unwrap();
     for turn in 1..=2 {
@@ -133,20 +133,20 @@ fn errors_are_not_kept() {
 }
 
 #[test]
-fn a_stopped_compilation_is_taken_over() {
+fn a_waiting_thread_takes_over_stopped_compilation() {
     let cache = LayoutCache::new(1 << 30);
-    let (under_way, seen) = mpsc::channel();
+    let (started, has_started) = mpsc::channel();
     let (stop, stopped) = mpsc::channel::<()>();
     std::thread::scope(|scope| {
         let cache = &cache;
         let first = scope.spawn(move || {
             cache.get_with(&Pattern::causal(), &shape(65_536), |_, _| {
-                under_way.send(()).unwrap();
+                started.send(()).unwrap();
                 stopped.recv().unwrap();
                 ControlFlow::Break(())
             })
         });
-        seen.recv().unwrap();
+        has_started.recv().unwrap();
         let second = scope.spawn(|| cache.get(&Pattern::causal(), &shape(65_536)));
         std::thread::sleep(Duration::from_millis(50));
         stop.send(()).unwrap();
@@ -157,54 +157,54 @@ fn a_stopped_compilation_is_taken_over() {
 }
 
 #[test]
-fn a_thread_that_waits_can_be_stopped() {
+fn a_waiting_thread_can_be_stopped() {
     let cache = LayoutCache::new(1 << 30);
-    let (under_way, seen) = mpsc::channel();
-    let (go_on, going_on) = mpsc::channel::<()>();
+    let (started, has_started) = mpsc::channel();
+    let (resume, resumed) = mpsc::channel::<()>();
     std::thread::scope(|scope| {
         let cache = &cache;
         let first = scope.spawn(move || {
             let mut called = false;
             cache.get_with(&Pattern::causal(), &shape(65_536), |_, _| {
                 if !std::mem::replace(&mut called, true) {
-                    under_way.send(()).unwrap();
-                    going_on.recv().unwrap();
+                    started.send(()).unwrap();
+                    resumed.recv().unwrap();
                 }
                 ControlFlow::Continue(())
             })
         });
-        seen.recv().unwrap();
+        has_started.recv().unwrap();
         let start = Instant::now();
         let stopped =
             cache.get_with(&Pattern::causal(), &shape(65_536), |_, _| ControlFlow::Break(()));
         assert_eq!(stopped.unwrap_err(), Error::Stopped { row: 0, rows: 1024 });
         // The hook is called every 20 ms; a loaded machine may take ten times as long.
         assert!(start.elapsed() < Duration::from_millis(200), "{:?}", start.elapsed());
-        go_on.send(()).unwrap();
+        resume.send(()).unwrap();
         assert!(first.join().unwrap().is_ok());
     });
 }
 
-/// Forks while another thread compiles: that thread doesn't exist in the child.
+/// Forks while another thread compiles; the child does not have that thread.
 #[test]
-fn a_forked_process_compiles_what_its_parent_was_compiling() {
+fn a_forked_process_recompiles_pending_layouts() {
     let cache = LayoutCache::new(1 << 30);
     let kept = cache.get(&Pattern::full(), &shape(65_536)).unwrap();
-    let (under_way, seen) = mpsc::channel();
-    let (go_on, going_on) = mpsc::channel::<()>();
+    let (started, has_started) = mpsc::channel();
+    let (resume, resumed) = mpsc::channel::<()>();
     std::thread::scope(|scope| {
         let cache = &cache;
         let compiling = scope.spawn(move || {
             let mut called = false;
             cache.get_with(&Pattern::causal(), &shape(65_536), |_, _| {
                 if !std::mem::replace(&mut called, true) {
-                    under_way.send(()).unwrap();
-                    going_on.recv().unwrap();
+                    started.send(()).unwrap();
+                    resumed.recv().unwrap();
                 }
                 ControlFlow::Continue(())
             })
         });
-        seen.recv().unwrap();
+        has_started.recv().unwrap();
         // SAFETY: the child calls the library, and ends without unwinding or running destructors.
         let child = unsafe { libc::fork() };
         assert!(child >= 0, "no process");
@@ -219,10 +219,10 @@ fn a_forked_process_compiles_what_its_parent_was_compiling() {
             unsafe { libc::_exit(if right { 0 } else { 1 }) };
         }
         let mut status = 0;
-        // SAFETY: waits for the child that was made above.
+        // SAFETY: waits for the child forked above.
         let ended = unsafe { libc::waitpid(child, &mut status, 0) };
         assert_eq!((ended, status), (child, 0), "the child was ended by a signal or failed");
-        go_on.send(()).unwrap();
+        resume.send(()).unwrap();
         assert!(compiling.join().unwrap().is_ok());
     });
 }

@@ -1,14 +1,14 @@
-//! Nesting is bounded alike for texts and operators, and chains aren't nesting.
+//! Nesting has the same limit for text and operators; a chain is one level.
 
 use std::hash::{DefaultHasher, Hash};
 use std::time::Instant;
 
-use longspan_pattern::{Error, Heads, Layout, Pattern, Shape, Sight};
+use longspan_pattern::{Error, Heads, Layout, Pattern, PatternCoverage, Shape};
 
-/// Stacks of threads are rarely smaller.
+/// A small thread stack.
 const STACK: usize = 128 << 10;
 
-/// Levels that a text may have.
+/// The nesting limit.
 const LEVELS: usize = 64;
 
 /// `causal | full & (causal | full & (…))`: a disjunction and a conjunction per level.
@@ -29,7 +29,7 @@ fn packed(levels: usize) -> Pattern {
     (0..levels).fold(Pattern::causal(), pack)
 }
 
-fn use_in_every_way(pattern: &Pattern) {
+fn exercise(pattern: &Pattern) {
     let text = pattern.to_string();
     assert_eq!(text.parse().as_ref(), Ok(pattern));
     let heads = Heads::each([pattern.clone(), pattern.clone()]).unwrap();
@@ -42,24 +42,24 @@ fn use_in_every_way(pattern: &Pattern) {
     let (counts, _) = (layout.counts().unwrap(), layout.hash().unwrap());
     assert!(counts.active_pairs > 0);
     layout.transpose().unwrap();
-    Sight::new(pattern);
-    // The error names a part, which goes through the pattern too.
+    PatternCoverage::new(pattern);
+    // The error contains a sub-expression, which also traverses the pattern.
     let refused = Layout::compile(pattern, &Shape::new(640, 640).max_work(1));
     assert!(matches!(refused, Err(Error::TooMuchWork { .. })));
 }
 
 #[test]
-fn the_deepest_patterns_fit_into_a_small_stack() {
+fn the_deepest_patterns_fit_into_small_stack() {
     let work = || {
         for pattern in [alternating(LEVELS), negated(LEVELS), packed(LEVELS)] {
-            use_in_every_way(&pattern);
+            exercise(&pattern);
         }
     };
     std::thread::Builder::new().stack_size(STACK).spawn(work).unwrap().join().unwrap();
 }
 
 #[test]
-fn deeper_ones_are_refused_without_a_panic() {
+fn deeper_patterns_are_errors() {
     let too_deep = Error::TooDeep { limit: LEVELS as u8 };
     assert_eq!(alternating(LEVELS).check(), Ok(()));
     assert_eq!(negated(LEVELS).check(), Ok(()));
@@ -79,11 +79,11 @@ fn deeper_ones_are_refused_without_a_panic() {
     std::thread::Builder::new().stack_size(STACK).spawn(work).unwrap().join().unwrap();
 }
 
-/// Time per term of long chains is that of short ones; with time that grows with the square, 64
-/// times the terms would take 64 times as long per term. Other processes may slow one of the two
-/// down, so the least of a few measurements counts and 16 times is allowed.
+/// Time per term does not depend on the length of a chain; with quadratic time, 64 times the terms
+/// would take 64 times as long per term. Other processes may slow down one measurement, so the
+/// minimum of a few counts and a factor of 16 is allowed.
 #[test]
-fn chains_take_time_that_follows_their_length() {
+fn chains_take_linear_time() {
     let per_term = |terms: usize, operator: &str| {
         let text = vec!["sinks(1)"; terms].join(operator);
         let measure = |_| {

@@ -1,10 +1,10 @@
-//! Every layout equals its predicate at every single position.
+//! Every layout equals its predicate at every pair.
 //!
 //! Random cases from `longspan-testing`: an expression over all primitives, lengths, offsets, a
 //! block size, rows, position maps, padding, a mask budget. The oracle there is written from the
 //! meaning of the primitives alone and shares no code with this crate; the pattern reaches it only
-//! as text. `LONGSPAN_CASES` sets how many cases (20,000 where left out), `LONGSPAN_SEED` the
-//! first seed.
+//! as text. `LONGSPAN_CASES` is the number of cases (20,000 by default), `LONGSPAN_SEED` the first
+//! seed.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -28,7 +28,7 @@ fn layouts_equal_their_predicate_everywhere() {
     let first = number("LONGSPAN_SEED", 0);
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
     let next = AtomicU64::new(0);
-    let in_between = AtomicU64::new(0);
+    let partial = AtomicU64::new(0);
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
@@ -42,7 +42,7 @@ fn layouts_equal_their_predicate_everywhere() {
                     let checked = std::panic::catch_unwind(|| check(&case));
                     match checked {
                         Ok(Ok(active)) => {
-                            in_between.fetch_add(active.into(), Ordering::Relaxed);
+                            partial.fetch_add(active.into(), Ordering::Relaxed);
                         }
                         Ok(Err(error)) => panic!("seed {seed}: {error}\n{case}"),
                         Err(_) => panic!("seed {seed}: panicked\n{case}"),
@@ -51,13 +51,13 @@ fn layouts_equal_their_predicate_everywhere() {
             });
         }
     });
-    // The generator must not have drifted into cases that are all empty or all full.
-    let in_between = in_between.into_inner();
-    assert!(in_between * 2 > cases, "only {in_between} of {cases} cases had a Partial block");
+    // Guards against a generator whose cases are all empty or all full.
+    let partial = partial.into_inner();
+    assert!(partial * 2 > cases, "only {partial} of {cases} cases had a Partial block");
 }
 
-/// A row compiled alone can't be a copy of the one above; compiled with the others it may be. Both
-/// must be the same, at lengths where rows do repeat and with edges anywhere along the keys.
+/// A row compiled alone is never copied from the row above; compiled with the others it may be.
+/// Both must be equal, at lengths where rows repeat and with edges anywhere along the keys.
 #[test]
 fn rows_alone_equal_rows_together() {
     let cases = number("LONGSPAN_CASES", 20_000) / 5;
@@ -84,11 +84,11 @@ fn rows_alone_equal_rows_together() {
         }
         let pattern = broad(&mut dice, tokens, 2);
         let together = Layout::compile(&pattern, &shape).unwrap();
-        let looked_at = dice.below(50);
+        let compared_in_full = dice.below(50);
         for row in together.rows() {
             let alone = shape.clone().rows(row.into()..u64::from(row) + 1);
             let alone = Layout::compile(&pattern, &alone).unwrap();
-            let same = match u64::from(row) % 50 == looked_at {
+            let same = match u64::from(row) % 50 == compared_in_full {
                 true => blocks(&together, row) == blocks(&alone, row),
                 false => kinds(&together, row) == kinds(&alone, row),
             };
@@ -99,8 +99,8 @@ fn rows_alone_equal_rows_together() {
     assert!(compared > 20 * cases, "only {compared} rows of {cases} cases were compared");
 }
 
-/// The runs of a row, those of one kind that touch joined: which of their masks are stored depends
-/// on the other rows.
+/// The runs of a row, adjacent ones of one kind joined: which of their masks are stored depends on
+/// the other rows.
 fn kinds(layout: &Layout, row: u32) -> Vec<(u32, u32, RunKind)> {
     let mut kinds: Vec<(u32, u32, RunKind)> = Vec::new();
     for run in layout.row(row) {
@@ -112,7 +112,7 @@ fn kinds(layout: &Layout, row: u32) -> Vec<(u32, u32, RunKind)> {
     kinds
 }
 
-/// Numbers from a seed.
+/// A random number generator.
 struct Dice(u64);
 
 impl Dice {
@@ -129,7 +129,7 @@ impl Dice {
     }
 }
 
-/// A pattern whose arguments are anything up to the length.
+/// A pattern with arguments up to the length.
 fn broad(dice: &mut Dice, tokens: u64, depth: u32) -> Pattern {
     if depth > 0 && dice.below(4) > 0 {
         let (a, b) = (broad(dice, tokens, depth - 1), broad(dice, tokens, depth - 1));
@@ -179,7 +179,7 @@ fn broad(dice: &mut Dice, tokens: u64, depth: u32) -> Pattern {
     pattern.unwrap()
 }
 
-/// The blocks of a row with their masks, nothing for Full ones.
+/// The blocks of a row with their masks, `None` for Full ones.
 fn blocks(layout: &Layout, row: u32) -> Vec<(u32, Option<Vec<u64>>)> {
     let mut masks = layout.masks();
     let mut blocks = Vec::new();

@@ -1,4 +1,5 @@
-//! The cost of a layout follows its runs. Time is too noisy to guard; questions and bytes aren't.
+//! The cost of a layout is proportional to its runs, measured in coverage queries and bytes: time
+//! is too noisy.
 
 use longspan_pattern::{Layout, Pattern, Positions, Progression, Shape};
 
@@ -33,7 +34,7 @@ fn compile(name: &str, tokens: u64) -> Layout {
             (SECOND.parse(), shape.query_map(map.clone()).key_map(map))
         }
         "zigzag of 64 chunks" => {
-            // Chunks dealt out front and back, as a balanced ring does.
+            // Chunks from both ends in turn, as in a zigzag ring.
             let chunk = tokens / 64;
             let order = (0..32).flat_map(|i| [i, 63 - i]);
             let chunks =
@@ -47,10 +48,10 @@ fn compile(name: &str, tokens: u64) -> Layout {
 }
 
 #[test]
-fn questions_and_bytes_follow_the_runs() {
+fn coverage_queries_and_bytes_are_proportional_to_runs() {
     let hierarchical = "hierarchical([(256, 1, 1), (4096, 8, 64), (32768, 64, 64)])";
-    // What may be asked for each run: a hierarchy is six nodes that share thirty runs a row; a
-    // document has few rows and an edge in each of its first.
+    // Maximum number of coverage queries per run. A hierarchy is six nodes that share thirty runs
+    // per row; a document has few rows and an edge in each of its first.
     let table = [
         ("causal", 0.1),
         ("full", 0.1),
@@ -64,56 +65,66 @@ fn questions_and_bytes_follow_the_runs() {
         ("causal & strided(32)", 0.1),
         ("causal & (window(512, 0) | dilated(8192, 4))", 1.0),
     ];
-    for (name, most) in table {
+    for (name, max) in table {
         let mut first: Option<(f64, f64)> = None;
         for tokens in [1 << 16, 1 << 18, 1 << 20, 1 << 22] {
             let layout = compile(name, tokens);
             let runs = layout.run_count() as f64;
-            let (questions, bytes) =
-                (layout.questions() as f64 / runs, layout.bytes() as f64 / runs);
-            assert!(questions <= most, "{name}, {tokens} tokens: {questions} questions a run");
-            // One number more than there are rows says where the last row ends.
-            assert!(bytes <= 16.0 + 4.0 / runs, "{name}, {tokens} tokens: {bytes} bytes a run");
-            let (few, least) = *first.get_or_insert((questions, bytes));
-            assert!(questions <= 1.05 * few, "{name}, {tokens} tokens: {questions} after {few}");
+            let (coverage_queries, bytes) =
+                (layout.coverage_queries() as f64 / runs, layout.bytes() as f64 / runs);
+            assert!(
+                coverage_queries <= max,
+                "{name}, {tokens} tokens: {coverage_queries} coverage queries per run"
+            );
+            // The row index has one more entry than there are rows.
+            assert!(bytes <= 16.0 + 4.0 / runs, "{name}, {tokens} tokens: {bytes} bytes per run");
+            let (few, least) = *first.get_or_insert((coverage_queries, bytes));
+            assert!(
+                coverage_queries <= 1.05 * few,
+                "{name}, {tokens} tokens: {coverage_queries} after {few}"
+            );
             assert!(bytes <= 1.5 * least && least <= 1.5 * bytes, "{name}: {bytes} after {least}");
         }
     }
 }
 
 #[test]
-fn a_full_run_costs_as_much_as_one_block() {
-    let cost = |tokens| compile("full", tokens).questions();
+fn the_cost_of_full_run_is_that_of_one_block() {
+    let cost = |tokens| compile("full", tokens).coverage_queries();
     assert_eq!(cost(1 << 14), cost(1 << 24));
 }
 
 #[test]
-fn what_nobody_sees_costs_nothing() {
-    // The far level has a tooth every 128 tokens over all keys; the window sees eight of them.
+fn masked_regions_cost_nothing() {
+    // The far level has a group every 128 tokens over all keys; the window overlaps eight.
     let narrow = "window(512, 0) & hierarchical([(1000000000, 2, 64)])";
     let few = compile(narrow, 1 << 16);
     let many = compile(narrow, 1 << 20);
-    let a_row = |layout: &Layout| layout.questions() as f64 / layout.rows().len() as f64;
-    assert!(a_row(&many) <= 1.05 * a_row(&few));
+    let per_row = |layout: &Layout| layout.coverage_queries() as f64 / layout.rows().len() as f64;
+    assert!(per_row(&many) <= 1.05 * per_row(&few));
     assert!(many.run_count() <= 20 * (1 << 14));
 
-    // A row that sees one of a thousand shards asks about few of them.
+    // A row that attends to one of a thousand shards queries few of them.
     let own = Positions::range(1 << 20, 1 << 10).unwrap();
     let chunks = (0..1024).rev().map(|i| Progression { start: i << 12, step: 1, len: 1 << 12 });
     let shape =
         Shape::new(1 << 22, 1 << 22).query_map(own).key_map(Positions::new(chunks).unwrap());
     let layout = Layout::compile(&SECOND.parse().unwrap(), &shape).unwrap();
-    assert!(layout.questions() <= 40 * 16, "{} questions", layout.questions());
+    assert!(layout.coverage_queries() <= 40 * 16, "{} coverage queries", layout.coverage_queries());
 }
 
 #[test]
-fn one_decode_step_costs_its_own_row() {
+fn the_cost_of_decode_step_is_one_row() {
     let lengths: Vec<u64> = vec![64; 1 << 14];
     let patterns = [SECOND.parse().unwrap(), Pattern::documents(lengths).unwrap()];
     for pattern in patterns {
         let layout = Layout::compile(&pattern, &Shape::new(1, 1 << 20)).unwrap();
         assert_eq!(layout.rows(), 0..1);
-        assert!(layout.questions() < 20, "{pattern:.20}: {} questions", layout.questions());
+        assert!(
+            layout.coverage_queries() < 20,
+            "{pattern:.20}: {} coverage queries",
+            layout.coverage_queries()
+        );
         assert!(layout.bytes() < 8 << 10, "{} bytes", layout.bytes());
     }
 }

@@ -1,4 +1,4 @@
-//! The content hash: fixed for all time and machines, and about content alone.
+//! The content hash: stable across versions and machines, and a function of content alone.
 
 use longspan_pattern::{BlockSize, Layout, Pattern, Shape};
 
@@ -25,7 +25,7 @@ fn known_hashes() {
 }
 
 #[test]
-fn only_content_counts() {
+fn the_hash_is_of_content_alone() {
     let shape = Shape::new(3000, 3000);
     let causal = compile("causal", &shape);
     for same in ["window(5000, 0)", "causal & full", "!!causal", "!(!causal)", "causal | sinks(0)"]
@@ -36,7 +36,7 @@ fn only_content_counts() {
         [0, 1000, 1 << 20].map(|bytes| compile("causal", &shape.clone().mask_bytes(bytes)));
     assert!(budgets.iter().all(|layout| layout.same_pairs(&causal) == Ok(true)));
     assert!(budgets[0].stored_masks() == 0 && budgets[2].stored_masks() > 0);
-    // Moved alike, queries and keys see the same of each other.
+    // An offset common to queries and keys does not change the active pairs.
     let moved = shape.clone().query_offset(1 << 40).key_offset(1 << 40);
     assert_eq!(compile("causal", &moved).same_pairs(&causal), Ok(true));
 

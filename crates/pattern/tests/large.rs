@@ -1,5 +1,5 @@
-//! Layouts too large to look at everywhere: counts against closed forms written down here, and
-//! samples against the oracle.
+//! Layouts too large to compare at every pair: counts against closed forms, and samples against the
+//! oracle.
 
 use longspan_pattern::{BlockSize, Layout, Pattern, Positions, Progression, RunKind, Shape};
 use longspan_testing::{Level, Rule};
@@ -14,13 +14,13 @@ fn pairs(text: &str, tokens: u64) -> u128 {
     layout(text, &Shape::new(tokens, tokens)).counts().unwrap().active_pairs
 }
 
-/// What the second pattern lets query `q` of a causal sequence see.
+/// Number of keys that query `q` attends to in the second pattern.
 fn second(q: u128) -> u128 {
     if q <= 1024 { q + 1 } else { 1025 + (q - 1024).min(64) }
 }
 
 #[test]
-fn a_million_rows_count_as_the_closed_forms_say() {
+fn counts_of_million_rows_equal_closed_forms() {
     let n = 1u128 << 26;
     let tokens = 1 << 26;
     assert_eq!(pairs("full", tokens), n * n);
@@ -33,10 +33,10 @@ fn a_million_rows_count_as_the_closed_forms_say() {
 }
 
 #[test]
-fn odd_lengths_count_as_the_closed_forms_say() {
+fn counts_of_odd_lengths_equal_closed_forms() {
     let n = 1_000_003u128;
     let tokens = 1_000_003;
-    // How many of `0..n` are `≡ r`.
+    // Number of `0..n` that are `≡ r`.
     let class = |r: u128, modulus: u128| n / modulus + u128::from(r < n % modulus);
     assert_eq!(pairs("strided(3)", tokens), (0..3).map(|r| class(r, 3).pow(2)).sum());
     assert_eq!(pairs("strided(77)", tokens), (0..77).map(|r| class(r, 77).pow(2)).sum());
@@ -47,13 +47,13 @@ fn odd_lengths_count_as_the_closed_forms_say() {
     // 488 whole segments of 2048 and one of 579.
     let of = |segment: u128| (segment - 1).div_ceil(3);
     assert_eq!(pairs("dilated(2048, 3, 1)", tokens), 488 * of(2048).pow(2) + of(579).pow(2));
-    // Two levels that don't overlap: near all, far the first 16 of every 128.
+    // Two disjoint levels: all keys near, the first 16 of every 128 far.
     let near = |q: u128| (q + 100).min(n - 1) - q.saturating_sub(100) + 1;
     let mut far = 0;
     for q in 0..n {
         let (low, high) = (q.saturating_sub(1000), (q + 1000).min(n - 1));
-        let seen_below = |k: u128| k / 128 * 16 + (k % 128).min(16);
-        let between = |a: u128, b: u128| seen_below(b + 1) - seen_below(a);
+        let active_below = |k: u128| k / 128 * 16 + (k % 128).min(16);
+        let between = |a: u128, b: u128| active_below(b + 1) - active_below(a);
         far += between(low, high) - between(q.saturating_sub(100), (q + 100).min(n - 1));
         far += near(q);
     }
@@ -61,7 +61,7 @@ fn odd_lengths_count_as_the_closed_forms_say() {
 }
 
 #[test]
-fn blocks_count_as_the_closed_forms_say() {
+fn counts_of_block_primitives_equal_closed_forms() {
     let blocks = 1u128 << 14;
     let tokens = 1 << 20;
     let block = 64u128 * 64;
@@ -91,7 +91,7 @@ fn blocks_count_as_the_closed_forms_say() {
 }
 
 #[test]
-fn a_rank_of_a_thousand_holds_only_its_own_rows() {
+fn a_rank_of_thousand_compiles_its_own_rows() {
     let giga = 1u64 << 30;
     let own = giga / 1024;
     for rank in [0, 511, 1023] {
@@ -105,7 +105,7 @@ fn a_rank_of_a_thousand_holds_only_its_own_rows() {
         let expected: u128 = (a..a + n).map(second).sum();
         assert_eq!(sparse.counts().unwrap().active_pairs, expected);
         assert!(causal.bytes().max(sparse.bytes()) < 1 << 20);
-        // The same rows out of the whole sequence are the same rows.
+        // Equal to the same rows of the whole sequence.
         let rows = first / 64..(first + own) / 64;
         let whole = layout(SECOND, &Shape::new(giga, giga).rows(rows.clone()));
         for row in 0..own as u32 / 64 {
@@ -115,11 +115,11 @@ fn a_rank_of_a_thousand_holds_only_its_own_rows() {
 }
 
 #[test]
-fn the_last_lengths_of_a_striped_rank() {
+fn a_striped_rank_of_thousand() {
     let giga = 1u64 << 30;
     let map = Positions::new([Progression { start: 5, step: 1024, len: 1 << 20 }]).unwrap();
     let shape = Shape::new(giga, giga).query_map(map.clone()).key_map(map);
-    // Own keys only, every 1024th: the window holds the query itself and the key before it.
+    // Local keys only, every 1024th: the window contains the query itself and the previous key.
     let own = layout("causal & window(1024, 0)", &shape);
     assert_eq!(own.counts().unwrap().active_pairs, 2 * (1 << 20) - 1);
 }
@@ -129,7 +129,7 @@ fn sample(rule: &Rule, shape: &Shape, first_query: i64, first_key: i64) {
     let layout = layout(&rule.to_string(), shape);
     let block = layout.block().get() as u64;
     let mut masks = layout.masks();
-    let mut seen = 0;
+    let mut active = 0;
     for row in layout.rows() {
         let queries = layout.row_tokens(row);
         let mut columns = vec![0, layout.columns() / 3, layout.columns() - 1];
@@ -139,7 +139,7 @@ fn sample(rule: &Rule, shape: &Shape, first_query: i64, first_key: i64) {
         columns.sort_unstable();
         columns.dedup();
         columns.retain(|&column| column < layout.columns());
-        // The ends of the row, and a scattering in between.
+        // The ends of the row, and a sample in between.
         let step = (columns.len() / 12).max(1);
         for column in columns.into_iter().step_by(step) {
             let run = layout.row(row).iter().find(|r| (r.start..r.end()).contains(&column));
@@ -153,13 +153,13 @@ fn sample(rule: &Rule, shape: &Shape, first_query: i64, first_key: i64) {
                     let got =
                         bits.as_ref().is_some_and(|b| b[i * words + j / 64] >> (j % 64) & 1 == 1);
                     assert_eq!(got, rule.allows(query, key), "{rule} at ({query}, {key})");
-                    seen += u32::from(got);
+                    active += u32::from(got);
                 }
             }
             assert!(run.is_none_or(|run| run.kind() == RunKind::Full || bits.is_some()));
         }
     }
-    assert!(seen > 0, "{rule}: nothing was seen");
+    assert!(active > 0, "{rule}: no active pair");
 }
 
 #[test]
@@ -197,7 +197,7 @@ fn positions_beyond_32_bits() {
             sample(&rule, &whole.clone().rows(rows), 0, 0);
         }
     }
-    // A rolling cache far out: few keys, at positions that need 64 bits.
+    // A rolling KV cache: few keys, at positions beyond 32 bits.
     let far = 1i64 << 50;
     let rolling = Shape::new(1000, 5000).key_offset(far).query_offset(far + 4000);
     sample(&Rule::Window { left: 900, right: 3 }, &rolling, far + 4000, far);
@@ -205,7 +205,7 @@ fn positions_beyond_32_bits() {
 }
 
 #[test]
-fn maps_with_steps_as_far_as_positions_go() {
+fn maps_with_maximum_steps() {
     let tokens = 1u64 << 60;
     let steps = |start, step, len| Progression { start, step, len };
     let near = steps(100, 1, 200);
@@ -237,7 +237,7 @@ fn maps_with_steps_as_far_as_positions_go() {
 
 /// Compares every pair of a small layout with the oracle.
 fn check_all(layout: &Layout, rule: &Rule, queries: &Positions, keys: &Positions) {
-    let mut seen = vec![vec![false; keys.len() as usize]; queries.len() as usize];
+    let mut active = vec![vec![false; keys.len() as usize]; queries.len() as usize];
     let mut masks = layout.masks();
     for row in layout.rows() {
         for run in layout.row(row) {
@@ -245,7 +245,7 @@ fn check_all(layout: &Layout, rule: &Rule, queries: &Positions, keys: &Positions
                 let words = masks.get(row, column, run);
                 for (i, query) in layout.row_tokens(row).enumerate() {
                     for (j, key) in layout.column_tokens(column).enumerate() {
-                        seen[query as usize][key as usize] = words[i] >> j & 1 == 1;
+                        active[query as usize][key as usize] = words[i] >> j & 1 == 1;
                     }
                 }
             }
@@ -254,8 +254,8 @@ fn check_all(layout: &Layout, rule: &Rule, queries: &Positions, keys: &Positions
     for i in 0..queries.len() {
         for j in 0..keys.len() {
             let (query, key) = (queries.get(i).unwrap(), keys.get(j).unwrap());
-            let seen = seen[i as usize][j as usize];
-            assert_eq!(seen, rule.allows(query, key), "{rule} at ({query}, {key})");
+            let active = active[i as usize][j as usize];
+            assert_eq!(active, rule.allows(query, key), "{rule} at ({query}, {key})");
         }
     }
 }

@@ -1,25 +1,25 @@
-//! A short hostile text makes neither a panic nor a large allocation.
+//! A short adversarial text causes neither a panic nor a large allocation.
 
 use std::alloc::{GlobalAlloc, Layout as Memory, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use longspan_pattern::{BlockSize, Heads, Layout, Pattern, Shape};
 
-/// The system's allocator, which notes the largest request.
-struct Noting;
+/// The system allocator, recording the largest request.
+struct Recording;
 
 static LARGEST: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every call is handed on to the system's allocator as it is.
-unsafe impl GlobalAlloc for Noting {
+// SAFETY: every call is forwarded unchanged to the system allocator.
+unsafe impl GlobalAlloc for Recording {
     unsafe fn alloc(&self, memory: Memory) -> *mut u8 {
         LARGEST.fetch_max(memory.size(), Ordering::Relaxed);
-        // SAFETY: `System` demands what `GlobalAlloc` does.
+        // SAFETY: `System` has the requirements of `GlobalAlloc`.
         unsafe { System.alloc(memory) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, memory: Memory) {
-        // SAFETY: the pointer came from `alloc` above, that is from the system's allocator.
+        // SAFETY: the pointer came from `alloc` above, hence from the system allocator.
         unsafe { System.dealloc(pointer, memory) }
     }
 
@@ -31,10 +31,10 @@ unsafe impl GlobalAlloc for Noting {
 }
 
 #[global_allocator]
-static NOTING: Noting = Noting;
+static RECORDING: Recording = Recording;
 
 #[test]
-fn short_texts_stay_small() {
+fn short_texts_allocate_little() {
     let deep =
         |open: &str, close: &str| format!("{}causal{}", open.repeat(2000), close.repeat(2000));
     let many = "1,".repeat(4000);
@@ -73,8 +73,8 @@ fn short_texts_stay_small() {
         "causal & \u{301}\u{301}\u{301}".into(),
     ];
     const MAX_BYTES: u64 = 1 << 20;
-    // `Shape::MAX_BYTES` states the bound: four times the runs', or 16 MiB.
-    const MOST: usize = 16 << 20;
+    // `Shape::max_bytes` excludes tables of constant size and stored masks.
+    const MAX_REQUEST: usize = 16 << 20;
     for text in &texts {
         assert!(text.len() < 40_000);
         LARGEST.store(0, Ordering::Relaxed);
@@ -99,14 +99,14 @@ fn short_texts_stay_small() {
                 let _ = layout.picture(8, 8);
             }
             let largest = LARGEST.load(Ordering::Relaxed);
-            assert!(largest <= MOST, "{text:.60} for {tokens}: {largest} bytes at once");
+            assert!(largest <= MAX_REQUEST, "{text:.60} for {tokens}: {largest} bytes at once");
         }
     }
 }
 
 #[test]
-fn any_bytes_parse_or_are_refused() {
-    // The fuzz targets go further; this is the same question in every test run.
+fn any_text_parses_or_is_an_error() {
+    // A small version of the fuzz targets.
     let words = [
         "causal",
         "full",

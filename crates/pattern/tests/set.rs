@@ -1,4 +1,4 @@
-//! Layouts by batch entry and head, and layouts made elsewhere.
+//! Layouts per batch entry and head, and layouts from given blocks.
 
 use std::sync::Arc;
 
@@ -16,8 +16,8 @@ fn refused(result: Result<impl std::fmt::Debug, Error>) -> String {
 }
 
 #[test]
-fn equal_layouts_are_held_once() {
-    // The third head is the first in other words; the last two entries have the same padding.
+fn equal_layouts_are_stored_once() {
+    // The third head is equivalent to the first; the last two entries have the same padding.
     let heads: Heads = "heads([causal, window(9, 0), window(99999, 0)])".parse().unwrap();
     let padding = Padding::Each(vec![0..700, 3..700, 0..650, 0..650]);
     let set = LayoutSet::compile(&heads, 3, &shape(700), &padding, None).unwrap();
@@ -36,7 +36,7 @@ fn equal_layouts_are_held_once() {
 }
 
 #[test]
-fn a_batch_of_none_and_of_one_pattern() {
+fn empty_batch_and_single_pattern() {
     let same: Heads = Pattern::causal().into();
     let none = LayoutSet::compile(&same, 8, &shape(100), &Padding::None(0), None).unwrap();
     assert_eq!(none.layouts().len(), 0);
@@ -47,10 +47,10 @@ fn a_batch_of_none_and_of_one_pattern() {
 }
 
 #[test]
-fn what_does_not_fit_together_is_refused() {
+fn mismatched_arguments_are_errors() {
     let heads: Heads = "heads([causal, full])".parse().unwrap();
     let compiled = LayoutSet::compile(&heads, 3, &shape(100), &Padding::None(1), None);
-    assert_eq!(refused(compiled), "heads: 2 patterns for 3 query heads, expected one a head");
+    assert_eq!(refused(compiled), "heads: 2 patterns for 3 query heads, expected one per head");
     let compile = |tokens| Arc::new(Layout::compile(&Pattern::full(), &shape(tokens)).unwrap());
     assert!(refused(LayoutSet::new(1, 2, [compile(10), compile(11)])).contains("all the same"));
     assert!(refused(LayoutSet::new(2, 2, [compile(10)])).contains("2 batch entries × 2 heads"));
@@ -60,13 +60,13 @@ fn what_does_not_fit_together_is_refused() {
     let padded = shape(100).valid_keys(0..50);
     let padding = Padding::Each(std::iter::once(0..60).collect());
     let both = LayoutSet::compile(&heads, 2, &padded, &padding, None);
-    assert!(refused(both).contains("expected one of both"));
+    assert!(refused(both).contains("expected only one of them"));
     let own = LayoutSet::compile(&heads, 2, &padded, &Padding::None(1), None).unwrap();
     assert_eq!(own.get(0, 1).counts().unwrap().active_pairs, 100 * 50);
 }
 
 #[test]
-fn foreign_blocks_are_checked() {
+fn given_blocks_are_checked() {
     let shape = shape(40).block(BlockSize::new(16).unwrap());
     let blocks = |starts: &[usize], columns: &[u32]| {
         Layout::from_blocks(&shape, Blocks { starts, columns, masks: BlockMasks::Full })
@@ -92,7 +92,7 @@ fn foreign_blocks_are_checked() {
 }
 
 #[test]
-fn foreign_masks_are_checked_and_tidied() {
+fn given_masks_are_checked_and_normalized() {
     // 20 tokens in blocks of 16: the second row and column have four.
     let shape = shape(20).block(BlockSize::new(16).unwrap());
     let blocks = |numbers: &[Option<u32>], words: &[u64]| {
@@ -103,13 +103,13 @@ fn foreign_masks_are_checked_and_tidied() {
     let corner: Vec<u64> = (0..16).map(|i| if i < 4 { 0xF } else { 0 }).collect();
     let words: Vec<u64> = [full, corner, vec![0; 16]].concat();
     let layout = blocks(&[Some(0), None, Some(2), Some(1)], &words).unwrap();
-    assert_eq!(layout.row(0).len(), 1, "both are Full and touch");
-    assert_eq!(layout.row(1).len(), 1, "the empty one is gone");
+    assert_eq!(layout.row(0).len(), 1, "both are Full and adjacent");
+    assert_eq!(layout.row(1).len(), 1, "the empty one is dropped");
     assert_eq!((layout.row(1)[0].start, layout.row(1)[0].kind()), (1, RunKind::Full));
     assert_eq!(layout.counts().unwrap().active_pairs, 16 * 20 + 4 * 4);
 
     let wrong = [
-        (&[None; 3][..], "mask numbers must be one a block, 4 blocks"),
+        (&[None; 3][..], "expected one mask number per block, 4 blocks"),
         (&[None, Some(3), None, None], "block (0, 1) has mask 3 of 3"),
         (&[None, Some(0), None, None], "has bits past its 16 queries and 4 keys"),
         (&[None, None, Some(0), None], "has bits past its 4 queries and 16 keys"),

@@ -1,4 +1,4 @@
-//! The text form: it prints what it parses, and says what is wrong and where.
+//! The text form: printing and parsing round-trip; errors have a position and a reason.
 
 use longspan_pattern::{Error, Heads, Layout, Level, Pattern, Shape};
 
@@ -49,7 +49,7 @@ fn texts_print_as_they_parse() {
 }
 
 #[test]
-fn an_error_points_at_its_place() {
+fn errors_point_at_their_position() {
     let table = [
         (
             "",
@@ -105,7 +105,7 @@ fn an_error_points_at_its_place() {
 }
 
 #[test]
-fn a_long_text_is_shown_around_its_error_only() {
+fn a_long_text_is_excerpted_around_its_error() {
     let long = format!("documents([{}oops])", "1234, ".repeat(100_000));
     let error = error(&long);
     assert!(error.len() < 400, "{error}");
@@ -117,7 +117,7 @@ fn a_long_text_is_shown_around_its_error_only() {
 }
 
 #[test]
-fn arguments_are_checked_when_the_pattern_is_made() {
+fn constructors_check_arguments() {
     let level = |window, stride, grain| Level { window, stride, grain };
     let huge = (1 << 61) + 1;
     let table = [
@@ -137,7 +137,7 @@ fn arguments_are_checked_when_the_pattern_is_made() {
         ),
         (
             Pattern::packed([1, 2], [3], Pattern::full()),
-            "packed: 2 query lengths and 1 key lengths, expected as many of one as of the other",
+            "packed: 2 query lengths and 1 key lengths, expected equal numbers",
         ),
         (
             Pattern::packed([4, 5], [4, 5], Pattern::documents([4]).unwrap()),
@@ -149,20 +149,20 @@ fn arguments_are_checked_when_the_pattern_is_made() {
         (Pattern::random(1, 1, 0, 0), "random: blocks is 0, expected 1 to 2^61"),
         (
             Pattern::random(1, 1 << 20, 1 << 30, 0),
-            "random: per_row is 1048576, expected 65536 blocks a row to draw at most",
+            "random: per_row is 1048576, expected at most 65536 blocks per row to draw",
         ),
         (
             Pattern::blocks(8, [vec![2..3, 1..2]]),
             "blocks: row 0 lists 1..2 out of order, expected ascending, disjoint, non-empty ranges",
         ),
     ];
-    for (made, message) in table {
-        assert_eq!(made.unwrap_err().to_string(), message);
+    for (pattern, message) in table {
+        assert_eq!(pattern.unwrap_err().to_string(), message);
     }
 }
 
 #[test]
-fn lengths_are_checked_when_a_layout_is_compiled() {
+fn compilation_checks_lengths() {
     let refuse = |text: &str, shape: &Shape| {
         Layout::compile(&text.parse().unwrap(), shape).unwrap_err().to_string()
     };
@@ -181,8 +181,8 @@ fn lengths_are_checked_when_a_layout_is_compiled() {
     );
     assert_eq!(
         refuse("packed([4, 5], [4, 6], full)", &Shape::new(9, 10).query_offset(0)),
-        "packed: the query offset is 0, expected 1: sequences are aligned one by one, so leave \
-         the offset out"
+        "packed: the query offset is 0, expected 1: sequences are aligned one by one, so omit \
+         the offset"
     );
     assert!(
         Layout::compile(
@@ -194,11 +194,11 @@ fn lengths_are_checked_when_a_layout_is_compiled() {
 }
 
 #[test]
-fn shapes_that_cannot_be_are_refused() {
+fn invalid_shapes_are_errors() {
     let refuse =
         |shape: Shape| Layout::compile(&Pattern::causal(), &shape).unwrap_err().to_string();
     assert_eq!(refuse(Shape::new(9, 9).rows(0..2)), "rows are 0..2, expected a range inside 0..1");
-    #[expect(clippy::reversed_empty_ranges, reason = "that is what is refused")]
+    #[expect(clippy::reversed_empty_ranges, reason = "the invalid input")]
     let reversed = 5..4;
     assert_eq!(
         refuse(Shape::new(9, 9).valid_keys(reversed)),
@@ -222,7 +222,7 @@ fn shapes_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn patterns_travel_as_text() {
+fn patterns_serialize_as_text() {
     let pattern: Pattern = "causal & (window(3, 0) | sinks(2))".parse().unwrap();
     let json = serde_json::to_string(&pattern).unwrap();
     assert_eq!(json, "\"causal & (window(3, 0) | sinks(2))\"");
@@ -237,7 +237,7 @@ fn patterns_travel_as_text() {
 }
 
 #[test]
-fn laws_of_the_algebra() {
+fn laws_of_boolean_algebra() {
     let [a, b, c] = ["causal", "window(5, 9)", "strided(3)"].map(|t| t.parse::<Pattern>().unwrap());
     let compile = |pattern: Pattern| Layout::compile(&pattern, &Shape::new(333, 301)).unwrap();
     let equal = |x, y| assert_eq!(compile(x).same_pairs(&compile(y)), Ok(true));

@@ -1,7 +1,7 @@
-//! Work is bounded: whatever the expression, a call ends within its budget or says that it can't.
+//! Work is bounded: for every expression, a call ends within its budget or returns an error.
 //!
-//! `LONGSPAN_CASES` sets how many random expressions (2,000 where left out), `LONGSPAN_SEED` the
-//! first.
+//! `LONGSPAN_CASES` is the number of random expressions (2,000 by default), `LONGSPAN_SEED` the
+//! first seed.
 
 use std::alloc::{GlobalAlloc, Layout as Memory, System};
 use std::fmt::Write;
@@ -11,36 +11,36 @@ use std::time::{Duration, Instant};
 
 use longspan_pattern::{BlockSize, Error, Layout, Pattern, Shape};
 
-/// The system's allocator, which notes how much is held at once.
-struct Noting;
+/// The system allocator, recording current and peak memory.
+struct Recording;
 
 static HELD: AtomicUsize = AtomicUsize::new(0);
-static MOST: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every call is handed on to the system's allocator as it is.
-unsafe impl GlobalAlloc for Noting {
+// SAFETY: every call is forwarded unchanged to the system allocator.
+unsafe impl GlobalAlloc for Recording {
     unsafe fn alloc(&self, memory: Memory) -> *mut u8 {
         let held = HELD.fetch_add(memory.size(), Ordering::Relaxed) + memory.size();
-        MOST.fetch_max(held, Ordering::Relaxed);
-        // SAFETY: the caller's promise is the one that the system's allocator asks for.
+        PEAK.fetch_max(held, Ordering::Relaxed);
+        // SAFETY: `System` has the requirements of `GlobalAlloc`.
         unsafe { System.alloc(memory) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, memory: Memory) {
         HELD.fetch_sub(memory.size(), Ordering::Relaxed);
-        // SAFETY: the pointer came from `alloc` above, that is from the system's allocator.
+        // SAFETY: the pointer came from `alloc` above, hence from the system allocator.
         unsafe { System.dealloc(pointer, memory) }
     }
 }
 
 #[global_allocator]
-static NOTING: Noting = Noting;
+static RECORDING: Recording = Recording;
 
 fn number(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).map_or(otherwise, |text| text.parse().unwrap())
 }
 
-/// Expressions from a seed.
+/// A generator of random expressions.
 struct Random(u64);
 
 impl Random {
@@ -50,13 +50,13 @@ impl Random {
         (x.wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 20) % limit
     }
 
-    /// From 1 on, any order of magnitude up to `2^bits` alike.
+    /// At least 1, log-uniform up to about `2^bits`.
     fn size(&mut self, bits: u64) -> u64 {
         let bit = self.next(bits + 1);
         (1 << bit) + self.next(1 << bit)
     }
 
-    /// Lengths that add up to `tokens`, in few characters.
+    /// A few lengths that add up to `tokens`.
     fn lengths(&mut self, tokens: u64) -> Vec<u64> {
         let mut lengths = Vec::new();
         let mut left = tokens;
@@ -126,8 +126,8 @@ impl Random {
     }
 }
 
-/// Time that this thread has run, which other processes don't lengthen; the time of day where the
-/// system doesn't say.
+/// CPU time of this thread, which other processes do not lengthen; wall time where it is not
+/// available.
 fn thread_time() -> Duration {
     static START: std::sync::LazyLock<Instant> = std::sync::LazyLock::new(Instant::now);
     let nanoseconds = std::fs::read_to_string("/proc/thread-self/schedstat")
@@ -139,15 +139,11 @@ fn thread_time() -> Duration {
 /// About a millisecond.
 const BUDGET: u64 = 1 << 20;
 
-/// What a call may take: a unit is a nanosecond or two, also of a core that shares its caches with
-/// others. Work that isn't counted takes seconds at these sizes.
-const LONGEST: Duration = Duration::from_secs(1);
+/// Maximum time per call: a unit is a nanosecond or two, also on a core with shared caches. Work
+/// that is not charged takes seconds at these sizes.
+const MAX_TIME: Duration = Duration::from_secs(1);
 
 const MAX_BYTES: u64 = 16 << 20;
-
-/// `Shape::MAX_BYTES` bounds a list by four times the runs' bound; runs, their starts and the lists
-/// of a transpose and of a row are held beside each other.
-const MOST_HELD: usize = 16 * MAX_BYTES as usize;
 
 #[test]
 fn random_expressions_end_within_their_budget() {
@@ -155,7 +151,7 @@ fn random_expressions_end_within_their_budget() {
     let (mut done, mut refused) = (0, 0);
     let mut largest = (0.0, String::new());
     let mut slowest = (Duration::ZERO, String::new());
-    let mut most = (0, String::new());
+    let mut peak_case = (0, String::new());
     for seed in first..first + cases {
         let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
         let tokens = random.size(24).min(1 << 24);
@@ -170,7 +166,7 @@ fn random_expressions_end_within_their_budget() {
         let block = BlockSize::new([16, 64, 64, 128, 256][random.next(5) as usize]).unwrap();
         let shape = Shape::new(tokens, tokens).block(block).max_work(BUDGET).max_bytes(MAX_BYTES);
         let held = HELD.load(Ordering::Relaxed);
-        MOST.store(held, Ordering::Relaxed);
+        PEAK.store(held, Ordering::Relaxed);
         let mut timed = |what: &str, start: Duration| {
             let time = thread_time() - start;
             if time > slowest.0 {
@@ -212,24 +208,24 @@ fn random_expressions_end_within_their_budget() {
                 timed("drawing", start);
             }
         }
-        let peak = MOST.load(Ordering::Relaxed) - held;
-        if peak > most.0 {
-            most = (peak, format!("{text} for {tokens}"));
+        let peak = PEAK.load(Ordering::Relaxed) - held;
+        if peak > peak_case.0 {
+            peak_case = (peak, format!("{text} for {tokens}"));
         }
     }
-    // What was found is part of the test: `--success-output` or `--nocapture` show it.
+    // Shown with `--success-output` or `--nocapture`.
     eprintln!("{done} compiled, {refused} refused");
     eprintln!("largest work per run and row: {:.0} units, {}", largest.0, largest.1);
     eprintln!("longest call: {:?}, {}", slowest.0, slowest.1);
-    eprintln!("most memory: {} bytes, {}", most.0, most.1);
+    eprintln!("most memory: {} bytes, {}", peak_case.0, peak_case.1);
     assert!(done > cases / 4, "{done} of {cases} compiled");
-    assert!(refused > 0 || cases < 100, "nothing was refused");
-    assert!(slowest.0 < LONGEST, "{:?}: {}", slowest.0, slowest.1);
-    assert!(most.0 < MOST_HELD, "{} bytes: {}", most.0, most.1);
+    assert!(refused > 0 || cases < 100, "no case exceeded its budget");
+    assert!(slowest.0 < MAX_TIME, "{:?}: {}", slowest.0, slowest.1);
+    assert!(peak_case.0 < MAX_BYTES as usize, "{} bytes: {}", peak_case.0, peak_case.1);
 }
 
-/// Hooks are called often enough in every phase, whatever the pattern, and what they stop starts
-/// again in the next call.
+/// Every phase calls its hook often enough for any pattern, and stopped work restarts in the next
+/// call.
 #[test]
 fn every_phase_can_be_stopped() {
     let pattern: Pattern =
@@ -248,7 +244,7 @@ fn every_phase_can_be_stopped() {
     assert_eq!(layout.same_pairs_with(&layout, stop).unwrap_err(), stopped);
     assert!(layout.counts().is_ok() && layout.hash().is_ok() && layout.transpose().is_ok());
 
-    // In the middle, too: the longest time between two calls of the hook.
+    // The longest time between two calls of the hook.
     let slow: Pattern = "strided(65) | strided(67) | dilated(9999, 71)".parse().unwrap();
     let mut last = thread_time();
     let mut longest = Duration::ZERO;
@@ -265,7 +261,7 @@ fn every_phase_can_be_stopped() {
 }
 
 #[test]
-fn refusals_name_the_part_that_costs() {
+fn errors_contain_the_costliest_sub_expression() {
     let refused = |text: &str, tokens: u64| {
         let shape = Shape::new(tokens, tokens).max_work(1 << 24);
         match Layout::compile(&text.parse().unwrap(), &shape) {
@@ -282,8 +278,9 @@ fn refusals_name_the_part_that_costs() {
     assert_eq!(refused(&format!("!({long})"), 1 << 20), random);
 }
 
-/// What took minutes either ends or is refused within two seconds of one core, for compiling and
-/// again for counting and hashing together; a core that shares its caches takes half as long again.
+/// Expressions that once took minutes end, or exceed their budget, within two seconds of one core
+/// for compiling and again for counting and hashing together; half as much again with shared
+/// caches.
 #[test]
 fn patterns_that_took_minutes_end() {
     let million = 1 << 20;

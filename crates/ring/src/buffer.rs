@@ -1,9 +1,9 @@
-//! Bytes that messages are made of.
+//! Aligned memory of messages. Any module may use it.
 
-/// Bytes, aligned so that numbers can lie in them.
+/// Bytes, aligned for every dtype.
 ///
-/// It is owned by whoever holds it, so that a transport whose engine may still be using it after a
-/// failure can take it away and never free it.
+/// Buffers are owned, so that a transport whose engine may still access one after a failure can take
+/// and leak it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Buffer {
     words: Vec<u64>,
@@ -11,23 +11,22 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// So many bytes, all 0.
+    /// `len` zero bytes.
     pub fn zeroed(len: usize) -> Self {
         Buffer { words: vec![0; len.div_ceil(8)], len }
     }
 
-    /// How many bytes there are.
+    /// Length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Makes it so long, in the memory that it has where that is enough. What it holds then is
-    /// unspecified.
+    /// Sets the length; reuses the allocation where it suffices. The contents are unspecified.
     pub fn resize(&mut self, len: usize) {
         self.words.resize(len.div_ceil(8), 0);
         self.len = len;

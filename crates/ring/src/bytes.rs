@@ -1,4 +1,4 @@
-//! Small lists as bytes, for what ranks tell each other before they compute.
+//! Token lists as bytes. Setup messages use it.
 
 use longspan::{Positions, Progression};
 
@@ -16,7 +16,7 @@ pub(crate) fn write_tokens(bytes: &mut Vec<u8>, tokens: &Tokens) {
     }
 }
 
-/// Reads what was written.
+/// Reads words and token lists.
 pub(crate) struct Reader<'a> {
     rest: &'a [u8],
 }
@@ -31,7 +31,7 @@ impl<'a> Reader<'a> {
     }
 
     pub(crate) fn word(&mut self) -> Result<u64> {
-        let (word, rest) = self.rest.split_at_checked(8).ok_or(Error::Lists)?;
+        let (word, rest) = self.rest.split_at_checked(8).ok_or(Error::Malformed)?;
         self.rest = rest;
         Ok(u64::from_le_bytes(word.try_into().expect("8 bytes")))
     }

@@ -1,194 +1,200 @@
-//! What can go wrong around a ring.
+//! The crate's error type. Any module above `transport` may return it.
 
-use crate::message::END;
+use crate::phase::step_name;
 use crate::transport::Failure;
 
-/// What this crate's functions return.
+/// Result with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What can go wrong around a ring. Whatever one rank meets, all ranks end with an error.
+/// Errors of a ring. An error on one rank ends the call with an error on every rank.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A pattern or its positions.
     #[error(transparent)]
     Pattern(#[from] longspan_pattern::Error),
-    /// A call of this rank's own kernels.
+    /// A call of this rank's kernels.
     #[error(transparent)]
     Attention(#[from] longspan::Error),
-    /// A ring of nobody.
+    /// A ring without ranks.
     #[error("expected at least one rank, got none")]
     NoRanks,
-    /// Edges that are multiples of nothing.
+    /// A sharding with a grain of 0 tokens.
     #[error("the grain is 0, expected at least 1 token")]
     NoGrain,
-    /// A map names a token that the sequence hasn't got.
+    /// A shard has a position outside of the sequence.
     #[error("rank {rank} holds position {position} of a sequence of {tokens} tokens")]
     NoSuchToken {
-        /// Whose map.
+        /// The rank of the shard.
         rank: usize,
-        /// Which position.
+        /// The position.
         position: i64,
-        /// Tokens of all maps.
+        /// Tokens of the sequence.
         tokens: u64,
     },
-    /// Two maps, or one map twice, name a token.
+    /// A position occurs twice, in one shard or in two.
     #[error("rank {rank} holds position {position}, which another rank or itself holds too")]
     TokenTwice {
-        /// Whose map.
+        /// The rank of the second occurrence.
         rank: usize,
-        /// Which position.
+        /// The position.
         position: i64,
     },
-    /// Shards whose edges aren't where results that are the same for every number of ranks need them.
+    /// Shards whose edges are not multiples of the tile that reproducible reductions need.
     #[error(
-        "rank {rank} holds tokens {start} to {end}, expected stretches with edges at multiples of \
+        "rank {rank} holds tokens {start} to {end}, expected ranges with edges at multiples of \
              {tile}: make shards with that grain"
     )]
     Edges {
-        /// Whose map.
+        /// The rank of the shard.
         rank: usize,
-        /// The first of them.
+        /// The first token of the range.
         start: u64,
         /// One past the last.
         end: u64,
-        /// What edges have to be multiples of.
+        /// Edges must be multiples of this.
         tile: u64,
     },
-    /// A map for another number of ranks.
+    /// Shards for another number of ranks.
     #[error("the shards are for {shards} ranks, the transport has {ranks}")]
     Ranks {
-        /// Ranks of the map.
+        /// Ranks of the shards.
         shards: usize,
-        /// Ranks of the engine.
+        /// Ranks of the transport.
         ranks: usize,
     },
-    /// A tensor that isn't what the ring was made for.
+    /// A tensor with another shape than the problem's.
     #[error("{tensor} has {got} {axis}, expected {expected}, {why}")]
     Shape {
-        /// Which tensor.
+        /// The tensor.
         tensor: &'static str,
-        /// Which of its axes.
+        /// The axis.
         axis: &'static str,
-        /// What it has.
+        /// Its length.
         got: usize,
-        /// What it should have.
+        /// The expected length.
         expected: usize,
-        /// Where that comes from.
+        /// What defines the expected length.
         why: &'static str,
     },
-    /// Tensors of another type than the ring was made for.
-    #[error("tensors of {got}, expected {expected}, as the ring was made for")]
+    /// Tensors of another dtype than the problem's.
+    #[error("tensors of {got}, expected {expected} as in the ring's problem")]
     Elements {
-        /// What they hold.
+        /// Their dtype.
         got: longspan::ElementType,
-        /// What they should hold.
+        /// The problem's dtype.
         expected: longspan::ElementType,
     },
-    /// A bound that no error can be within.
-    #[error("numbers within {bound} of what they are, expected a finite number, at least 0")]
+    /// An error bound of a wire format that is negative or not finite.
+    #[error("the error bound is {bound}, expected a finite value of at least 0")]
     Bound {
-        /// What was given.
+        /// The bound.
         bound: f32,
     },
-    /// Numbers that have no 8-bit form.
+    /// Non-finite values, which have no 8-bit form.
     #[error(
-        "{tensor} has numbers that aren't finite, which Wire::Int8 can't carry: use another one"
+        "{tensor} has values that are not finite, which Wire::Int8 cannot encode: use another format"
     )]
     NotFinite {
-        /// Of which tensor.
+        /// The tensor.
         tensor: &'static str,
     },
-    /// Ranks were started with different arguments.
-    #[error(
-        "ranks disagree about {what}: {} say what this rank ({rank}) says, {} don't",
-        list(agree),
-        list(differ)
-    )]
-    Disagree {
-        /// About what.
+    /// Ranks were called with different arguments.
+    #[error("{}: call every rank with the same options", called_with(what, values))]
+    Mismatch {
+        /// The argument.
         what: String,
-        /// This rank.
-        rank: usize,
-        /// Ranks that say the same as this one.
-        agree: Vec<usize>,
-        /// Ranks that say something else.
-        differ: Vec<usize>,
+        /// Ranks per distinct value, fewest ranks first; long values are abbreviated.
+        values: Vec<(Vec<usize>, String)>,
     },
-    /// A message didn't come, or couldn't leave.
+    /// A message was not received or not sent.
     #[error(
-        "{failure}; this was {} of {doing}, waiting for {awaited}{}", at(*step), going_by(*blamed)
+        "{failure}; in {} of {phase}, waiting for {awaited}{}",
+        step_name(*step),
+        attributed_to(*suspect)
     )]
     Failed {
-        /// What the engine says.
+        /// The transport's failure.
         failure: Box<Failure>,
-        /// What all ranks are doing.
-        doing: &'static str,
-        /// Which step of it.
+        /// The phase that all ranks execute.
+        phase: &'static str,
+        /// The step of it.
         step: u32,
-        /// What was awaited.
+        /// The awaited message.
         awaited: String,
-        /// The rank that it is about, if others who gave up too say that it is another one.
-        blamed: Option<usize>,
+        /// The rank that caused the failure, where reports of other ranks name another one than
+        /// `failure`.
+        suspect: Option<usize>,
     },
-    /// A message came that isn't what was awaited, or was damaged on its way.
+    /// A received message is damaged or not the expected one.
     #[error(
-        "a message from rank {from} {why}; this was {} of {doing}, waiting for {awaited}", at(*step)
+        "a message from rank {from} {why}; in {} of {phase}, waiting for {awaited}",
+        step_name(*step)
     )]
     Message {
-        /// Who sent it.
+        /// The sending rank.
         from: usize,
         /// What is wrong with it.
         why: String,
-        /// What all ranks are doing.
-        doing: &'static str,
-        /// Which step of it.
+        /// The phase that all ranks execute.
+        phase: &'static str,
+        /// The step of it.
         step: u32,
-        /// What was awaited.
+        /// The awaited message.
         awaited: String,
     },
-    /// Another rank has ended with an error and says so.
-    #[error("rank {by} gave up at {} of {doing}{}", at(*step), because(*rank))]
-    GivenUp {
-        /// Who says so.
+    /// Another rank met an error and aborted.
+    #[error("rank {by} aborted in {} of {phase}{}", step_name(*step), caused_by(*suspect))]
+    Aborted {
+        /// The rank that aborted.
         by: usize,
-        /// The rank that it blames.
-        rank: Option<usize>,
-        /// At which step.
+        /// The rank that caused it.
+        suspect: Option<usize>,
+        /// The step of the abort.
         step: u32,
-        /// What all ranks were doing.
-        doing: &'static str,
+        /// The phase that all ranks executed.
+        phase: &'static str,
     },
-    /// Lists that ranks tell each other before they compute make no sense.
-    #[error("another rank's list of tokens ends too early")]
-    Lists,
-    /// A ring that has failed isn't used again.
+    /// A setup message of another rank cannot be decoded.
+    #[error("a token list or encoded block of another rank is truncated")]
+    Malformed,
+    /// A call of a ring after a failure.
     #[error("this ring has failed before: make a new one, with a transport of its own")]
     Failing,
 }
 
+/// "rank 1 was called with `scale` = 0.5, ranks 0, 2 with 0.125".
+fn called_with(what: &str, values: &[(Vec<usize>, String)]) -> String {
+    let group = |(index, (ranks, value)): (usize, &(Vec<usize>, String))| {
+        let verb = if ranks.len() == 1 { "was" } else { "were" };
+        match index {
+            0 => format!("{} {verb} called with `{what}` = {value}", list(ranks)),
+            _ => format!("{} with {value}", list(ranks)),
+        }
+    };
+    values.iter().enumerate().map(group).collect::<Vec<_>>().join(", ")
+}
+
 fn list(ranks: &[usize]) -> String {
+    if let [rank] = ranks {
+        return format!("rank {rank}");
+    }
     let some: Vec<_> = ranks.iter().take(8).map(ToString::to_string).collect();
     let more = if ranks.len() > 8 { ", …" } else { "" };
     format!("ranks {}{more}", some.join(", "))
 }
 
-/// Which step, in words.
-fn at(step: u32) -> String {
-    if step < END { format!("step {step}") } else { "the end".to_owned() }
+fn attributed_to(suspect: Option<usize>) -> String {
+    let reported = |rank| format!("; according to other ranks caused by rank {rank}");
+    suspect.map_or(String::new(), reported)
 }
 
-fn going_by(blamed: Option<usize>) -> String {
-    let about = |rank| format!("; going by what other ranks say, it is because of rank {rank}");
-    blamed.map_or(String::new(), about)
-}
-
-fn because(rank: Option<usize>) -> String {
-    rank.map_or(String::new(), |rank| format!(", because of rank {rank}"))
+fn caused_by(suspect: Option<usize>) -> String {
+    suspect.map_or(String::new(), |rank| format!(", caused by rank {rank}"))
 }
 
 impl Error {
-    /// Whether this rank's own work was ended by a hook, and so by what the hook found.
+    /// Whether a hook stopped this rank's computation, so that the cause is the hook's.
     pub(crate) fn is_stopped(&self) -> bool {
         use longspan_pattern::Error::Stopped;
         match self {
@@ -197,5 +203,21 @@ impl Error {
             Error::Attention(error) => matches!(error, longspan::Error::Stopped { .. }),
             _ => false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mismatch_names_ranks_and_values() {
+        let values = vec![(vec![1], "0.5".to_owned()), (vec![0, 2], "0.125".to_owned())];
+        let error = Error::Mismatch { what: "scale".to_owned(), values };
+        assert_eq!(
+            error.to_string(),
+            "rank 1 was called with `scale` = 0.5, ranks 0, 2 with 0.125: call every rank with the \
+             same options"
+        );
     }
 }

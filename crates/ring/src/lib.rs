@@ -1,48 +1,62 @@
-//! Attention over one sequence that many ranks hold.
+//! Attention over one sequence that is sharded over ranks: context parallel, on CPUs.
 //!
 //! # Crate layout
 //!
-//! | module | what it has |
+//! A pipeline; each module imports only those below it in this table.
+//!
+//! | module | contents |
 //! |---|---|
-//! | `shards` | which tokens each rank holds |
-//! | `problem`, `ring` | what all ranks compute; what a caller writes |
-//! | `want`, `deal`, `schedule` | who needs what of whom; how it gets there; in which step |
-//! | `load`, `outline` | how much there is to compute; what any rank would do, without messages |
-//! | `pass`, `wire` | the one loop, forward and backward; how keys and values travel |
-//! | `transport` | what a ring needs of a message engine, and the engines |
-//! | `link`, `message`, `blame` | hops with headers; headers and checksums; whose fault it is |
-//! | `tokens`, `bytes`, `buffer`, `error` | some of a rank's tokens; lists and messages as bytes; what can go wrong |
+//! | `ring` | public API: setup and passes of one rank |
+//! | `planner` | communication plan of any rank, computed without messages |
+//! | `pass` | the hop loop, forward and backward |
+//! | `agreement`, `layouts`, `arguments` | setup between ranks; layouts per hop; validation |
+//! | `schedule` | which messages a rank sends and receives, in which step |
+//! | `send_plan` | how keys reach the ranks that need them: directly or by a broadcast tree |
+//! | `demand` | which remote keys a rank needs |
+//! | `problem`, `options` | what all ranks compute; options of one rank |
+//! | `shards`, `load` | which tokens each rank holds; how much there is to compute |
+//! | `communicator`, `attribution`, `message` | collectives; failure attribution; headers and checksums |
+//! | `wire`, `bytes`, `tokens` | encodings of keys and values, and of token lists; sets of tokens |
+//! | `error`, `transport`, `phase`, `buffer` | errors; the transport interface and its implementations |
 
 #![deny(unsafe_code)]
 
-mod blame;
+mod agreement;
+mod arguments;
+mod attribution;
 mod buffer;
 mod bytes;
-mod deal;
+mod communicator;
+mod demand;
 mod error;
-mod link;
+mod layouts;
 mod load;
 mod message;
-mod outline;
+mod options;
 mod pass;
+mod phase;
+mod planner;
 mod problem;
 mod ring;
 mod schedule;
+mod send_plan;
 mod shards;
 mod tokens;
 mod transport;
-mod want;
 mod wire;
 
 pub use buffer::Buffer;
 pub use error::{Error, Result};
 pub use load::Work;
-pub use outline::{Outline, Outlines, Stage};
+pub use options::Options;
 pub use pass::Tally;
-pub use problem::{Fold, Problem};
-pub use ring::{Options, Ring};
+pub use planner::{CommunicationPlan, CommunicationPlanner, PlannedHop};
+pub use problem::{Problem, Reduction};
+pub use ring::Ring;
 pub use shards::Shards;
 #[cfg(feature = "mpi")]
 pub use transport::Mpi;
-pub use transport::{Failure, Hear, Hop, Incoming, Local, Meanwhile, Outgoing, Poll, Transport};
+pub use transport::{
+    AbortListener, Failure, Hop, Incoming, Local, Meanwhile, Outgoing, Poll, Transport,
+};
 pub use wire::Wire;

@@ -1,17 +1,19 @@
-//! How much there is to compute: pairs of queries and keys, counted without holding a layout of
-//! everything.
+//! Load: active pairs of queries and keys, counted without a layout of the whole sequence. Sharding,
+//! demand and planning use it.
 
 use longspan::{BlockSize, Heads, Layout, Pattern, Positions, Progression, Shape};
-use longspan_pattern::{Glance, Sight};
+use longspan_pattern::{BlockCoverage, PatternCoverage};
 
 use crate::error::Result;
 use crate::tokens;
-use crate::want::FEW_GLANCES;
 
-/// Rows of a layout that is compiled at one go.
-const ROWS_AT_ONCE: u64 = 1 << 14;
+/// Pairs of progressions up to which one coverage query each is faster than compiling a layout.
+pub(crate) const MAX_COVERAGE_QUERIES: usize = 1 << 12;
 
-/// Distinct patterns of heads, and how many heads have each.
+/// Block rows per compiled layout.
+const ROWS_PER_LAYOUT: u64 = 1 << 14;
+
+/// Distinct patterns of the heads, and the number of heads with each.
 pub(crate) fn distinct(heads: &Heads, count: usize) -> Result<Vec<(&Pattern, u64)>> {
     let mut distinct: Vec<(&Pattern, u64)> = Vec::new();
     for head in 0..count.max(1) {
@@ -24,9 +26,9 @@ pub(crate) fn distinct(heads: &Heads, count: usize) -> Result<Vec<(&Pattern, u64
     Ok(distinct)
 }
 
-/// Pairs that some queries see of a whole sequence. Of more than `rows` blocks of queries only so
-/// many are looked at, evenly spaced, and the rest is taken to be like them.
-pub(crate) fn pairs_seen(
+/// Active pairs of some queries with the whole sequence. Of more than `rows` blocks of queries only
+/// `rows`, evenly spaced, are counted and extrapolated.
+pub(crate) fn active_pairs(
     pattern: &Pattern,
     tokens: u64,
     queries: &Positions,
@@ -37,35 +39,35 @@ pub(crate) fn pairs_seen(
         let shape = Shape::new(tokens, tokens).query_map(some);
         Ok(Layout::compile(pattern, &shape)?.counts()?.active_pairs)
     };
-    let stretch = |start: u64, len: u64| Progression { start: start as i64, step: 1, len };
+    let range = |start: u64, len: u64| Progression { start: start as i64, step: 1, len };
     let all = queries.len();
     if all.div_ceil(block) <= rows.max(1) {
         let mut pairs = 0;
-        for start in (0..all).step_by((ROWS_AT_ONCE * block) as usize) {
-            let some = stretch(start, (all - start).min(ROWS_AT_ONCE * block));
-            pairs += count(tokens::stand(queries, &Positions::new([some])?))?;
+        for start in (0..all).step_by((ROWS_PER_LAYOUT * block) as usize) {
+            let some = range(start, (all - start).min(ROWS_PER_LAYOUT * block));
+            pairs += count(tokens::positions_of(queries, &Positions::new([some])?))?;
         }
         return Ok(pairs);
     }
     let rows = u128::from(rows.max(1));
     let bands = (0..rows).map(|row| {
         let middle = (2 * row + 1) * u128::from(all) / (2 * rows);
-        // On a multiple of the block, where most rows have the same masks.
-        stretch((middle as u64 / block * block).min(all - block), block)
+        // On a multiple of the block, where most rows have equal masks.
+        range((middle as u64 / block * block).min(all - block), block)
     });
     let sample = Positions::new(bands)?;
-    let pairs = count(tokens::stand(queries, &sample))?;
+    let pairs = count(tokens::positions_of(queries, &sample))?;
     Ok(pairs * u128::from(all) / u128::from(sample.len()))
 }
 
-/// What a kernel computes in a call, of one batch entry and summed over query heads.
+/// Work of a kernel call: of one batch entry, summed over query heads.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Work {
-    /// Pairs of queries and keys that see each other.
+    /// Active pairs of queries and keys.
     pub pairs: u128,
-    /// Those in blocks of which every pair is seen.
+    /// Those in full blocks.
     pub full_pairs: u128,
-    /// Blocks of 64 × 64 of which some pairs are seen.
+    /// Partial blocks of 64 × 64.
     pub partial_blocks: u128,
 }
 
@@ -84,10 +86,10 @@ impl std::ops::AddAssign for Work {
     }
 }
 
-/// What is computed between some queries and some keys of a sequence. Progressions that see
-/// nothing or everything of each other are counted, not compiled.
+/// Work of some queries over some keys of a sequence. Pairs of progressions with empty or full
+/// coverage are counted without compiling a layout.
 pub(crate) fn work(
-    patterns: &mut [(Pattern, Sight, u64)],
+    patterns: &mut [(Pattern, PatternCoverage, u64)],
     tokens: u64,
     queries: &Positions,
     keys: &Positions,
@@ -97,21 +99,21 @@ pub(crate) fn work(
     };
     let pieces = queries.progressions().count() * keys.progressions().count();
     let mut sum = Work::default();
-    for (pattern, sight, times) in patterns {
-        if pieces > FEW_GLANCES {
+    for (pattern, coverage, times) in patterns {
+        if pieces > MAX_COVERAGE_QUERIES {
             let shape = shape(queries.clone(), keys.clone());
             sum.add(counted(&Layout::compile(pattern, &shape)?)?, *times);
             continue;
         }
         for band in queries.progressions() {
             for piece in keys.progressions() {
-                match sight.glance(band, piece) {
-                    Glance::Nothing => {}
-                    Glance::Everything => {
+                match coverage.block_coverage(band, piece) {
+                    BlockCoverage::Empty => {}
+                    BlockCoverage::Full => {
                         let pairs = u128::from(band.len) * u128::from(piece.len);
                         sum.add(Work { pairs, full_pairs: pairs, partial_blocks: 0 }, *times);
                     }
-                    Glance::Perhaps => {
+                    BlockCoverage::Mixed => {
                         let shape = shape(Positions::new([band])?, Positions::new([piece])?);
                         sum.add(counted(&Layout::compile(pattern, &shape)?)?, *times);
                     }
@@ -138,8 +140,8 @@ mod tests {
         let causal = Pattern::causal();
         let all = Positions::range(0, 100_000).unwrap();
         let exact = 100_000 * 100_001 / 2;
-        assert_eq!(pairs_seen(&causal, 100_000, &all, u64::MAX).unwrap(), exact);
-        let sampled = pairs_seen(&causal, 100_000, &all, 10).unwrap();
+        assert_eq!(active_pairs(&causal, 100_000, &all, u64::MAX).unwrap(), exact);
+        let sampled = active_pairs(&causal, 100_000, &all, 10).unwrap();
         assert!(sampled.abs_diff(exact) < exact / 100, "{sampled}");
     }
 
@@ -159,7 +161,7 @@ mod tests {
             .unwrap();
             let shape = Shape::new(4_000, 4_000).query_map(queries.clone()).key_map(keys.clone());
             let layout = Layout::compile(&pattern, &shape).unwrap();
-            let mut patterns = [(pattern.clone(), Sight::new(&pattern), 3)];
+            let mut patterns = [(pattern.clone(), PatternCoverage::new(&pattern), 3)];
             let work = work(&mut patterns, 4_000, &queries, &keys).unwrap();
             assert_eq!(work.pairs, 3 * layout.counts().unwrap().active_pairs, "{text}");
             assert!(work.full_pairs <= work.pairs);

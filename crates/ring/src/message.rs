@@ -1,82 +1,64 @@
-//! What every message carries besides its contents: what it is, and a checksum.
+//! Message headers and checksums; `communicator` is the only module that writes and reads them.
 //!
 //! ```text
-//! magic 4 | kind 4 | call 4 | step 4 | from 4 | to 4 | blamed 4 | seen 4 | length 8 | checksum 8
+//! magic 4 | kind 4 | call 4 | step 4 | from 4 | to 4 | suspect 4 | cause 4 | length 8 | checksum 8
 //! ```
 //!
-//! That a rank has given up is a header without contents. It stands in the place of whatever is
-//! awaited, which is never shorter, so whoever waits knows it by its first [`HEADER`] bytes.
+//! An abort is a header without contents. It takes the place of any awaited message. No message is
+//! shorter, so a receiving rank recognizes an abort by the first [`HEADER`] bytes.
 
 use twox_hash::XxHash3_64;
 
 use crate::buffer::Buffer;
 use crate::error::{Error, Result};
+use crate::phase::Phase;
+use crate::transport::Failure;
 
-/// Bytes of a header; contents behind it are aligned for any number.
+/// Bytes of a header; the contents behind it are aligned for every dtype.
 pub(crate) const HEADER: usize = 64;
 
-/// Steps are below; those in which ranks tell each other that they are done, from here on.
-pub(crate) const END: u32 = 1 << 30;
+// Transports pass on enough of a message of unexpected length to recognize an abort.
+const _: () = assert!(Failure::BEGINNING >= HEADER);
 
 const MAGIC: u32 = u32::from_le_bytes(*b"LSR1");
-/// Where the checksum stands.
+/// Offset of the checksum.
 const CHECKSUM: usize = 40;
-const NOBODY: u32 = u32::MAX;
+const NO_RANK: u32 = u32::MAX;
 
-/// What ranks are doing together.
+/// Identity of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Doing {
-    Agreeing,
-    Forward,
-    Backward,
-}
-
-impl Doing {
-    const ALL: [Doing; 3] = [Doing::Agreeing, Doing::Forward, Doing::Backward];
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Doing::Agreeing => "agreeing",
-            Doing::Forward => "the forward pass",
-            Doing::Backward => "the backward pass",
-        }
-    }
-}
-
-/// Where a message belongs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Place {
-    pub(crate) doing: Doing,
-    /// Which call of the ring.
+pub(crate) struct Envelope {
+    pub(crate) phase: Phase,
+    /// Index of the ring's call.
     pub(crate) call: u32,
     pub(crate) step: u32,
     pub(crate) from: usize,
     pub(crate) to: usize,
 }
 
-/// What a rank that ends with an error tells the others in place of what it owes them.
+/// Report of a rank that ends with an error, sent instead of its remaining messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct GiveUp {
-    /// Who says so.
+pub(crate) struct Abort {
+    /// The aborting rank.
     pub(crate) by: usize,
-    /// Itself, if nobody.
-    pub(crate) blamed: Option<usize>,
-    pub(crate) ground: Ground,
-    pub(crate) doing: Doing,
+    /// The rank that it holds responsible; none where only itself is involved.
+    pub(crate) suspect: Option<usize>,
+    pub(crate) cause: FailureCause,
+    pub(crate) phase: Phase,
     pub(crate) step: u32,
 }
 
-/// On what ground a rank is blamed.
+/// Why a rank is suspected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ground {
-    /// It was waited for in vain, and may have waited itself.
-    Waited,
-    /// It sent something wrong, or says so itself.
-    Seen,
+pub(crate) enum FailureCause {
+    /// Its message did not arrive; it may have been waiting itself.
+    Timeout,
+    /// It sent a wrong message, or reports its own error.
+    Observed,
 }
 
 const DATA: u32 = 0;
-const GIVEN_UP: u32 = 1;
+const ABORT: u32 = 1;
 
 fn word(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"))
@@ -86,55 +68,56 @@ fn long(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"))
 }
 
-/// A message for contents of so many bytes, which go behind its [`HEADER`].
+/// A message with room for `len` bytes behind its [`HEADER`].
 pub(crate) fn blank(len: usize) -> Buffer {
     Buffer::zeroed(HEADER + len)
 }
 
-/// Writes the header, once the contents are there.
-pub(crate) fn seal(message: &mut Buffer, place: Place) {
-    write(message, place, DATA, [NOBODY, 0]);
+/// Writes the header; the contents must be complete.
+pub(crate) fn seal(message: &mut Buffer, envelope: Envelope) {
+    write(message, envelope, DATA, [NO_RANK, 0]);
 }
 
-/// The message that says that a rank has given up, the same to everybody.
-pub(crate) fn give_up(call: u32, why: GiveUp) -> Buffer {
+/// The abort message, the same for all receiving ranks.
+pub(crate) fn encode_abort(call: u32, abort: Abort) -> Buffer {
     let mut message = blank(0);
-    let GiveUp { by, blamed, ground, doing, step } = why;
-    let blamed = blamed.map_or(NOBODY, |rank| rank as u32);
-    let place = Place { doing, call, step, from: by, to: NOBODY as usize };
-    write(&mut message, place, GIVEN_UP, [blamed, ground as u32]);
+    let Abort { by, suspect, cause, phase, step } = abort;
+    let suspect = suspect.map_or(NO_RANK, |rank| rank as u32);
+    let envelope = Envelope { phase, call, step, from: by, to: NO_RANK as usize };
+    write(&mut message, envelope, ABORT, [suspect, cause as u32]);
     message
 }
 
-/// What a message says that begins like this, if it says that its sender has given up.
-pub(crate) fn given_up(beginning: &[u8]) -> Option<GiveUp> {
+/// The abort that a message with this beginning is, if it is one.
+pub(crate) fn decode_abort(beginning: &[u8]) -> Option<Abort> {
     let header = beginning.get(..HEADER)?;
     let kind = word(header, 4);
-    let whole = word(header, 0) == MAGIC && long(header, CHECKSUM) == checksum(header);
-    if !whole || kind >> 8 != GIVEN_UP || long(header, 32) != 0 {
+    let intact = word(header, 0) == MAGIC && long(header, CHECKSUM) == checksum(header);
+    if !intact || kind >> 8 != ABORT || long(header, 32) != 0 {
         return None;
     }
-    let blamed = word(header, 24);
-    Some(GiveUp {
+    let suspect = word(header, 24);
+    let observed = word(header, 28) == FailureCause::Observed as u32;
+    Some(Abort {
         by: word(header, 16) as usize,
-        blamed: (blamed != NOBODY).then_some(blamed as usize),
-        ground: if word(header, 28) == Ground::Seen as u32 { Ground::Seen } else { Ground::Waited },
-        doing: *Doing::ALL.get((kind & 0xFF) as usize)?,
+        suspect: (suspect != NO_RANK).then_some(suspect as usize),
+        cause: if observed { FailureCause::Observed } else { FailureCause::Timeout },
+        phase: *Phase::ALL.get((kind & 0xFF) as usize)?,
         step: word(header, 12),
     })
 }
 
-fn write(message: &mut Buffer, place: Place, kind: u32, blame: [u32; 2]) {
+fn write(message: &mut Buffer, envelope: Envelope, kind: u32, attribution: [u32; 2]) {
     let len = (message.len() - HEADER) as u64;
     let words = [
         MAGIC,
-        kind << 8 | place.doing as u32,
-        place.call,
-        place.step,
-        place.from as u32,
-        place.to as u32,
+        kind << 8 | envelope.phase as u32,
+        envelope.call,
+        envelope.step,
+        envelope.from as u32,
+        envelope.to as u32,
     ];
-    for (index, word) in words.into_iter().chain(blame).enumerate() {
+    for (index, word) in words.into_iter().chain(attribution).enumerate() {
         message[4 * index..4 * index + 4].copy_from_slice(&word.to_le_bytes());
     }
     message[32..CHECKSUM].copy_from_slice(&len.to_le_bytes());
@@ -143,42 +126,43 @@ fn write(message: &mut Buffer, place: Place, kind: u32, blame: [u32; 2]) {
     message[CHECKSUM..CHECKSUM + 8].copy_from_slice(&checksum.to_le_bytes());
 }
 
-/// Of all but itself.
+/// Checksum of header fields and contents.
 fn checksum(message: &[u8]) -> u64 {
     let header = XxHash3_64::oneshot(&message[..CHECKSUM]);
     XxHash3_64::oneshot_with_seed(header, &message[HEADER..])
 }
 
-impl From<GiveUp> for Error {
-    fn from(why: GiveUp) -> Self {
-        let GiveUp { by, blamed, doing, step, .. } = why;
-        Error::GivenUp { by, rank: blamed, step, doing: doing.name() }
+impl From<Abort> for Error {
+    fn from(abort: Abort) -> Self {
+        let Abort { by, suspect, phase, step, .. } = abort;
+        Error::Aborted { by, suspect, step, phase: phase.name() }
     }
 }
 
-/// Whether a message is whole and the one that was awaited.
-pub(crate) fn open(message: &Buffer, place: Place, awaited: &str) -> Result<()> {
+/// Checks that a message is intact and the expected one.
+pub(crate) fn open(message: &Buffer, envelope: Envelope, awaited: &str) -> Result<()> {
     let wrong = |why: String| Error::Message {
-        from: place.from,
+        from: envelope.from,
         why,
-        doing: place.doing.name(),
-        step: place.step,
+        phase: envelope.phase.name(),
+        step: envelope.step,
         awaited: awaited.to_owned(),
     };
-    if let Some(why) = given_up(message) {
-        return Err(why.into());
+    if let Some(abort) = decode_abort(message) {
+        return Err(abort.into());
     }
     if word(message, 0) != MAGIC {
-        return Err(wrong("isn't one of Longspan's, or its beginning is damaged".into()));
+        return Err(wrong("is not a Longspan message, or its header is damaged".into()));
     }
     if long(message, CHECKSUM) != checksum(message) {
-        return Err(wrong("is damaged: its checksum doesn't fit".into()));
+        return Err(wrong("is damaged: its checksum does not match".into()));
     }
     let got = [4, 8, 12, 16, 20].map(|at| word(message, at));
-    let expected = [place.doing as u32, place.call, place.step, place.from as u32, place.to as u32];
+    let Envelope { phase, call, step, from, to } = envelope;
+    let expected = [phase as u32, call, step, from as u32, to as u32];
     if got != expected {
         return Err(wrong(format!(
-            "is another one: (kind, call, step, from, to) {got:?}, expected {expected:?}"
+            "has the envelope (phase, call, step, from, to) {got:?}, expected {expected:?}"
         )));
     }
     Ok(())
@@ -188,53 +172,53 @@ pub(crate) fn open(message: &Buffer, place: Place, awaited: &str) -> Result<()> 
 mod tests {
     use super::*;
 
-    const PLACE: Place = Place { doing: Doing::Forward, call: 3, step: 7, from: 1, to: 2 };
+    const ENVELOPE: Envelope = Envelope { phase: Phase::Forward, call: 3, step: 7, from: 1, to: 2 };
 
     #[test]
-    fn every_damaged_bit_is_noticed() {
+    fn every_flipped_bit_is_detected() {
         let mut message = blank(24);
         message[HEADER..].copy_from_slice(b"abcdefghijklmnopqrstuvwx");
-        seal(&mut message, PLACE);
-        open(&message, PLACE, "keys").unwrap();
+        seal(&mut message, ENVELOPE);
+        open(&message, ENVELOPE, "keys").unwrap();
         for bit in 0..8 * message.len() {
-            // Behind the checksum nothing is read.
+            // The padding between checksum and contents is not read.
             if (8 * (CHECKSUM + 8)..8 * HEADER).contains(&bit) {
                 continue;
             }
             let mut damaged = message.clone();
             damaged[bit / 8] ^= 1 << (bit % 8);
-            assert!(open(&damaged, PLACE, "keys").is_err(), "bit {bit}");
+            assert!(open(&damaged, ENVELOPE, "keys").is_err(), "bit {bit}");
         }
     }
 
     #[test]
-    fn another_message_is_refused() {
+    fn unexpected_messages_are_rejected() {
         let mut message = blank(8);
-        seal(&mut message, PLACE);
-        let error = open(&message, Place { step: 8, ..PLACE }, "keys of rank 1").unwrap_err();
+        seal(&mut message, ENVELOPE);
+        let error = open(&message, Envelope { step: 8, ..ENVELOPE }, "keys of rank 1").unwrap_err();
         assert!(error.to_string().contains("waiting for keys of rank 1"), "{error}");
     }
 
-    /// Whatever was awaited, and whether or not the engine says that less has come.
+    /// Independent of the awaited length, and of whether the transport detects a shorter message.
     #[test]
-    fn giving_up_is_recognised_in_any_place() {
-        let (doing, ground) = (Doing::Agreeing, Ground::Seen);
-        let why = GiveUp { by: 1, blamed: Some(5), ground, doing, step: 4 };
-        let said = give_up(0, why);
-        let expected = Error::GivenUp { by: 1, rank: Some(5), step: 4, doing: "agreeing" };
+    fn aborts_are_recognized_in_place_of_any_message() {
+        let (phase, cause) = (Phase::Setup, FailureCause::Observed);
+        let abort = Abort { by: 1, suspect: Some(5), cause, phase, step: 4 };
+        let encoded = encode_abort(0, abort);
+        let expected = Error::Aborted { by: 1, suspect: Some(5), step: 4, phase: "setup" };
         for awaited in [0, 8, 24, 1_000] {
             let mut message = blank(awaited);
-            message[..said.len()].copy_from_slice(&said);
-            assert_eq!(open(&message, PLACE, "keys").unwrap_err(), expected, "{awaited} bytes");
+            message[..encoded.len()].copy_from_slice(&encoded);
+            assert_eq!(open(&message, ENVELOPE, "keys").unwrap_err(), expected, "{awaited} bytes");
         }
-        assert_eq!(given_up(&said), Some(why));
+        assert_eq!(decode_abort(&encoded), Some(abort));
         for bit in 0..8 * (CHECKSUM + 8) {
-            let mut damaged = said.clone();
+            let mut damaged = encoded.clone();
             damaged[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(given_up(&damaged), None, "bit {bit}");
+            assert_eq!(decode_abort(&damaged), None, "bit {bit}");
         }
         let mut other = blank(0);
-        seal(&mut other, PLACE);
-        assert_eq!(given_up(&other), None);
+        seal(&mut other, ENVELOPE);
+        assert_eq!(decode_abort(&other), None);
     }
 }

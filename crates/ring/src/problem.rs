@@ -1,4 +1,4 @@
-//! What a ring computes: the same on every rank.
+//! The problem that all ranks compute, equal on every rank. Every module of the pipeline reads it.
 
 use longspan::{Dims, ElementType, Heads, Score};
 use twox_hash::XxHash3_64;
@@ -6,21 +6,21 @@ use twox_hash::XxHash3_64;
 use crate::shards::Shards;
 use crate::wire::{Extent, Wire};
 
-/// In which order keys are folded into the results.
+/// Order in which keys are reduced into the results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Fold {
-    /// Others' keys as they come, own ones while nothing else can be worked on: what hides most of
-    /// the transfers. The same bits for the same number of ranks.
+pub enum Reduction {
+    /// Remote keys in order of arrival, local keys while nothing else is available: hides most of the
+    /// transfers. Same bits for the same number of ranks.
     #[default]
     Overlapped,
     /// All keys in ascending order, in tiles of 64. Outputs and log-sum-exps then have the same bits
-    /// for every number of ranks, one included; gradients haven't. Edges of shards have to be
-    /// multiples of 64. Whole tiles travel, a rank waits for keys that stand before its own, and
-    /// short tiles make kernels slower.
+    /// for every number of ranks, including one; gradients do not. Edges of shards must be multiples
+    /// of 64. Whole tiles are sent, a rank waits for keys that precede its own, and short tiles make
+    /// kernels slower.
     Reproducible,
 }
 
-/// What a ring computes: the same on every rank.
+/// The problem that all ranks compute: pattern, shards, shapes and dtype.
 ///
 /// ```
 /// use longspan::{ElementType, Heads};
@@ -44,11 +44,12 @@ pub struct Problem {
     pub(crate) scale: Option<f32>,
     pub(crate) score: Score,
     pub(crate) wire: Wire,
-    pub(crate) fold: Fold,
+    pub(crate) reduction: Reduction,
 }
 
 impl Problem {
-    /// One batch entry and head of 64 f32 numbers, scores scaled by `1/√dim`; the rest is below.
+    /// One batch entry, one head, head dim 64, f32, scores scaled by `1/√dim`; the methods below set the
+    /// rest.
     pub fn new(pattern: impl Into<Heads>, shards: Shards) -> Self {
         Problem {
             pattern: pattern.into(),
@@ -62,72 +63,72 @@ impl Problem {
             scale: None,
             score: Score::Plain,
             wire: Wire::Exact,
-            fold: Fold::Overlapped,
+            reduction: Reduction::Overlapped,
         }
     }
 
-    /// Batch entries.
+    /// Sets the number of batch entries.
     #[must_use]
     pub fn batch(mut self, batch: usize) -> Self {
         self.batch = batch;
         self
     }
 
-    /// Heads of queries, and of keys and values.
+    /// Sets the number of query heads, and of key and value heads.
     #[must_use]
     pub fn heads(mut self, queries: usize, keys: usize) -> Self {
         (self.heads, self.key_heads) = (queries, keys);
         self
     }
 
-    /// Numbers a head, of queries and keys, and of values.
+    /// Sets the head dim of queries and keys, and of values.
     #[must_use]
     pub fn dims(mut self, keys: usize, values: usize) -> Self {
         (self.dim, self.value_dim) = (keys, values);
         self
     }
 
-    /// What tensors hold.
+    /// Sets the dtype of all tensors.
     #[must_use]
     pub fn element(mut self, element: ElementType) -> Self {
         self.element = element;
         self
     }
 
-    /// What scores are multiplied by.
+    /// Sets the factor of the scores.
     #[must_use]
     pub fn scale(mut self, scale: f32) -> Self {
         self.scale = Some(scale);
         self
     }
 
-    /// What is done to scores before the softmax.
+    /// Sets the transform of scores before the softmax.
     #[must_use]
     pub fn score(mut self, score: Score) -> Self {
         self.score = score;
         self
     }
 
-    /// How keys and values travel.
+    /// Sets the wire format of keys and values.
     #[must_use]
     pub fn wire(mut self, wire: Wire) -> Self {
         self.wire = wire;
         self
     }
 
-    /// In which order keys are folded into the results.
+    /// Sets the order in which keys are reduced into the results.
     #[must_use]
-    pub fn fold(mut self, fold: Fold) -> Self {
-        self.fold = fold;
+    pub fn reduction(mut self, reduction: Reduction) -> Self {
+        self.reduction = reduction;
         self
     }
 
-    /// Which tokens each rank holds.
+    /// The tokens of each rank.
     pub fn shards(&self) -> &Shards {
         &self.shards
     }
 
-    /// Bytes of one token's keys and values.
+    /// Bytes of one token's keys and values in memory.
     pub(crate) fn key_bytes(&self) -> usize {
         self.batch * self.key_heads * (self.dim + self.value_dim) * self.element.size()
     }
@@ -140,7 +141,7 @@ impl Problem {
         Extent { dim: self.value_dim, ..self.key_extent(tokens) }
     }
 
-    /// Bytes of so many tokens' keys and values on their way, at most.
+    /// Bytes of the keys and values of `tokens` tokens on the wire, at most.
     pub(crate) fn keys_len(&self, tokens: usize) -> usize {
         let extents = [self.key_extent(tokens), self.value_extent(tokens)];
         extents.into_iter().map(|extent| self.wire.len(extent, self.element)).sum()
@@ -151,8 +152,8 @@ impl Problem {
         self.batch * self.key_heads * (self.dim + self.value_dim) * size_of::<f32>()
     }
 
-    /// Bytes of one query on its way, and of its partial softmax on the way back.
-    pub(crate) fn guest_bytes(&self) -> usize {
+    /// Bytes of one remote query and of its returned partial softmax.
+    pub(crate) fn remote_query_bytes(&self) -> usize {
         self.query_bytes() + self.state_bytes()
     }
 
@@ -164,11 +165,10 @@ impl Problem {
         self.batch * self.heads * (self.value_dim + 2) * size_of::<f32>()
     }
 
-    /// Bytes of one query on its way in the backward pass: itself, its output's gradient, three
-    /// numbers a row.
-    pub(crate) fn arrived_bytes(&self) -> usize {
-        let numbers = (self.dim + self.value_dim) * self.element.size();
-        self.batch * self.heads * (numbers + 3 * size_of::<f32>())
+    /// Bytes of one remote query in the backward pass: q, dout, and three f32 per row.
+    pub(crate) fn backward_query_bytes(&self) -> usize {
+        let tensors = (self.dim + self.value_dim) * self.element.size();
+        self.batch * self.heads * (tensors + 3 * size_of::<f32>())
     }
 
     pub(crate) fn query_gradient_bytes(&self) -> usize {
@@ -191,26 +191,44 @@ impl Problem {
         Dims { dim: self.value_dim, ..self.query_dims(tokens) }
     }
 
-    /// Hashes of everything that ranks have to agree about, with names.
-    pub(crate) fn digest(&self) -> [(&'static str, u64); 5] {
-        let hash = |text: String| XxHash3_64::oneshot(text.as_bytes());
-        let shape = (self.batch, self.heads, self.key_heads, self.dim, self.value_dim);
-        let scale = self.scale.map(f32::to_bits);
-        let slopes = match &self.score {
+    /// Everything that must be equal on all ranks.
+    pub(crate) fn fields(&self) -> Vec<Field> {
+        let field = |name, identity: String, value: String| Field {
+            name,
+            hash: XxHash3_64::oneshot(identity.as_bytes()),
+            value,
+        };
+        let plain = |name, value: String| field(name, value.clone(), value);
+        let scale = self.scale.map_or("1/√head_dim".to_owned(), |scale| scale.to_string());
+        // Floats are compared by their bits.
+        let parameters = match &self.score {
             Score::Alibi(slopes) => slopes.iter().map(|slope| slope.to_bits()).collect(),
             Score::Softcap(cap) => vec![cap.to_bits()],
             _ => Vec::new(),
         };
         let kind = std::mem::discriminant(&self.score);
-        [
-            ("Longspan's version", hash(env!("CARGO_PKG_VERSION").to_owned())),
-            ("the pattern", hash(self.pattern.to_string())),
-            ("the shards", hash(format!("{:?}", self.shards))),
-            (
-                "shapes, types and wire",
-                hash(format!("{shape:?} {} {:?} {:?}", self.element, self.wire, self.fold)),
-            ),
-            ("scale and score", hash(format!("{scale:?} {kind:?} {slopes:?}"))),
+        vec![
+            plain("Longspan's version", env!("CARGO_PKG_VERSION").to_owned()),
+            plain("pattern", self.pattern.to_string()),
+            plain("shards", format!("{:?}", self.shards)),
+            plain("batch", self.batch.to_string()),
+            plain("heads", self.heads.to_string()),
+            plain("kv_heads", self.key_heads.to_string()),
+            plain("head_dim", self.dim.to_string()),
+            plain("value_dim", self.value_dim.to_string()),
+            plain("dtype", self.element.to_string()),
+            plain("wire", format!("{:?}", self.wire)),
+            plain("reduction", format!("{:?}", self.reduction)),
+            field("scale", format!("{:?}", self.scale.map(f32::to_bits)), scale),
+            field("score", format!("{kind:?} {parameters:?}"), format!("{:?}", self.score)),
         ]
     }
+}
+
+/// A part of a problem, as ranks compare it.
+pub(crate) struct Field {
+    pub(crate) name: &'static str,
+    pub(crate) hash: u64,
+    /// As errors print it.
+    pub(crate) value: String,
 }

@@ -1,277 +1,188 @@
-//! Who sends what to whom, in which step: one rank's part of it.
+//! Schedule: which messages one rank sends and receives in which step, and what it computes meanwhile.
+//! Passes execute it; `planner` reports it.
 //!
-//! A step is a label that both ends of a message know. In a hop a rank sends and receives all that
-//! has the next label, and works on what arrived before:
+//! A step is a label that both ranks of a message know. In a hop a rank sends and receives all
+//! messages of the next label, and computes on the messages of the one before:
 //!
 //! ```text
 //! hop of step 1   | hop of step 2          | hop of step 3
-//! own keys        | what came in step 1    | what came in step 2
+//! local keys      | received in step 1     | received in step 2
 //! ```
 //!
-//! Own keys are also worked on where nothing else is left to be: see [`own`].
+//! Local keys also fill hops that have nothing else to compute: see [`local`].
 //!
-//! Keys that rank `s` sends to rank `r` itself travel in step `(r − s) mod ranks`, so that in a
-//! step no rank sends to two. What is made of a message that came in step `t` is ready for step
-//! `t + 2`. Labels grow along every chain of messages, and a rank waits for its labels in order:
-//! whatever a rank waits for depends on smaller labels alone, so no two can wait for each other.
+//! Keys that rank `s` sends directly to rank `r` have step `(r − s) mod ranks`, so that in a step no
+//! rank sends to two. The result for a message of step `t` is sent in step `t + 2`. Labels increase
+//! along every chain of messages, and a rank executes its labels in order: every wait depends on
+//! smaller labels only, so there is no deadlock.
 //!
-//! Where results have to be the same for every number of ranks, the label of keys is their place in
-//! the sequence, own ones included: every rank folds them in ascending order, tile by tile.
+//! For reproducible reductions the label of keys, including local ones, is their place in the
+//! sequence: every rank reduces them in ascending order, tile by tile.
 
-mod own;
+mod local;
+mod step;
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 
 use longspan::{Positions, Progression};
 
-use crate::deal::{Deal, Tree};
-use crate::problem::{Fold, Problem};
+pub(crate) use self::step::{ALIGN, Leg, Message, Part, Payload, Step};
+use self::step::{Event, Legs, in_order, steps};
+use crate::demand::Demand;
+use crate::problem::{Problem, Reduction};
+use crate::send_plan::{BroadcastTree, SendPlan};
 use crate::tokens::{self, Tokens};
-use crate::want::Want;
 
-/// What one rank does in both passes.
+/// What one rank sends, receives and computes in both passes.
 #[derive(Debug)]
 pub(crate) struct Schedule {
-    /// Own keys that are worked on together, by number.
-    pub(crate) own: Vec<Range<usize>>,
-    pub(crate) departures: Vec<Departure>,
-    pub(crate) arrivals: Vec<Arrival>,
-    pub(crate) visits: Vec<Visit>,
-    pub(crate) hostings: Vec<Hosting>,
+    /// Ranges of local keys, by index in the shard; one computation each.
+    pub(crate) local_keys: Vec<Range<usize>>,
+    pub(crate) sent_keys: Vec<SentKeys>,
+    pub(crate) received_keys: Vec<ReceivedKeys>,
+    pub(crate) sent_queries: Vec<SentQueries>,
+    pub(crate) remote_queries: Vec<RemoteQueries>,
     pub(crate) forward: Vec<Step>,
     pub(crate) backward: Vec<Step>,
 }
 
-/// Own keys that go to another rank.
+/// Local keys that are sent to another rank.
 #[derive(Debug)]
-pub(crate) struct Departure {
+pub(crate) struct SentKeys {
     pub(crate) tokens: Tokens,
 }
 
 /// Keys of another rank.
 #[derive(Debug)]
-pub(crate) struct Arrival {
-    /// Where they stand.
+pub(crate) struct ReceivedKeys {
     pub(crate) positions: Positions,
-    /// The queries that see them here, where that isn't all.
-    pub(crate) stay: Option<Tokens>,
-    /// Ranks that have them from this one.
+    /// The local queries that attend to them, where not all do.
+    pub(crate) queries: Option<Tokens>,
+    /// Ranks that they are forwarded to.
     pub(crate) children: usize,
 }
 
-/// Own queries that go to another rank's keys.
+/// Local queries that are sent to another rank's keys.
 #[derive(Debug)]
-pub(crate) struct Visit {
+pub(crate) struct SentQueries {
     pub(crate) queries: Tokens,
 }
 
-/// Queries of another rank that come to own keys.
+/// Queries of another rank over local keys.
 #[derive(Debug)]
-pub(crate) struct Hosting {
-    /// Where they stand.
+pub(crate) struct RemoteQueries {
     pub(crate) positions: Positions,
 }
 
-/// What a part of a message is about, by number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum About {
-    /// Own keys, which don't travel.
-    Own(usize),
-    Departure(usize),
-    Arrival(usize),
-    /// An arrival that goes on to another rank, and which one of those.
-    Child(usize, usize),
-    Visit(usize),
-    Hosting(usize),
-}
-
-/// Whether a part goes out, or what was made of it comes back; before it goes out a notice says
-/// how long it will be, where that depends on the numbers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Way {
-    Out,
-    Back,
-    Notice,
-}
-
-/// A part of a message.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Part {
-    pub(crate) about: About,
-    pub(crate) way: Way,
-    /// At most, where there is a notice.
-    pub(crate) bytes: usize,
-}
-
-/// All that one rank tells another in a step.
-#[derive(Debug)]
-pub(crate) struct Message {
-    pub(crate) peer: usize,
-    pub(crate) parts: Vec<Part>,
-}
-
-/// A hop, and what to work on once it is done.
-#[derive(Debug, Default)]
-pub(crate) struct Step {
-    pub(crate) label: u32,
-    pub(crate) sends: Vec<Message>,
-    pub(crate) receives: Vec<Message>,
-    /// In this order.
-    pub(crate) work: Vec<Part>,
-}
-
-/// Parts begin at multiples of this, so that numbers in them are aligned.
-pub(crate) const ALIGN: usize = 8;
-
-impl Message {
-    /// Bytes of what it is about.
-    pub(crate) fn bytes(&self) -> u64 {
-        let parts = self.parts.iter().filter(|part| part.way != Way::Notice);
-        parts.map(|part| part.bytes as u64).sum()
-    }
-}
-
-/// A part, before it is known what else travels with it.
-#[derive(Clone, Copy)]
-struct Event {
-    sent: bool,
-    label: u32,
-    peer: usize,
-    /// The same at both ends: kind, owner, tree.
-    order: (u8, usize, u32),
-    part: Part,
-}
-
-/// What a rank knows before it makes its schedule.
-pub(crate) struct Known<'a> {
+/// What a schedule is made from.
+pub(crate) struct ScheduleInputs<'a> {
     pub(crate) rank: usize,
-    /// What it wants of each rank.
-    pub(crate) wants: &'a [Want],
-    /// How it gets that from each rank.
-    pub(crate) dealt: &'a [(Tokens, Vec<Tree>)],
-    /// How its own keys get to others.
-    pub(crate) deal: &'a Deal,
-    /// Numbers of each rank's queries that come here.
-    pub(crate) guests: &'a [Tokens],
-}
-
-/// Ways of one kind of part, out and back.
-#[derive(Default)]
-struct Ways {
-    out: Vec<Event>,
-    back: Vec<Event>,
-}
-
-impl Ways {
-    /// Adds both ways of a part: its step, whether this rank sends it, how large it is.
-    fn add(
-        &mut self,
-        peer: usize,
-        order: (u8, usize, u32),
-        about: About,
-        out: (u32, bool, usize),
-        back: (u32, bool, usize),
-    ) {
-        let event = |(label, sent, bytes): (u32, bool, usize), way| {
-            let order = (order.0 + way as u8, order.1, order.2);
-            Event { sent, label, peer, order, part: Part { about, way, bytes } }
-        };
-        self.out.push(event(out, Way::Out));
-        self.back.push(event(back, Way::Back));
-    }
+    /// This rank's demand for the keys of each rank.
+    pub(crate) demands: &'a [Demand],
+    /// The part of each rank's send plan that concerns this rank.
+    pub(crate) received_plans: &'a [(Tokens, Vec<BroadcastTree>)],
+    /// How this rank's keys reach the others.
+    pub(crate) send_plan: &'a SendPlan,
+    /// Queries of each rank that are sent here.
+    pub(crate) remote_queries: &'a [Tokens],
 }
 
 /// Kinds of parts, in the order in which they follow each other in a message.
 const KEYS: u8 = 0;
 const QUERIES: u8 = 2;
-const NOTICES: u8 = 4;
+const LENGTHS: u8 = 4;
 
 impl Schedule {
-    pub(crate) fn new(problem: &Problem, known: &Known<'_>) -> Self {
-        let Known { rank, wants, dealt, deal, guests } = *known;
-        let ranks = wants.len();
+    pub(crate) fn new(problem: &Problem, inputs: &ScheduleInputs<'_>) -> Self {
+        let ScheduleInputs { rank, demands, received_plans, send_plan, remote_queries: remote } =
+            *inputs;
+        let ranks = demands.len();
         let distance = |from: usize, to: usize| ((to + ranks - from) % ranks) as u32;
-        let mut departures = Vec::new();
-        let mut arrivals = Vec::new();
-        let mut visits = Vec::new();
-        let mut hostings = Vec::new();
+        let mut sent_keys = Vec::new();
+        let mut received_keys = Vec::new();
+        let mut sent_queries = Vec::new();
+        let mut remote_queries = Vec::new();
 
-        // Keys in bytes; queries counted, since both passes send other things of them.
-        let (mut keys, mut queries) = (Ways::default(), Ways::default());
-        let there = |tokens: &Tokens| problem.keys_len(tokens.len() as usize);
-        let back = |tokens: &Tokens| tokens.len() as usize * problem.key_gradient_bytes();
+        // Keys in bytes; queries in tokens, since the passes send different data per query.
+        let (mut keys, mut queries) = (Legs::default(), Legs::default());
+        let outbound = |tokens: &Tokens| problem.keys_len(tokens.len() as usize);
+        let returned = |tokens: &Tokens| tokens.len() as usize * problem.key_gradient_bytes();
 
-        let own_held = problem.shards.rank(rank);
+        let held_here = problem.shards.rank(rank);
         for peer in (0..ranks).filter(|&peer| peer != rank) {
-            let direct = &deal.direct[peer];
-            let leaving = stretches(problem.fold, distance(rank, peer), own_held, direct);
-            for (number, (out, tokens)) in leaving.into_iter().enumerate() {
-                let order = (KEYS, rank, number as u32);
-                let about = About::Departure(departures.len());
-                let (to, from) = ((out, true, there(&tokens)), (out + 2, false, back(&tokens)));
-                departures.push(Departure { tokens });
-                keys.add(peer, order, about, to, from);
+            let direct = &send_plan.direct[peer];
+            let sent = by_step(problem.reduction, distance(rank, peer), held_here, direct);
+            for (index, (out, tokens)) in sent.into_iter().enumerate() {
+                let order = (KEYS, rank, index as u32);
+                let payload = Payload::SentKeys(sent_keys.len());
+                let (to, from) =
+                    ((out, true, outbound(&tokens)), (out + 2, false, returned(&tokens)));
+                sent_keys.push(SentKeys { tokens });
+                keys.add(peer, order, payload, to, from);
             }
             let held = problem.shards.rank(peer);
-            let stay = &wants[peer].stay;
-            let arrive = |tokens: &Tokens, children| Arrival {
-                positions: tokens::stand(held, tokens),
-                stay: stay.clone(),
+            let queries_here = &demands[peer].local_queries;
+            let receive = |tokens: &Tokens, children| ReceivedKeys {
+                positions: tokens::positions_of(held, tokens),
+                queries: queries_here.clone(),
                 children,
             };
-            let (direct, trees) = &dealt[peer];
-            let coming = stretches(problem.fold, distance(peer, rank), held, direct);
-            for (number, (out, tokens)) in coming.into_iter().enumerate() {
-                let order = (KEYS, peer, number as u32);
-                let about = About::Arrival(arrivals.len());
-                arrivals.push(arrive(&tokens, 0));
-                let (to, from) = ((out, false, there(&tokens)), (out + 2, true, back(&tokens)));
-                keys.add(peer, order, about, to, from);
+            let (direct, trees) = &received_plans[peer];
+            let received = by_step(problem.reduction, distance(peer, rank), held, direct);
+            for (index, (out, tokens)) in received.into_iter().enumerate() {
+                let order = (KEYS, peer, index as u32);
+                let payload = Payload::ReceivedKeys(received_keys.len());
+                received_keys.push(receive(&tokens, 0));
+                let (to, from) =
+                    ((out, false, outbound(&tokens)), (out + 2, true, returned(&tokens)));
+                keys.add(peer, order, payload, to, from);
             }
             for tree in trees {
-                let place = tree.place(rank).expect("a tree that this rank is in");
-                let number = arrivals.len();
-                let children: Vec<_> = tree.children(place).collect();
-                arrivals.push(arrive(&tree.tokens, children.len()));
-                let order = (KEYS, peer, 1 + tree.number);
-                let (there, back) = (there(&tree.tokens), back(&tree.tokens));
-                let parent = tree.ranks[(place - 1) / 2];
-                let (to, from) = ((tree.step(place), false, there), (tree.back(place), true, back));
-                keys.add(parent, order, About::Arrival(number), to, from);
-                for (index, child) in children.into_iter().enumerate() {
-                    let to = (tree.step(child), true, there);
-                    let from = (tree.back(child), false, back);
-                    keys.add(tree.ranks[child], order, About::Child(number, index), to, from);
+                let node = tree.node(rank).expect("a tree that this rank is in");
+                let index = received_keys.len();
+                let children: Vec<_> = tree.children(node).collect();
+                received_keys.push(receive(&tree.tokens, children.len()));
+                let order = (KEYS, peer, 1 + tree.index);
+                let (outbound, returned) = (outbound(&tree.tokens), returned(&tree.tokens));
+                let parent = tree.ranks[(node - 1) / 2];
+                let to = (tree.broadcast_step(node), false, outbound);
+                let from = (tree.reduce_step(node), true, returned);
+                keys.add(parent, order, Payload::ReceivedKeys(index), to, from);
+                for (number, child) in children.into_iter().enumerate() {
+                    let to = (tree.broadcast_step(child), true, outbound);
+                    let from = (tree.reduce_step(child), false, returned);
+                    let payload = Payload::ForwardedKeys(index, number);
+                    keys.add(tree.ranks[child], order, payload, to, from);
                 }
             }
             let out = distance(rank, peer);
-            let visiting = &wants[peer].guests;
-            if !visiting.is_empty() {
-                let about = About::Visit(visits.len());
-                visits.push(Visit { queries: visiting.clone() });
+            let sent = &demands[peer].remote_queries;
+            if !sent.is_empty() {
+                let payload = Payload::SentQueries(sent_queries.len());
+                sent_queries.push(SentQueries { queries: sent.clone() });
                 let order = (QUERIES, peer, 0);
-                let count = visiting.len() as usize;
-                queries.add(peer, order, about, (out, true, count), (out + 2, false, count));
+                let count = sent.len() as usize;
+                queries.add(peer, order, payload, (out, true, count), (out + 2, false, count));
             }
             let out = distance(peer, rank);
-            if !guests[peer].is_empty() {
-                let about = About::Hosting(hostings.len());
-                hostings.push(Hosting { positions: tokens::stand(held, &guests[peer]) });
+            if !remote[peer].is_empty() {
+                let payload = Payload::RemoteQueries(remote_queries.len());
+                remote_queries
+                    .push(RemoteQueries { positions: tokens::positions_of(held, &remote[peer]) });
                 let order = (QUERIES, rank, 0);
-                let count = guests[peer].len() as usize;
-                queries.add(peer, order, about, (out, false, count), (out + 2, true, count));
+                let count = remote[peer].len() as usize;
+                queries.add(peer, order, payload, (out, false, count), (out + 2, true, count));
             }
         }
-        // Own tokens that go by a tree leave as departures to its first two ranks.
-        for tree in &deal.trees {
+        // A tree starts with sends to its first two ranks.
+        for tree in &send_plan.trees {
             for child in tree.children(0) {
-                let about = About::Departure(departures.len());
-                departures.push(Departure { tokens: tree.tokens.clone() });
-                let order = (KEYS, rank, 1 + tree.number);
-                let to = (tree.step(child), true, there(&tree.tokens));
-                let from = (tree.back(child), false, back(&tree.tokens));
-                keys.add(tree.ranks[child], order, about, to, from);
+                let payload = Payload::SentKeys(sent_keys.len());
+                sent_keys.push(SentKeys { tokens: tree.tokens.clone() });
+                let order = (KEYS, rank, 1 + tree.index);
+                let to = (tree.broadcast_step(child), true, outbound(&tree.tokens));
+                let from = (tree.reduce_step(child), false, returned(&tree.tokens));
+                keys.add(tree.ranks[child], order, payload, to, from);
             }
         }
 
@@ -283,32 +194,32 @@ impl Schedule {
             events.iter().map(size).collect::<Vec<_>>()
         };
         if problem.wire.varies() {
-            let notice = |event: &Event| Event {
+            let length = |event: &Event| Event {
                 label: event.label - 1,
-                order: (NOTICES, event.order.1, event.order.2),
-                part: Part { way: Way::Notice, bytes: size_of::<u64>(), ..event.part },
+                order: (LENGTHS, event.order.1, event.order.2),
+                part: Part { leg: Leg::Length, bytes: size_of::<u64>(), ..event.part },
                 ..*event
             };
-            let notices: Vec<_> = keys.out.iter().map(notice).collect();
-            keys.out.extend(notices);
+            let lengths: Vec<_> = keys.outbound.iter().map(length).collect();
+            keys.outbound.extend(lengths);
         }
-        let mut forward = keys.out.clone();
-        forward.extend(sized(&queries.out, problem.query_bytes()));
-        forward.extend(sized(&queries.back, problem.state_bytes()));
-        let mut backward = [keys.out, keys.back].concat();
-        backward.extend(sized(&queries.out, problem.arrived_bytes()));
-        backward.extend(sized(&queries.back, problem.query_gradient_bytes()));
+        let mut forward = keys.outbound.clone();
+        forward.extend(sized(&queries.outbound, problem.query_bytes()));
+        forward.extend(sized(&queries.returned, problem.state_bytes()));
+        let mut backward = [keys.outbound, keys.returned].concat();
+        backward.extend(sized(&queries.outbound, problem.backward_query_bytes()));
+        backward.extend(sized(&queries.returned, problem.query_gradient_bytes()));
         let (mut forward, mut backward) = (steps(forward), steps(backward));
-        // Each part with the steps after which it is worked on, forward and backward.
-        let parts: Vec<(u32, u32, Range<usize>)> = match problem.fold {
-            Fold::Overlapped => {
-                let parts = own::parts(own_held.len() as usize, &own::bare(&backward));
+        // Ranges of local keys with the steps after which they are computed, forward and backward.
+        let parts: Vec<(u32, u32, Range<usize>)> = match problem.reduction {
+            Reduction::Overlapped => {
+                let parts = local::parts(held_here.len() as usize, &local::uncovered(&backward));
                 parts.into_iter().map(|(label, part)| (0, label, part)).collect()
             }
-            Fold::Reproducible => {
-                let all = Positions::range(0, own_held.len());
-                let all = all.expect("numbers of tokens at hand are small");
-                let parts = stretches(problem.fold, 0, own_held, &all);
+            Reduction::Reproducible => {
+                let all = Positions::range(0, held_here.len());
+                let all = all.expect("token indices fit");
+                let parts = by_step(problem.reduction, 0, held_here, &all);
                 let ranged = |(label, tokens): (u32, Tokens)| {
                     let first = tokens.get(0).map_or(0, |first| first as usize);
                     (label, label, first..first + tokens.len() as usize)
@@ -316,29 +227,37 @@ impl Schedule {
                 parts.into_iter().map(ranged).collect()
             }
         };
-        let mut own = Vec::with_capacity(parts.len());
-        for (number, (in_forward, in_backward, part)) in parts.into_iter().enumerate() {
+        let mut local_keys = Vec::with_capacity(parts.len());
+        for (index, (in_forward, in_backward, part)) in parts.into_iter().enumerate() {
             for (steps, label) in [(&mut forward, in_forward), (&mut backward, in_backward)] {
-                let part = Part { about: About::Own(number), way: Way::Out, bytes: 0 };
+                let part =
+                    Part { payload: Payload::LocalKeys(index), leg: Leg::Outbound, bytes: 0 };
                 steps.entry(label).or_default().work.push(part);
             }
-            own.push(part);
+            local_keys.push(part);
         }
         let (forward, backward) = (in_order(forward), in_order(backward));
-        let mut schedule =
-            Schedule { own, departures, arrivals, visits, hostings, forward, backward };
-        if problem.fold == Fold::Reproducible {
-            schedule.sort_work(own_held);
+        let mut schedule = Schedule {
+            local_keys,
+            sent_keys,
+            received_keys,
+            sent_queries,
+            remote_queries,
+            forward,
+            backward,
+        };
+        if problem.reduction == Reduction::Reproducible {
+            schedule.sort_work(held_here);
         }
         schedule
     }
 
-    /// Work of a step in the order of its keys.
+    /// Sorts the work of each step by its first key.
     fn sort_work(&mut self, held: &Positions) {
-        let (own, arrivals) = (&self.own, &self.arrivals);
-        let first = |part: &Part| match (part.about, part.way) {
-            (About::Own(own_part), _) => held.get(own[own_part].start as u64),
-            (About::Arrival(arrival), Way::Out) => arrivals[arrival].positions.get(0),
+        let (local, received) = (&self.local_keys, &self.received_keys);
+        let first = |part: &Part| match (part.payload, part.leg) {
+            (Payload::LocalKeys(index), _) => held.get(local[index].start as u64),
+            (Payload::ReceivedKeys(index), Leg::Outbound) => received[index].positions.get(0),
             _ => None,
         };
         for step in self.forward.iter_mut().chain(&mut self.backward) {
@@ -347,61 +266,38 @@ impl Schedule {
     }
 }
 
-/// Tokens of one stretch of the sequence are worked on in one step, where results are to be the same
-/// for every number of ranks; a multiple of [`TILE`].
-const STRETCH: i64 = 1_024;
+/// Tokens of the sequence per step of a reproducible reduction; a multiple of [`TILE`].
+const TOKENS_PER_STEP: i64 = 1_024;
 
-/// Keys that are folded into a state at once then: a block, so that it makes no difference which
-/// other rows see them.
+/// Keys per update of a state in a reproducible reduction: a block, so that the result does not depend
+/// on which other rows attend to them.
 pub(crate) const TILE: usize = 64;
 
-/// In which steps keys travel: all in step `distance`, or by their place in the sequence.
-fn stretches(fold: Fold, distance: u32, held: &Positions, tokens: &Tokens) -> Vec<(u32, Tokens)> {
+/// Keys by the step in which they are sent: all in step `distance`, or by their place in the sequence.
+fn by_step(
+    reduction: Reduction,
+    distance: u32,
+    held: &Positions,
+    tokens: &Tokens,
+) -> Vec<(u32, Tokens)> {
     if tokens.is_empty() {
         return Vec::new();
     }
-    if fold == Fold::Overlapped {
+    if reduction == Reduction::Overlapped {
         return vec![(distance, tokens.clone())];
     }
-    // Tokens that follow each other in the sequence.
-    let mut found: Vec<(u32, Progression)> = Vec::new();
+    // Contiguous ranges of the sequence.
+    let mut ranges: Vec<(u32, Progression)> = Vec::new();
     let mut last = i64::MIN;
-    for number in tokens::numbers(tokens) {
-        let position = held.get(number as u64).expect("a token that is held");
-        let label = (position / STRETCH) as u32 + 1;
-        match found.last_mut().filter(|(same, _)| *same == label && last + 1 == position) {
-            Some((_, stretch)) => stretch.len += 1,
-            None => found.push((label, Progression { start: number as i64, step: 1, len: 1 })),
+    for index in tokens::indices(tokens) {
+        let position = held.get(index as u64).expect("a token of the shard");
+        let label = (position / TOKENS_PER_STEP) as u32 + 1;
+        match ranges.last_mut().filter(|(same, _)| *same == label && last + 1 == position) {
+            Some((_, range)) => range.len += 1,
+            None => ranges.push((label, Progression { start: index as i64, step: 1, len: 1 })),
         }
         last = position;
     }
-    let tokens = |stretch| Positions::new([stretch]).expect("numbers of tokens at hand are small");
-    found.into_iter().map(|(label, stretch)| (label, tokens(stretch))).collect()
-}
-
-/// Events by step and peer, in an order that both ends know.
-fn steps(mut events: Vec<Event>) -> BTreeMap<u32, Step> {
-    let mut steps: BTreeMap<u32, Step> = BTreeMap::new();
-    events.sort_by_key(|event| (event.label, event.peer, event.order));
-    for event in events {
-        let (label, sent) = (event.label, event.sent);
-        // What goes back is made in the hop before.
-        if sent && event.part.way == Way::Back {
-            steps.entry(label - 1).or_default();
-        }
-        let step = steps.entry(label).or_default();
-        if !sent && event.part.way != Way::Notice {
-            step.work.push(event.part);
-        }
-        let messages = if sent { &mut step.sends } else { &mut step.receives };
-        match messages.last_mut().filter(|message| message.peer == event.peer) {
-            Some(message) => message.parts.push(event.part),
-            None => messages.push(Message { peer: event.peer, parts: vec![event.part] }),
-        }
-    }
-    steps
-}
-
-fn in_order(steps: BTreeMap<u32, Step>) -> Vec<Step> {
-    steps.into_iter().map(|(label, step)| Step { label, ..step }).collect()
+    let tokens = |range| Positions::new([range]).expect("token indices fit");
+    ranges.into_iter().map(|(label, range)| (label, tokens(range))).collect()
 }

@@ -1,7 +1,7 @@
-//! Which tokens of a sequence each rank holds.
+//! Sharding: which tokens of a sequence each rank holds. The start of the pipeline.
 //!
-//! A rank's tokens are a position map of the layout compiler, nothing else: patterns speak of
-//! global positions, so windows, dilation and documents stay right however tokens are dealt out.
+//! A shard is a position map of the layout compiler: patterns refer to global positions, so windows,
+//! dilation and documents are independent of the sharding.
 
 mod balanced;
 
@@ -9,7 +9,7 @@ use longspan::{Positions, Progression};
 
 use crate::error::{Error, Result};
 
-/// The tokens of every rank: each token of the sequence belongs to exactly one.
+/// The tokens of every rank: each token of the sequence belongs to exactly one rank.
 ///
 /// ```
 /// use longspan_ring::Shards;
@@ -27,19 +27,20 @@ pub struct Shards {
 }
 
 impl Shards {
-    /// One stretch a rank, in order; edges are multiples of `grain`, as equal as those allow.
+    /// One contiguous range per rank, in order, of equal lengths up to `grain`; edges are multiples of
+    /// `grain`.
     pub fn contiguous(tokens: u64, ranks: usize, grain: u64) -> Result<Self> {
         Shards::of_chunks(tokens, ranks, grain, ranks, |rank| vec![rank])
     }
 
-    /// A stretch from the front and one from the back a rank, so that causal work is the same for
-    /// all; edges are multiples of `grain`.
+    /// Two contiguous ranges per rank, one from the front and one from the back, which balances causal
+    /// work; edges are multiples of `grain`.
     pub fn zigzag(tokens: u64, ranks: usize, grain: u64) -> Result<Self> {
         let chunks = 2 * ranks;
         Shards::of_chunks(tokens, ranks, grain, chunks, |rank| vec![rank, chunks - 1 - rank])
     }
 
-    /// Every `ranks`-th stretch of `grain` tokens.
+    /// Round-robin by `grain` tokens.
     pub fn striped(tokens: u64, ranks: usize, grain: u64) -> Result<Self> {
         check(ranks, grain)?;
         let stripes = tokens.div_ceil(grain);
@@ -60,7 +61,7 @@ impl Shards {
         Ok(Shards { tokens, held: held.collect::<Result<_, _>>()? })
     }
 
-    /// The sequence in `chunks` stretches, dealt out by `of`: the numbers of a rank's chunks.
+    /// The sequence in `chunks` contiguous ranges; `of` returns the indices of a rank's chunks.
     pub(crate) fn of_chunks(
         tokens: u64,
         ranks: usize,
@@ -69,16 +70,16 @@ impl Shards {
         of: impl Fn(usize) -> Vec<usize>,
     ) -> Result<Self> {
         check(ranks, grain)?;
-        let stretch = |chunk: usize| {
+        let range = |chunk: usize| {
             let start = edge(tokens, grain, chunks, chunk);
             let end = edge(tokens, grain, chunks, chunk + 1);
             Progression { start: start as i64, step: 1, len: end - start }
         };
-        let held = (0..ranks).map(|rank| Positions::new(of(rank).into_iter().map(stretch)));
+        let held = (0..ranks).map(|rank| Positions::new(of(rank).into_iter().map(range)));
         Ok(Shards { tokens, held: held.collect::<Result<_, _>>()? })
     }
 
-    /// Maps made elsewhere: positions from 0 on, each in exactly one of them.
+    /// Shards from position maps: every position from 0 on must occur in exactly one.
     ///
     /// ```
     /// use longspan::Positions;
@@ -97,9 +98,9 @@ impl Shards {
             for progression in positions.progressions() {
                 for index in 0..progression.len {
                     let position = progression.start + (index * progression.step) as i64;
-                    let number = u64::try_from(position).ok().filter(|&number| number < tokens);
-                    let (word, bit) = match number {
-                        Some(number) => (number as usize / 64, 1 << (number % 64)),
+                    let token = u64::try_from(position).ok().filter(|&token| token < tokens);
+                    let (word, bit) = match token {
+                        Some(token) => (token as usize / 64, 1 << (token % 64)),
                         None => return Err(Error::NoSuchToken { rank, position, tokens }),
                     };
                     if taken[word] & bit != 0 {
@@ -112,13 +113,13 @@ impl Shards {
         Ok(Shards { tokens, held })
     }
 
-    /// Whether every stretch begins and ends at a multiple of `tile`, or with the sequence.
+    /// Checks that every contiguous range starts and ends at a multiple of `tile`, or with the sequence.
     pub(crate) fn check_edges(&self, tile: u64) -> Result<()> {
         for (rank, held) in self.held.iter().enumerate() {
             for Progression { start, step, len } in held.progressions() {
                 let (start, end) = (start as u64, start as u64 + len);
-                let ends_well = end % tile == 0 || end == self.tokens;
-                if step != 1 || start % tile != 0 || !ends_well {
+                let end_fits = end % tile == 0 || end == self.tokens;
+                if step != 1 || start % tile != 0 || !end_fits {
                     return Err(Error::Edges { rank, start, end, tile });
                 }
             }
@@ -131,12 +132,12 @@ impl Shards {
         self.tokens
     }
 
-    /// How many ranks there are.
+    /// Number of ranks.
     pub fn ranks(&self) -> usize {
         self.held.len()
     }
 
-    /// The positions of a rank's tokens, in the order in which it holds them.
+    /// The positions of a rank's tokens, in the order of its tensors.
     ///
     /// # Panics
     ///
@@ -146,7 +147,7 @@ impl Shards {
     }
 }
 
-/// Where a chunk of a sequence begins.
+/// The first token of a chunk.
 fn edge(tokens: u64, grain: u64, chunks: usize, chunk: usize) -> u64 {
     let grains = u128::from(tokens.div_ceil(grain)) * chunk as u128 / chunks as u128;
     (grains as u64).saturating_mul(grain).min(tokens)

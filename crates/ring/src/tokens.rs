@@ -1,21 +1,21 @@
-//! Some of the tokens that a rank holds, by number.
+//! Sets of tokens of one rank, by index in its shard. Any module may use it.
 
 use longspan::{Positions, Progression};
 
-/// Numbers of tokens, ascending, as progressions.
+/// Ascending token indices, as progressions.
 pub(crate) type Tokens = Positions;
 
-/// The numbers whose bits are set.
+/// The indices whose bits are set.
 pub(crate) fn of_bits(bits: &[u64]) -> Tokens {
     let mut found = Vec::new();
     // Single tokens that may be a progression.
     let mut comb: Option<Progression> = None;
-    let mut number = 0;
+    let mut index = 0;
     let end = bits.len() as u64 * 64;
-    while let Some(start) = next(bits, number, true) {
+    while let Some(start) = next(bits, index, true) {
         let stop = next(bits, start, false).unwrap_or(end);
         let (start_at, len) = (start as i64, stop - start);
-        number = stop;
+        index = stop;
         if len > 1 {
             found.extend(comb.take());
             found.push(Progression { start: start_at, step: 1, len });
@@ -35,10 +35,10 @@ pub(crate) fn of_bits(bits: &[u64]) -> Tokens {
         });
     }
     found.extend(comb);
-    Positions::new(found).expect("numbers of tokens at hand are small")
+    Positions::new(found).expect("token indices fit")
 }
 
-/// The first number from `from` on whose bit is (not) set.
+/// The first index from `from` on whose bit is (not) set.
 fn next(bits: &[u64], from: u64, set: bool) -> Option<u64> {
     let flip = if set { 0 } else { u64::MAX };
     let first = from as usize / 64;
@@ -53,24 +53,24 @@ fn next(bits: &[u64], from: u64, set: bool) -> Option<u64> {
     None
 }
 
-/// Every number.
-pub(crate) fn numbers(tokens: &Tokens) -> impl Iterator<Item = usize> + '_ {
+/// Every index.
+pub(crate) fn indices(tokens: &Tokens) -> impl Iterator<Item = usize> + '_ {
     tokens
         .progressions()
         .flat_map(|p| (0..p.len).map(move |i| p.start as usize + (i * p.step) as usize))
 }
 
-/// A bit for each of `count` numbers, set for those in `tokens`.
+/// One bit per index below `count`, set for those in `tokens`.
 pub(crate) fn to_bits(tokens: &Tokens, count: u64) -> Vec<u64> {
     let mut bits = vec![0; (count as usize).div_ceil(64)];
-    numbers(tokens).for_each(|number| bits[number / 64] |= 1 << (number % 64));
+    indices(tokens).for_each(|index| bits[index / 64] |= 1 << (index % 64));
     bits
 }
 
-/// Where tokens stand that a rank holds at `held`.
-pub(crate) fn stand(held: &Positions, tokens: &Tokens) -> Positions {
+/// Positions of tokens of the shard `held`.
+pub(crate) fn positions_of(held: &Positions, tokens: &Tokens) -> Positions {
     let mut pieces = Vec::new();
-    // (first number, progression) of what is held.
+    // (first index, progression) of the shard.
     let mut first = 0;
     let held: Vec<_> = held
         .progressions()
@@ -80,19 +80,19 @@ pub(crate) fn stand(held: &Positions, tokens: &Tokens) -> Positions {
             (from, piece)
         })
         .collect();
-    for wanted in tokens.progressions() {
+    for chosen in tokens.progressions() {
         let mut index = 0;
-        while index < wanted.len {
-            let number = wanted.start as u64 + index * wanted.step;
-            let (from, piece) = held[held.partition_point(|(from, _)| *from <= number) - 1];
-            let inside = from + piece.len - number;
-            let len = inside.div_ceil(wanted.step).min(wanted.len - index);
-            let start = piece.start + ((number - from) * piece.step) as i64;
-            pieces.push(Progression { start, step: wanted.step * piece.step, len });
+        while index < chosen.len {
+            let token = chosen.start as u64 + index * chosen.step;
+            let (from, piece) = held[held.partition_point(|(from, _)| *from <= token) - 1];
+            let inside = from + piece.len - token;
+            let len = inside.div_ceil(chosen.step).min(chosen.len - index);
+            let start = piece.start + ((token - from) * piece.step) as i64;
+            pieces.push(Progression { start, step: chosen.step * piece.step, len });
             index += len;
         }
     }
-    Positions::new(pieces).expect("positions of tokens that are held")
+    Positions::new(pieces).expect("positions of the shard")
 }
 
 #[cfg(test)]
@@ -118,7 +118,7 @@ mod tests {
                 .collect();
             let tokens = of_bits(&bits);
             assert_eq!(to_bits(&tokens, 256), bits, "{tokens:?}");
-            assert!(numbers(&tokens).is_sorted());
+            assert!(indices(&tokens).is_sorted());
         }
         assert!(of_bits(&[]).is_empty());
     }
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_stand_where_they_are_held() {
+    fn positions_are_those_of_the_shard() {
         let held = Positions::new([
             Progression { start: 100, step: 1, len: 10 },
             Progression { start: 7, step: 3, len: 5 },
@@ -142,9 +142,9 @@ mod tests {
             Progression { start: 14, step: 1, len: 1 },
         ])
         .unwrap();
-        let stand = stand(&held, &tokens);
-        let positions: Vec<_> = (0..stand.len()).map(|i| stand.get(i).unwrap()).collect();
-        let expected: Vec<_> = numbers(&tokens).map(|n| held.get(n as u64).unwrap()).collect();
+        let found = positions_of(&held, &tokens);
+        let positions: Vec<_> = (0..found.len()).map(|i| found.get(i).unwrap()).collect();
+        let expected: Vec<_> = indices(&tokens).map(|n| held.get(n as u64).unwrap()).collect();
         assert_eq!(positions, expected);
     }
 }

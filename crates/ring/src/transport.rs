@@ -1,8 +1,8 @@
-//! What a ring needs of a message engine.
+//! Interface of a message engine, and its implementations. Imports `buffer` only.
 //!
-//! One verb: a *hop*. It starts some sends and receives, lets the caller compute while they travel,
-//! and returns when all of them are done. Everything else (agreement at the start, the end of a
-//! pass) is made of hops.
+//! A transport has one operation, the *hop*: it starts nonblocking sends and receives, lets the
+//! caller compute while they progress, and returns when all are complete. Collectives (agreement
+//! during setup, synchronization at the end of a pass) are built from hops.
 
 mod local;
 #[cfg(feature = "mpi")]
@@ -18,39 +18,44 @@ pub use self::mpi::Mpi;
 
 use crate::buffer::Buffer;
 
-/// A message engine, seen from one rank.
+/// The endpoint of one rank in a message engine.
 ///
-/// Between two ranks messages arrive in the order of their hops; within a hop there is at most one
-/// from one rank to another. There are no tags, and no order between different pairs.
+/// Messages between two ranks arrive in the order of their hops; a hop has at most one message per
+/// ordered pair of ranks. There are no tags, and no order between different pairs.
 pub trait Transport {
-    /// The number of this rank.
+    /// This rank's index.
     fn rank(&self) -> usize;
 
-    /// How many ranks there are.
+    /// Number of ranks.
     fn size(&self) -> usize;
 
-    /// Starts all of `hop`, calls `meanwhile` once, then waits until everything has arrived and
-    /// left, at most for [`Hop::patience`].
+    /// Starts all transfers of `hop`, calls `meanwhile` once, then waits until every transfer is
+    /// complete, for at most [`Hop::timeout`].
     ///
-    /// `meanwhile` computes. It is given a function to call every now and then: engines that only
-    /// move while they are called move there, and [`ControlFlow::Break`] says that something has
-    /// failed already, so that computing on is in vain.
+    /// `meanwhile` computes. It periodically calls the function that it is passed: engines without
+    /// asynchronous progress make progress there, and [`ControlFlow::Break`] reports that the hop has
+    /// failed, so that the computation can stop.
     ///
-    /// After a failure nothing of the hop may be used. An engine that can't be sure to have let go
-    /// of a buffer takes it out of the hop and never frees it.
+    /// After a failure no buffer of the hop may be used. A transport that cannot guarantee that the
+    /// engine has released a buffer takes it out of the hop and leaks it.
     ///
-    /// A rank that has given up sends less than is awaited from it. An engine that notices fails
-    /// with [`Failure::Length`]; one that can't fills the beginning of the buffer.
+    /// A rank that aborts sends a shorter message than expected. A transport that detects this fails
+    /// with [`Failure::Length`]; one that cannot fills the beginning of the buffer.
     fn hop(&mut self, hop: Hop<'_>, meanwhile: &mut Meanwhile<'_>) -> Result<(), Failure>;
 
-    /// Tells every other rank the same few bytes, and `hear` what others tell, each as it comes,
-    /// until `hear` breaks or `patience` is over. This is called once, by ranks for which a hop has
-    /// failed: messages of hops may be left behind, and what is told here must not be taken for one
-    /// of them. Nobody may be there to listen.
+    /// Broadcasts `message` to all other ranks, and passes every abort message of another rank to
+    /// `listener` as it arrives, until `listener` breaks or `timeout` has elapsed. Called once, after
+    /// a failed hop: messages of hops may be pending, and must not be confused with these. The other
+    /// ranks need not be listening.
     ///
-    /// An engine that has no way beside its hops returns at once; ranks that time out together then
-    /// blame each other for one that nobody hears of.
-    fn farewell(&mut self, told: &[u8], hear: &mut Hear<'_>, patience: Duration);
+    /// A transport without a channel separate from its hops returns at once. Ranks that time out
+    /// together then cannot attribute the failure to a rank beyond those that they waited for.
+    fn broadcast_abort(
+        &mut self,
+        message: &[u8],
+        listener: &mut AbortListener<'_>,
+        timeout: Duration,
+    );
 }
 
 impl<T: Transport + ?Sized> Transport for &mut T {
@@ -66,110 +71,115 @@ impl<T: Transport + ?Sized> Transport for &mut T {
         (**self).hop(hop, meanwhile)
     }
 
-    fn farewell(&mut self, told: &[u8], hear: &mut Hear<'_>, patience: Duration) {
-        (**self).farewell(told, hear, patience);
+    fn broadcast_abort(
+        &mut self,
+        message: &[u8],
+        listener: &mut AbortListener<'_>,
+        timeout: Duration,
+    ) {
+        (**self).broadcast_abort(message, listener, timeout);
     }
 }
 
-/// What a rank says, and whether that is enough.
-pub type Hear<'a> = dyn FnMut(usize, &[u8]) -> ControlFlow<()> + 'a;
+/// Receives the rank and bytes of an abort message; breaks when no further one is needed.
+pub type AbortListener<'a> = dyn FnMut(usize, &[u8]) -> ControlFlow<()> + 'a;
 
-/// Moves messages on, and tells whether computing on is in vain.
+/// Makes progress on transfers; breaks when the computation should stop.
 pub type Poll<'a> = dyn FnMut() -> ControlFlow<()> + 'a;
 
-/// What is computed while messages travel.
+/// The computation that overlaps a hop.
 pub type Meanwhile<'a> = dyn FnMut(&mut Poll<'_>) + 'a;
 
-/// Messages that travel at the same time.
+/// Transfers that progress concurrently.
 #[derive(Debug)]
 pub struct Hop<'a> {
-    /// To other ranks, each once.
+    /// Messages to other ranks, at most one per rank.
     pub sends: &'a mut [Outgoing],
-    /// From other ranks, each once; as long as what is sent.
+    /// Messages from other ranks, at most one per rank, with the lengths that are sent.
     pub receives: &'a mut [Incoming],
-    /// How long to wait for them once there is nothing left to compute.
-    pub patience: Duration,
+    /// How long to wait after the computation.
+    pub timeout: Duration,
 }
 
 /// A message to another rank.
 #[derive(Debug, Clone, Default)]
 pub struct Outgoing {
-    /// Which one.
+    /// The receiving rank.
     pub to: usize,
-    /// What it says.
+    /// The contents.
     pub bytes: Buffer,
 }
 
 /// A message from another rank.
 #[derive(Debug, Clone, Default)]
 pub struct Incoming {
-    /// Which one.
+    /// The sending rank.
     pub from: usize,
-    /// Where it goes; as long as it has to be.
+    /// The receive buffer, with the expected length.
     pub bytes: Buffer,
 }
 
-/// Why a hop came to nothing.
+/// Why a hop failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Failure {
-    /// A rank has gone: its process ended, or its link broke.
+    /// A rank is gone: its process ended, or its connection broke.
     Gone {
-        /// Which one, where the engine knows.
+        /// The rank, where the engine knows it.
         rank: Option<usize>,
-        /// What the engine says.
+        /// The engine's message.
         message: String,
     },
-    /// The time was over.
-    Late {
-        /// Ranks whose messages haven't arrived.
+    /// The timeout elapsed.
+    Timeout {
+        /// Ranks whose messages have not arrived.
         from: Vec<usize>,
-        /// Ranks that haven't taken theirs.
+        /// Ranks that have not received their messages.
         to: Vec<usize>,
-        /// How long was waited.
+        /// The time waited.
         waited: Duration,
     },
-    /// A message had another length.
+    /// A message had an unexpected length.
     Length {
-        /// Who sent it.
+        /// The sending rank.
         from: usize,
-        /// Bytes that were expected.
+        /// Expected bytes.
         expected: usize,
-        /// Bytes that came.
+        /// Received bytes.
         got: usize,
         /// The first of them, up to [`Failure::BEGINNING`].
         beginning: Vec<u8>,
     },
-    /// A message was longer than there is room for, by how much the engine doesn't know.
+    /// A message exceeded the receive buffer; the engine does not report its length.
     Longer {
-        /// Who sent it.
+        /// The sending rank.
         from: usize,
-        /// Bytes that were expected.
+        /// Expected bytes.
         expected: usize,
-        /// What the engine says.
+        /// The engine's message.
         message: String,
     },
-    /// The engine failed in another way.
+    /// Any other error of the engine.
     Engine {
-        /// What it says.
+        /// The engine's message.
         message: String,
     },
 }
 
 impl Failure {
-    /// As many bytes of a message with another length are looked at.
-    pub const BEGINNING: usize = crate::message::HEADER;
+    /// Bytes that [`Failure::Length`] keeps of a message: those of a header.
+    pub const BEGINNING: usize = 64;
 
-    /// The rank that it is about, where there is one; the first of several.
+    /// The first rank involved, if any.
     pub fn rank(&self) -> Option<usize> {
         self.ranks().next()
     }
 
-    /// All ranks that it is about.
+    /// All ranks involved.
     pub fn ranks(&self) -> impl Iterator<Item = usize> {
         let (from, to, one): (&[usize], &[usize], _) = match self {
             Failure::Gone { rank, .. } => (&[], &[], *rank),
-            Failure::Late { from, to, .. } => (from, to, None),
+            Failure::Timeout { from, to, .. } => (from, to, None),
             Failure::Length { from, .. } | Failure::Longer { from, .. } => (&[], &[], Some(*from)),
             Failure::Engine { .. } => (&[], &[], None),
         };
@@ -184,14 +194,14 @@ impl fmt::Display for Failure {
                 write!(f, "rank {rank} is gone: {message}")
             }
             Failure::Gone { rank: None, message } => write!(f, "a rank is gone: {message}"),
-            Failure::Late { from, to, waited } => {
-                write!(f, "after {:.1} s", waited.as_secs_f64())?;
+            Failure::Timeout { from, to, waited } => {
+                write!(f, "timed out after {:.1} s:", waited.as_secs_f64())?;
                 if !from.is_empty() {
-                    write!(f, " nothing has come from ranks {from:?}")?;
+                    write!(f, " no message from ranks {from:?}")?;
                 }
                 if !to.is_empty() {
                     let and = if from.is_empty() { "" } else { " and" };
-                    write!(f, "{and} ranks {to:?} haven't taken what was sent")?;
+                    write!(f, "{and} messages to ranks {to:?} not received")?;
                 }
                 Ok(())
             }

@@ -1,14 +1,15 @@
-//! How keys and values travel: exactly, or as fewer bytes within a bound.
+//! Wire formats of keys and values: exact, or compressed within an error bound. Passes encode and
+//! decode with it; `problem` computes message lengths.
 //!
-//! A *block* is up to 64 tokens of one batch entry and head, of keys or of values. Its formats are
+//! A *block* is up to 64 tokens of one batch entry and head, of keys or of values. Its formats:
 //!
 //! ```text
-//! exact   the numbers as they are held
-//! bf16    the nearest bf16 numbers                              2 bytes a number
-//! int8    round(x / scale), scale = largest |x| / 127           1 byte a number and a scale (f32)
+//! exact   the elements in their dtype
+//! bf16    the nearest bf16 values                               2 bytes per element
+//! int8    round(x / scale), scale = largest |x| / 127           1 byte per element and a scale (f32)
 //! ```
 //!
-//! What is made of them (partial softmaxes, log-sum-exps, gradients) always travels exactly.
+//! Results (partial softmaxes, log-sum-exps, gradients) are always sent exactly.
 
 use bytemuck::{Pod, cast_slice};
 use half::bf16;
@@ -16,26 +17,26 @@ use longspan::{Element, ElementType};
 
 use crate::error::{Error, Result};
 
-/// How keys and values travel.
+/// Wire format of keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 #[non_exhaustive]
 pub enum Wire {
-    /// As they are held.
+    /// In their dtype.
     #[default]
     Exact,
-    /// As the nearest bf16 numbers.
+    /// As the nearest bf16 values.
     Bf16,
-    /// As 8-bit numbers with a scale for each 64 tokens of a head: off by at most 1/254 of the
-    /// largest of them. What isn't finite is refused.
+    /// As 8-bit integers with one scale per 64 tokens of a head: errors of at most 1/254 of the largest
+    /// magnitude. Non-finite values are rejected.
     Int8,
-    /// Each 64 tokens of a head in the smallest of these formats in which no number is off by more
-    /// than this; made by [`Wire::within`].
+    /// The smallest of these formats per 64 tokens of a head in which no error exceeds this bound; made
+    /// by [`Wire::within`].
     #[non_exhaustive]
     Within(f32),
 }
 
 impl Wire {
-    /// The smallest formats in which no number is off by more than `bound`.
+    /// The smallest formats in which no error exceeds `bound`.
     ///
     /// ```
     /// use longspan_ring::Wire;
@@ -52,7 +53,7 @@ impl Wire {
     }
 }
 
-/// Tokens of a block.
+/// Tokens per block.
 const BLOCK: usize = 64;
 
 /// The format of a block.
@@ -66,12 +67,12 @@ enum Format {
 impl Format {
     const ALL: [Format; 3] = [Format::Exact, Format::Bf16, Format::Int8];
 
-    /// Bytes of a block of so many numbers.
-    fn len(self, numbers: usize, element: ElementType) -> usize {
+    /// Bytes of a block of `elements` elements.
+    fn len(self, elements: usize, element: ElementType) -> usize {
         match self {
-            Format::Exact => numbers * element.size(),
-            Format::Bf16 => numbers * 2,
-            Format::Int8 => numbers + size_of::<f32>(),
+            Format::Exact => elements * element.size(),
+            Format::Bf16 => elements * 2,
+            Format::Int8 => elements + size_of::<f32>(),
         }
     }
 }
@@ -85,7 +86,7 @@ pub(crate) struct Extent {
 }
 
 impl Extent {
-    pub(crate) fn numbers(&self) -> usize {
+    pub(crate) fn elements(&self) -> usize {
         self.heads * self.tokens * self.dim
     }
 
@@ -93,7 +94,7 @@ impl Extent {
         self.heads * self.tokens.div_ceil(BLOCK)
     }
 
-    /// Numbers of each block, in order.
+    /// Elements of each block, in order.
     fn sizes(&self) -> impl Iterator<Item = usize> + use<> {
         let Extent { heads, tokens, dim } = *self;
         let lens = move |_| (0..tokens).step_by(BLOCK).map(move |at| BLOCK.min(tokens - at) * dim);
@@ -102,7 +103,7 @@ impl Extent {
 }
 
 impl Wire {
-    /// The one format, where there is one.
+    /// The format of all blocks, where it is fixed.
     fn format(self) -> Option<Format> {
         match self {
             Wire::Exact => Some(Format::Exact),
@@ -112,25 +113,25 @@ impl Wire {
         }
     }
 
-    /// Whether lengths depend on the numbers.
+    /// Whether lengths depend on the values.
     pub(crate) fn varies(self) -> bool {
         self.format().is_none()
     }
 
-    /// Bytes of such rows, at most.
+    /// Bytes of rows of this extent, at most.
     pub(crate) fn len(self, extent: Extent, element: ElementType) -> usize {
         let bytes = |format: Format| extent.sizes().map(|n| format.len(n, element)).sum::<usize>();
         match self.format() {
-            Some(Format::Exact) => extent.numbers() * element.size(),
+            Some(Format::Exact) => extent.elements() * element.size(),
             Some(format) => bytes(format),
-            // Tags, and no block larger than an exact one.
-            None => extent.blocks() + extent.numbers() * element.size(),
+            // One tag per block, and no block larger than an exact one.
+            None => extent.blocks() + extent.elements() * element.size(),
         }
     }
 
-    /// Appends rows as they travel.
+    /// Appends encoded rows.
     pub(crate) fn encode<E: Element + Pod>(self, rows: &[E], extent: Extent, into: &mut Vec<u8>) {
-        debug_assert_eq!(rows.len(), extent.numbers());
+        debug_assert_eq!(rows.len(), extent.elements());
         if self == Wire::Exact {
             into.extend_from_slice(cast_slice(rows));
             return;
@@ -145,7 +146,7 @@ impl Wire {
             rest = behind;
             let format = match self {
                 Wire::Within(bound) => smallest(block, bound),
-                _ => self.format().expect("the others have one"),
+                _ => self.format().expect("a fixed format"),
             };
             if self.varies() {
                 into[tags + index] = format as u8;
@@ -159,20 +160,20 @@ impl Wire {
                 Format::Int8 => {
                     let scale = scale(block);
                     into.extend_from_slice(&scale.to_le_bytes());
-                    into.extend(block.iter().map(|x| whole(x.to_f32(), scale) as u8));
+                    into.extend(block.iter().map(|x| quantize(x.to_f32(), scale) as u8));
                 }
             }
         }
     }
 
-    /// Reads rows that travelled; returns them and the bytes behind. Nothing where they end early or
-    /// make no sense.
+    /// Decodes rows; returns them and the remaining bytes. None where the bytes are truncated or
+    /// invalid.
     pub(crate) fn decode<E: Element + Pod>(
         self,
         bytes: &[u8],
         extent: Extent,
     ) -> Option<(Vec<E>, &[u8])> {
-        let mut rows = Vec::with_capacity(extent.numbers());
+        let mut rows = Vec::with_capacity(extent.elements());
         let (tags, mut rest) = match self.varies() {
             true => bytes.split_at_checked(extent.blocks())?,
             false => (&[][..], bytes),
@@ -197,8 +198,8 @@ impl Wire {
                 Format::Int8 => {
                     let (scale, block) = block.split_at(size_of::<f32>());
                     let scale = f32::from_le_bytes(scale.try_into().ok()?);
-                    let number = |&x: &u8| E::from_f32(f32::from(x as i8) * scale);
-                    rows.extend(block.iter().map(number));
+                    let value = |&x: &u8| E::from_f32(f32::from(x as i8) * scale);
+                    rows.extend(block.iter().map(value));
                 }
             }
         }
@@ -210,21 +211,20 @@ fn scale<E: Element>(block: &[E]) -> f32 {
     block.iter().map(|x| x.to_f32().abs()).fold(0.0, f32::max) / 127.0
 }
 
-fn whole(x: f32, scale: f32) -> i8 {
+fn quantize(x: f32, scale: f32) -> i8 {
     if scale == 0.0 { 0 } else { (x / scale).round() as i8 }
 }
 
-/// The smallest format in which no number is off by more than the bound. What isn't finite is never
-/// within one.
+/// The smallest format in which no error exceeds the bound. Non-finite values never satisfy one.
 fn smallest<E: Element>(block: &[E], bound: f32) -> Format {
-    let within = |there_and_back: &dyn Fn(f32) -> f32| {
+    let within = |round_trip: &dyn Fn(f32) -> f32| {
         block.iter().all(|x| {
             let x = x.to_f32();
-            (E::from_f32(there_and_back(x)).to_f32() - x).abs() <= bound
+            (E::from_f32(round_trip(x)).to_f32() - x).abs() <= bound
         })
     };
     let scale = scale(block);
-    if within(&|x| f32::from(whole(x, scale)) * scale) {
+    if within(&|x| f32::from(quantize(x, scale)) * scale) {
         Format::Int8
     } else if E::TYPE == ElementType::F32 && within(&|x| bf16::from_f32(x).to_f32()) {
         Format::Bf16
@@ -240,11 +240,11 @@ mod tests {
 
     use super::*;
 
-    fn numbers<E: Element>(count: usize) -> Vec<E> {
+    fn values<E: Element>(count: usize) -> Vec<E> {
         (0..count).map(|i| E::from_f32((i as f32 * 0.37).sin() * (1 + i % 5) as f32)).collect()
     }
 
-    fn there_and_back<E: Element + Pod>(wire: Wire, rows: &[E], extent: Extent) -> (usize, Vec<E>) {
+    fn round_trip<E: Element + Pod>(wire: Wire, rows: &[E], extent: Extent) -> (usize, Vec<E>) {
         let mut bytes = Vec::new();
         wire.encode(rows, extent, &mut bytes);
         assert!(bytes.len() <= wire.len(extent, E::TYPE));
@@ -259,18 +259,18 @@ mod tests {
 
     fn each<E: Element + Pod>() {
         let extent = Extent { heads: 3, tokens: 150, dim: 7 };
-        let rows: Vec<E> = numbers(extent.numbers());
+        let rows: Vec<E> = values(extent.elements());
         let off = |back: &[E]| {
             let wide = |list: &[E]| list.iter().map(|x| x.to_f32()).collect::<Vec<_>>();
             largest_difference(&wide(&rows), &wide(back))
         };
-        assert_eq!(there_and_back(Wire::Exact, &rows, extent).1, rows);
-        assert!(off(&there_and_back(Wire::Bf16, &rows, extent).1) <= 5.0 / 256.0);
-        // Half a step of the scale, and the rounding of the result to its type.
-        assert!(off(&there_and_back(Wire::Int8, &rows, extent).1) <= 5.0 / 254.0 + 5.0 / 256.0);
+        assert_eq!(round_trip(Wire::Exact, &rows, extent).1, rows);
+        assert!(off(&round_trip(Wire::Bf16, &rows, extent).1) <= 5.0 / 256.0);
+        // Half a quantization step, and the rounding of the result to its dtype.
+        assert!(off(&round_trip(Wire::Int8, &rows, extent).1) <= 5.0 / 254.0 + 5.0 / 256.0);
         let mut before = usize::MAX;
         for bound in [0.0, 1e-3, 1e-2, 1e-1] {
-            let (len, back) = there_and_back(Wire::within(bound).unwrap(), &rows, extent);
+            let (len, back) = round_trip(Wire::within(bound).unwrap(), &rows, extent);
             assert!(off(&back) <= f64::from(bound), "{bound}");
             assert!(len <= before);
             before = len;
@@ -280,26 +280,26 @@ mod tests {
     }
 
     #[test]
-    fn numbers_come_back_within_their_bound() {
+    fn errors_are_within_their_bound() {
         each::<f32>();
         each::<bf16>();
         each::<f16>();
     }
 
     #[test]
-    fn what_is_not_finite_is_kept() {
+    fn non_finite_values_are_kept() {
         let extent = Extent { heads: 1, tokens: 3, dim: 1 };
         let rows = [1.0_f32, f32::NAN, f32::INFINITY];
         for wire in [Wire::Exact, Wire::Bf16, Wire::within(10.0).unwrap()] {
-            let (_, back) = there_and_back(wire, &rows, extent);
+            let (_, back) = round_trip(wire, &rows, extent);
             assert!(back[1].is_nan() && back[2] == f32::INFINITY, "{wire:?}");
         }
     }
 
     #[test]
-    fn zeros_and_nothing() {
+    fn zeros_and_no_tokens() {
         let extent = Extent { heads: 2, tokens: 5, dim: 3 };
-        assert_eq!(there_and_back(Wire::Int8, &[0.0_f32; 30], extent).1, [0.0; 30]);
+        assert_eq!(round_trip(Wire::Int8, &[0.0_f32; 30], extent).1, [0.0; 30]);
         let none = Extent { tokens: 0, ..extent };
         let mut bytes = Vec::new();
         Wire::within(0.1).unwrap().encode::<f32>(&[], none, &mut bytes);

@@ -1,4 +1,4 @@
-//! Nothing travels that nobody needs: bytes against a bound counted pair by pair.
+//! Only needed bytes are sent: compared with a count of all pairs.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use common::*;
 const HEADS: usize = 4;
 const KEY_HEADS: usize = 2;
 const DIM: usize = 8;
-/// Bytes of a token's keys and values; their gradients are as many numbers of the same size.
+/// Bytes of a token's keys and values, and of their gradients.
 const KEY: u64 = (KEY_HEADS * 2 * DIM * 4) as u64;
 const QUERY: u64 = (HEADS * DIM * 4) as u64;
 const STATE: u64 = (HEADS * (DIM + 2) * 4) as u64;
@@ -28,11 +28,11 @@ fn run(case: &AttentionCase, shards: &Shards) -> Vec<Results> {
     around(case, &numbers, shards)
 }
 
-/// What the queries of a rank need of an owner: keys that travel to them, and queries that travel to
-/// the keys because that takes at most a quarter of the bytes that it saves.
+/// Demand of a rank for an owner's keys: keys that are sent, and queries that are sent instead because
+/// that takes at most a quarter of the bytes that it saves.
 struct Needed {
     keys: u64,
-    guests: u64,
+    remote: u64,
 }
 
 fn needed(pattern: &Pattern, shards: &Shards, rank: usize, owner: usize) -> Needed {
@@ -47,11 +47,11 @@ fn needed(pattern: &Pattern, shards: &Shards, rank: usize, owner: usize) -> Need
     };
     let (heavy, light): (Vec<_>, Vec<_>) =
         seen.iter().filter(|set| !set.is_empty()).partition(|set| 2 * set.len() >= most);
-    let (guests, rest) = (heavy.len() as u64, union(light));
+    let (remote, rest) = (heavy.len() as u64, union(light));
     let keys = union(seen.iter().collect());
-    match guests > 0 && 4 * guests * (QUERY + STATE) <= (keys - rest) * KEY {
-        true => Needed { keys: rest, guests },
-        false => Needed { keys, guests: 0 },
+    match remote > 0 && 4 * remote * (QUERY + STATE) <= (keys - rest) * KEY {
+        true => Needed { keys: rest, remote },
+        false => Needed { keys, remote: 0 },
     }
 }
 
@@ -78,33 +78,33 @@ fn received_bytes_are_those_needed() {
         for ranks in [2, 5, 8] {
             for (map, shards) in maps(&case, ranks) {
                 let results = run(&case, &shards);
-                let (mut all_keys, mut all_guests, mut backward) = (0, 0, 0);
+                let (mut all_keys, mut all_remote, mut backward) = (0, 0, 0);
                 for (rank, result) in results.iter().enumerate() {
                     let mut expected = 0;
                     for other in (0..ranks).filter(|&other| other != rank) {
                         let mine = needed(&pattern, &shards, rank, other);
                         let theirs = needed(&pattern, &shards, other, rank);
-                        expected += mine.keys * KEY + mine.guests * STATE + theirs.guests * QUERY;
+                        expected += mine.keys * KEY + mine.remote * STATE + theirs.remote * QUERY;
                         all_keys += mine.keys;
-                        all_guests += mine.guests;
+                        all_remote += mine.remote;
                     }
                     assert_eq!(result.needed.0, expected, "{name}, {map}, rank {rank} of {ranks}");
                     assert_eq!(result.tally.received, result.needed.0 + result.needed.1);
                     backward += result.needed.1;
                 }
-                // Gradients travel once along every way that keys took. A guest brings its query,
-                // the gradient of its output and three numbers a row, and takes its gradient home.
-                let guest = 3 * QUERY + (HEADS * 3 * 4) as u64;
-                let expected = all_keys * 2 * KEY + all_guests * guest;
+                // Gradients are returned once per transfer of keys. A remote query is sent with dout and
+                // three f32 per row, and its gradient is returned.
+                let query = 3 * QUERY + (HEADS * 3 * 4) as u64;
+                let expected = all_keys * 2 * KEY + all_remote * query;
                 assert_eq!(backward, expected, "{name}, {map}, {ranks} ranks");
             }
         }
     }
 }
 
-/// A few global queries go to the keys; their keys go to everybody by a tree.
+/// A few global queries are sent to the keys; their keys are broadcast by a tree.
 #[test]
-fn global_queries_travel_themselves() {
+fn global_queries_are_sent_to_the_keys() {
     let (tokens, ranks, global, reach) = (8_000, 8, 5, 40);
     let window = Rule::Window { left: reach, right: reach };
     let case = case(Rule::Or(vec![window, Rule::GlobalTokens { n: global }]), tokens);
@@ -121,7 +121,7 @@ fn global_queries_travel_themselves() {
 }
 
 #[test]
-fn nobody_sends_much_more_than_the_mean() {
+fn no_rank_sends_much_more_than_the_mean() {
     let tokens = 4_000;
     let mut rules = rules(tokens);
     rules.push((
@@ -137,27 +137,27 @@ fn nobody_sends_much_more_than_the_mean() {
     }
 }
 
-/// A window that touches one neighbour talks to one neighbour.
+/// A window that reaches one neighbor exchanges messages with it only.
 #[test]
-fn a_window_talks_to_its_neighbour() {
+fn a_window_uses_one_neighbor() {
     for ranks in [2, 5, 9] {
         let case = case(Rule::And(vec![Rule::Causal, Rule::Window { left: 50, right: 0 }]), 1_000);
         let shards = Shards::contiguous(1_000, ranks, 1).unwrap();
         for (rank, result) in run(&case, &shards).iter().enumerate() {
-            // Keys from the one before in both passes, gradients from the one behind.
+            // Keys from the previous rank in both passes, gradients from the next.
             let expected = 2 * u64::from(rank > 0) + u64::from(rank + 1 < ranks);
             assert_eq!(result.tally.messages, expected, "rank {rank} of {ranks}");
         }
     }
 }
 
-/// Received keys that are held at once: those that are worked on, and those on their way.
+/// Received keys in memory: those in use, and those in flight.
 #[test]
-fn two_hops_are_held_at_most() {
+fn at_most_two_hops_are_in_memory() {
     let case = case(Rule::Full, 2_000);
     let shards = Shards::contiguous(2_000, 8, 1).unwrap();
     for result in run(&case, &shards) {
-        // Forward two shards of keys; backward also the gradients that come back.
+        // Forward two shards of keys; backward also the returned gradients.
         assert!(result.tally.most_held <= 2 * 2 * 250 * KEY, "{}", result.tally.most_held);
     }
 }

@@ -1,5 +1,5 @@
-//! A ring gives what one process gives: forward and every gradient against the `f64` oracle, for
-//! every shard map and many numbers of ranks, by the rule that one process has to keep.
+//! A ring computes what one process computes: forward and every gradient against the `f64` oracle, for
+//! every sharding and many numbers of ranks, with the tolerances of one process.
 
 use longspan_testing::{AttentionCase, Measure, Rule, attention_cases, naive, truth};
 
@@ -47,7 +47,7 @@ fn check_all(cases: impl IntoIterator<Item = AttentionCase>, ranks: &[usize]) {
     assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// Cases of the table that are about one sequence that sees itself.
+/// Cases of the table with self-attention over one whole sequence.
 fn table(part: usize) -> impl Iterator<Item = AttentionCase> {
     let fits = |case: &AttentionCase| {
         let layout = &case.layout;
@@ -74,7 +74,7 @@ fn table_second_half() {
     check_all(table(1), &RANKS);
 }
 
-/// Few queries that see everything travel to the keys, and sinks go by a tree.
+/// Few queries that attend to all keys are sent to them, and sinks are broadcast by a tree.
 #[test]
 fn global_tokens_and_sinks() {
     let window = Rule::Window { left: 40, right: 40 };

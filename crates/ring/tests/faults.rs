@@ -1,34 +1,35 @@
-//! Whatever one rank meets, all ranks end with an error, soon, and nobody with a wrong number.
+//! A fault of one rank ends the call with an error on all ranks, in time; no rank returns a wrong
+//! result.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use longspan::{Arrived, Gradients, Inputs, Pattern};
+use longspan::{Gradients, Inputs, Pattern};
 use longspan_ring::{Error, Local, Options, Outgoing, Problem, Ring, Shards, Transport};
 use longspan_testing::{AttentionCase, Problem as Numbers, Rule};
 
 mod common;
 
-use common::unlucky::{Unlucky, flip, grow, repeat};
+use common::faulty::{Faulty, flip, grow, repeat};
 use common::*;
 
 const RANKS: usize = 4;
 const TOKENS: u64 = 600;
-const PATIENCE: Duration = Duration::from_millis(300);
+const TIMEOUT: Duration = Duration::from_millis(300);
 
-/// What happens to one rank.
+/// A fault of one rank.
 #[derive(Debug, Clone, Copy)]
 enum Fault {
-    /// It ends.
+    /// Its thread ends.
     Dies,
-    /// It stops until all others have ended.
+    /// It stalls until all others have ended.
     Stalls,
-    /// A bit of what it sends is turned.
+    /// A bit of its messages is flipped.
     Flips,
-    /// It sends one byte more.
+    /// Its messages are one byte longer.
     Grows,
-    /// It sends what was meant for the hop before.
+    /// It repeats the messages of the hop before.
     Repeats,
 }
 
@@ -42,38 +43,38 @@ fn case() -> AttentionCase {
 /// Both passes of a rank, until an error.
 fn pass<T: Transport>(transport: T, problem: Problem, numbers: &Numbers) -> Result<Results, Error> {
     let share = Share::of(numbers, &positions(problem.shards(), transport.rank()));
-    both_with(transport, problem, &share, Options { patience: PATIENCE, ..options() })
+    both_with(transport, problem, &share, Options { timeout: TIMEOUT, ..options() })
 }
 
-/// What happens, to which rank, at which of the hops in which it sends something.
+/// A fault of a rank at one of the hops in which it sends.
 #[derive(Debug, Clone, Copy)]
-struct Strike {
+struct Injection {
     fault: Fault,
     rank: usize,
     hop: usize,
     bit: usize,
 }
 
-/// Hops in which any rank has sent something, of all runs.
+/// Hops with sends, of all ranks and runs.
 static HOPS: AtomicUsize = AtomicUsize::new(0);
 
 type Ended = (Result<Results, Error>, Duration);
 
-fn run(numbers: &Numbers, shards: &Shards, strike: Option<Strike>) -> Vec<Ended> {
+fn run(numbers: &Numbers, shards: &Shards, injection: Option<Injection>) -> Vec<Ended> {
     let case = case();
     let others_ended = &Barrier::new(RANKS);
-    let stalls = strike.is_some_and(|strike| matches!(strike.fault, Fault::Stalls));
+    let stalls = injection.is_some_and(|injection| matches!(injection.fault, Fault::Stalls));
     std::thread::scope(|scope| {
         let start = Instant::now();
         let spawn = |(rank, local): (usize, Local)| {
             let problem = problem(&case, shards.clone());
-            let mine = strike.filter(|strike| strike.rank == rank);
+            let mine = injection.filter(|injection| injection.rank == rank);
             scope.spawn(move || {
                 let mut waited = false;
                 let what = |sends: &mut [Outgoing], last: &[Outgoing]| {
-                    let Strike { fault, bit, .. } = mine.expect("it happens to this one");
+                    let Injection { fault, bit, .. } = mine.expect("injected on this rank");
                     match fault {
-                        Fault::Dies => panic!("killed, as the test wants it"),
+                        Fault::Dies => panic!("killed by the test"),
                         Fault::Stalls => {
                             others_ended.wait();
                             waited = true;
@@ -83,7 +84,7 @@ fn run(numbers: &Numbers, shards: &Shards, strike: Option<Strike>) -> Vec<Ended>
                         Fault::Repeats => repeat(sends, last),
                     }
                 };
-                let mut transport = Unlucky::new(local, mine.map(|strike| strike.hop), what);
+                let mut transport = Faulty::new(local, mine.map(|injection| injection.hop), what);
                 let caught =
                     std::panic::AssertUnwindSafe(|| pass(&mut transport, problem, numbers));
                 let ended = std::panic::catch_unwind(caught);
@@ -101,70 +102,71 @@ fn run(numbers: &Numbers, shards: &Shards, strike: Option<Strike>) -> Vec<Ended>
     })
 }
 
-/// Which rank an error is about.
-fn blamed(error: &Error) -> Option<usize> {
+/// The rank that an error names.
+fn suspect(error: &Error) -> Option<usize> {
     match error {
-        Error::Failed { failure, blamed, .. } => blamed.or(failure.rank()),
+        Error::Failed { failure, suspect, .. } => suspect.or(failure.rank()),
         Error::Message { from, .. } => Some(*from),
-        Error::GivenUp { rank, .. } => *rank,
+        Error::Aborted { suspect, .. } => *suspect,
         _ => None,
     }
 }
 
-/// Faults at every hop, to every rank in turn.
+/// Faults at every hop, of every rank in turn.
 #[test]
-fn faults_end_in_errors_everywhere() {
+fn faults_end_in_errors_on_all_ranks() {
     let numbers = case().unmasked();
     let shards = Shards::contiguous(TOKENS, RANKS, 1).unwrap();
     let expected = run(&numbers, &shards, None);
     // Of one rank, on average.
     let most = HOPS.load(Ordering::Relaxed) / RANKS;
     assert!(most > 10, "{most} hops");
-    let (mut errors_everywhere, mut nothing_happened, mut too_late) = (0, 0, 0);
-    for number in 0..150 {
-        let (rank, fault) = (number % RANKS, FAULTS[number % FAULTS.len()]);
-        let strike = Strike { fault, rank, hop: (number * 7) % most, bit: number * 1_237 };
-        let ended = run(&numbers, &shards, Some(strike));
-        let mut well = 0;
+    let (mut errors_on_all, mut no_effect, mut after_the_end) = (0, 0, 0);
+    for run_index in 0..150 {
+        let (rank, fault) = (run_index % RANKS, FAULTS[run_index % FAULTS.len()]);
+        let injection =
+            Injection { fault, rank, hop: (run_index * 7) % most, bit: run_index * 1_237 };
+        let ended = run(&numbers, &shards, Some(injection));
+        let mut succeeded = 0;
         for (rank, (result, after)) in ended.iter().enumerate() {
-            let others = rank != strike.rank;
+            let others = rank != injection.rank;
             assert!(
-                !others || *after < PATIENCE + Duration::from_secs(2),
-                "{strike:?}: rank {rank} after {after:?}"
+                !others || *after < TIMEOUT + Duration::from_secs(2),
+                "{injection:?}: rank {rank} after {after:?}"
             );
             match result {
                 Ok(got) => {
                     let expected = expected[rank].0.as_ref().unwrap();
                     let same = got.out == expected.out && got.dq == expected.dq;
                     let same = same && got.dk == expected.dk && got.dv == expected.dv;
-                    assert!(same, "{strike:?}: wrong numbers on rank {rank}");
-                    well += 1;
+                    assert!(same, "{injection:?}: wrong results on rank {rank}");
+                    succeeded += 1;
                 }
                 Err(error) => {
-                    let right = blamed(error) == Some(strike.rank);
+                    let right = suspect(error) == Some(injection.rank);
                     let all = || ended.iter().map(|(ended, _)| ended.as_ref().err());
                     assert!(
                         right || !others,
-                        "{strike:?}: rank {rank} says {error}\n{:#?}",
+                        "{injection:?}: rank {rank} reports {error}\n{:#?}",
                         all().collect::<Vec<_>>()
                     );
                 }
             }
         }
-        match well {
-            0 => errors_everywhere += 1,
-            // It happened after the last hop, or to a message that was the same.
-            RANKS => nothing_happened += 1,
-            // It happened to the last messages of all, which say that everybody has a result.
-            _ => too_late += 1,
+        match succeeded {
+            0 => errors_on_all += 1,
+            // After the last hop, or without effect on the message.
+            RANKS => no_effect += 1,
+            // On the messages of the final synchronization.
+            _ => after_the_end += 1,
         }
     }
-    let counts = format!("{errors_everywhere} / {nothing_happened} / {too_late}");
-    assert!(errors_everywhere > 100 && too_late < 15, "{counts}");
+    let counts = format!("{errors_on_all} / {no_effect} / {after_the_end}");
+    assert!(errors_on_all > 100 && after_the_end < 15, "{counts}");
 }
 
 #[test]
-fn ranks_that_mean_different_things_say_who() {
+fn mismatched_arguments_name_ranks_and_values() {
     let shards = Shards::contiguous(TOKENS, RANKS, 1).unwrap();
     std::thread::scope(|scope| {
         for (rank, transport) in Local::ranks(RANKS).into_iter().enumerate() {
@@ -173,19 +175,20 @@ fn ranks_that_mean_different_things_say_who() {
             let problem = Problem::new(pattern, shards.clone());
             scope.spawn(move || {
                 let error = Ring::new(transport, problem, options()).unwrap_err();
-                let Error::Disagree { what, differ, agree, .. } = &error else { panic!("{error}") };
-                assert_eq!(what, "the pattern");
-                let others = [0, 1, 3];
-                let expected: (&[usize], &[usize]) =
-                    if rank == 2 { (&[2], &others) } else { (&others, &[2]) };
-                assert_eq!((&agree[..], &differ[..]), expected);
+                let Error::Mismatch { what, values } = &error else { panic!("{error}") };
+                assert_eq!(what, "pattern");
+                let expected = [
+                    (vec![2], "window(31, 0)".to_owned()),
+                    (vec![0, 1, 3], "window(30, 0)".to_owned()),
+                ];
+                assert_eq!(values[..], expected, "rank {rank}");
             });
         }
     });
 }
 
 #[test]
-fn a_wrong_shape_on_one_rank_ends_the_pass_for_all() {
+fn wrong_input_shape_on_one_rank_ends_the_pass_on_all() {
     let case = case();
     let numbers = case.unmasked();
     let shards = Shards::contiguous(TOKENS, RANKS, 1).unwrap();
@@ -201,12 +204,14 @@ fn a_wrong_shape_on_one_rank_ends_the_pass_for_all() {
                 let share = Share::of(numbers, &chosen);
                 let mut ring = Ring::new(transport, problem, options()).unwrap();
                 let inputs = share.inputs();
-                let error = ring.forward(inputs.q, inputs.k, inputs.v).unwrap_err();
+                let error = ring.forward(inputs).unwrap_err();
                 match rank {
                     1 => assert!(error.to_string().contains("149 tokens, expected 150"), "{error}"),
-                    _ => assert!(matches!(error, Error::GivenUp { rank: Some(1), .. }), "{error}"),
+                    _ => {
+                        assert!(matches!(error, Error::Aborted { suspect: Some(1), .. }), "{error}")
+                    }
                 }
-                let again = ring.forward(inputs.q, inputs.k, inputs.v).unwrap_err();
+                let again = ring.forward(inputs).unwrap_err();
                 assert_eq!(again, Error::Failing);
             });
         }
@@ -214,7 +219,7 @@ fn a_wrong_shape_on_one_rank_ends_the_pass_for_all() {
 }
 
 #[test]
-fn results_that_do_not_fit_on_one_rank_end_the_pass_for_all() {
+fn wrong_result_shape_on_one_rank_ends_the_pass_on_all() {
     let case = case();
     let numbers = case.unmasked();
     let shards = Shards::contiguous(TOKENS, RANKS, 1).unwrap();
@@ -225,18 +230,21 @@ fn results_that_do_not_fit_on_one_rank_end_the_pass_for_all() {
             scope.spawn(move || {
                 let mut ring = Ring::new(transport, problem, options()).unwrap();
                 let inputs = share.inputs();
-                let output = ring.forward(inputs.q, inputs.k, inputs.v).unwrap();
+                let output = ring.forward(inputs).unwrap();
                 let mut gradients = Gradients::zeros(&inputs).unwrap();
                 if rank == 1 {
                     gradients.dk = Gradients::zeros(&Inputs { k: inputs.k.tokens(0..7), ..inputs })
                         .unwrap()
                         .dk;
                 }
-                let arrived = Arrived::of(&output, share.dout.view());
-                let error = ring.backward_into(inputs, arrived, gradients.as_mut()).unwrap_err();
+                let (saved, gradient) = (&output, share.dout.view());
+                let error =
+                    ring.backward_into(inputs, saved, gradient, gradients.as_mut()).unwrap_err();
                 match rank {
                     1 => assert!(error.to_string().contains("dk"), "{error}"),
-                    _ => assert!(matches!(error, Error::GivenUp { rank: Some(1), .. }), "{error}"),
+                    _ => {
+                        assert!(matches!(error, Error::Aborted { suspect: Some(1), .. }), "{error}")
+                    }
                 }
             });
         }

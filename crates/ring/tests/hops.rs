@@ -1,7 +1,7 @@
-//! Hops between two processes of MPI. Started by `mpirun -n 2`, as `.ci/mpi` does: not by a harness,
-//! because every rank is one run of `main`.
+//! Hops between two MPI processes. Started by `mpirun -n 2`, as in `.ci/mpi`, without a harness: every
+//! rank is one run of `main`.
 //!
-//! A transport that has failed isn't used again, so every part has a communicator of its own.
+//! A transport is not used after a failure, so every part has its own communicator.
 
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,17 +9,17 @@ use std::time::{Duration, Instant};
 
 use longspan_ring::{Buffer, Failure, Hop, Incoming, Mpi, Outgoing, Transport};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn main() {
-    // Without this the other rank would wait for one that has panicked.
+    // Otherwise the other rank would wait for one that has panicked.
     std::panic::set_hook(Box::new(|panic| {
         if std::thread::current().name() == Some("main") && !on_purpose(panic) {
             eprintln!("{panic}");
             std::process::exit(1);
         }
     }));
-    let mut mpi = Mpi::world(PATIENCE).unwrap();
+    let mut mpi = Mpi::world(TIMEOUT).unwrap();
     assert_eq!(mpi.size(), 2, "start this with mpirun -n 2");
     let lengths = [0, 1, 7, 64, 4_095, 65_537, 3 << 20];
     for len in lengths {
@@ -27,15 +27,15 @@ fn main() {
     }
     many_hops(&mut mpi);
     one_way(&mut mpi, (2 << 30) + 12_345);
-    for part in [shorter, longer, late, taken_late, stops_computing, panics, farewell] {
-        let mut own = Mpi::world(PATIENCE).unwrap();
+    for part in [shorter, longer, late, not_received, stops_computing, panics, broadcast_abort] {
+        let mut own = Mpi::world(TIMEOUT).unwrap();
         part(&mut own);
-        mpi.meet(PATIENCE).unwrap();
+        mpi.barrier(TIMEOUT).unwrap();
     }
     if mpi.rank() == 0 {
-        eprintln!("hops of MPI: all right");
+        eprintln!("MPI hops: passed");
     }
-    mpi.close(PATIENCE).unwrap();
+    mpi.close(TIMEOUT).unwrap();
 }
 
 const ON_PURPOSE: &str = "on purpose";
@@ -44,7 +44,7 @@ fn on_purpose(panic: &std::panic::PanicHookInfo<'_>) -> bool {
     panic.payload_as_str() == Some(ON_PURPOSE)
 }
 
-/// Bytes that are different everywhere, and for every rank.
+/// Bytes that depend on offset and rank.
 fn text(rank: usize, len: usize) -> Buffer {
     let mut buffer = Buffer::zeroed(len);
     for (at, byte) in buffer.iter_mut().enumerate() {
@@ -53,21 +53,21 @@ fn text(rank: usize, len: usize) -> Buffer {
     buffer
 }
 
-fn send(mpi: &mut Mpi, bytes: Buffer, patience: Duration) -> Result<Buffer, Failure> {
+fn send(mpi: &mut Mpi, bytes: Buffer, timeout: Duration) -> Result<Buffer, Failure> {
     let sends = &mut [Outgoing { to: 1 - mpi.rank(), bytes }];
-    mpi.hop(Hop { sends, receives: &mut [], patience }, &mut |_| ())?;
+    mpi.hop(Hop { sends, receives: &mut [], timeout }, &mut |_| ())?;
     Ok(std::mem::take(&mut sends[0].bytes))
 }
 
-/// What a transport that has failed says to another receive.
+/// The error of a receive after a failure.
 const NOT_STARTED: &str = "failed before";
 
-fn receive(mpi: &mut Mpi, len: usize, patience: Duration) -> Result<Buffer, Failure> {
+fn receive(mpi: &mut Mpi, len: usize, timeout: Duration) -> Result<Buffer, Failure> {
     let receives = &mut [Incoming { from: 1 - mpi.rank(), bytes: Buffer::zeroed(len) }];
-    let hopped = mpi.hop(Hop { sends: &mut [], receives, patience }, &mut |_| ());
+    let hopped = mpi.hop(Hop { sends: &mut [], receives, timeout }, &mut |_| ());
     if hopped.as_ref().is_err_and(|failure| !failure.to_string().contains(NOT_STARTED)) {
-        // What MPI may still write to isn't anybody's.
-        assert!(receives[0].bytes.is_empty(), "a buffer of a failed hop was left where it was");
+        // MPI may still write to the buffer, so it is leaked.
+        assert!(receives[0].bytes.is_empty(), "the buffer of a failed hop was not taken");
     }
     hopped?;
     Ok(std::mem::take(&mut receives[0].bytes))
@@ -78,7 +78,7 @@ fn exchange(mpi: &mut Mpi, len: usize) {
     let sends = &mut [Outgoing { to: other, bytes: text(rank, len) }];
     let receives = &mut [Incoming { from: other, bytes: Buffer::zeroed(len) }];
     let mut polls = 0;
-    let hop = Hop { sends, receives, patience: PATIENCE };
+    let hop = Hop { sends, receives, timeout: TIMEOUT };
     mpi.hop(hop, &mut |poll| {
         polls += 1;
         assert_eq!(poll(), ControlFlow::Continue(()));
@@ -89,37 +89,37 @@ fn exchange(mpi: &mut Mpi, len: usize) {
     assert_eq!(sends[0].bytes, text(rank, len), "{len} bytes that were sent");
 }
 
-/// Messages arrive in the order of their hops, whatever their lengths.
+/// Messages arrive in the order of their hops, for all lengths.
 fn many_hops(mpi: &mut Mpi) {
     for hop in 0..300 {
         let len = [8, 100_000, 3, 5_000][hop % 4];
         match mpi.rank() {
-            0 => drop(send(mpi, text(hop, len), PATIENCE).unwrap()),
-            _ => assert_eq!(receive(mpi, len, PATIENCE).unwrap(), text(hop, len), "hop {hop}"),
+            0 => drop(send(mpi, text(hop, len), TIMEOUT).unwrap()),
+            _ => assert_eq!(receive(mpi, len, TIMEOUT).unwrap(), text(hop, len), "hop {hop}"),
         }
     }
 }
 
-/// More than C's `int` can count, with a number on each page.
+/// Longer than C's `int`, with a value on each page.
 fn one_way(mpi: &mut Mpi, len: usize) {
     const PAGE: usize = 4_096;
-    let number = |page: usize| (page as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes();
+    let value = |page: usize| (page as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes();
     if mpi.rank() == 0 {
         let mut bytes = Buffer::zeroed(len);
         for (page, bytes) in bytes.chunks_exact_mut(PAGE).enumerate() {
-            bytes[..8].copy_from_slice(&number(page));
+            bytes[..8].copy_from_slice(&value(page));
         }
-        drop(send(mpi, bytes, PATIENCE).unwrap());
+        drop(send(mpi, bytes, TIMEOUT).unwrap());
         return;
     }
-    let bytes = receive(mpi, len, PATIENCE).unwrap();
+    let bytes = receive(mpi, len, TIMEOUT).unwrap();
     assert_eq!(bytes.len(), len);
     for (page, bytes) in bytes.chunks_exact(PAGE).enumerate() {
-        assert_eq!(bytes[..8], number(page), "page {page}");
+        assert_eq!(bytes[..8], value(page), "page {page}");
     }
 }
 
-/// What is said about a message of rank 0.
+/// The failure for a message of rank 0 with unexpected length.
 fn length(expected: usize, got: usize) -> Failure {
     let beginning = text(0, got)[..got.min(Failure::BEGINNING)].to_vec();
     Failure::Length { from: 0, expected, got, beginning }
@@ -127,11 +127,11 @@ fn length(expected: usize, got: usize) -> Failure {
 
 fn shorter(mpi: &mut Mpi) {
     match mpi.rank() {
-        0 => drop(send(mpi, text(0, 10), PATIENCE).unwrap()),
+        0 => drop(send(mpi, text(0, 10), TIMEOUT).unwrap()),
         _ => {
-            let failure = receive(mpi, 20, PATIENCE).unwrap_err();
+            let failure = receive(mpi, 20, TIMEOUT).unwrap_err();
             assert_eq!(failure, length(20, 10));
-            let again = receive(mpi, 20, PATIENCE).unwrap_err();
+            let again = receive(mpi, 20, TIMEOUT).unwrap_err();
             assert!(again.to_string().contains(NOT_STARTED), "{again}");
         }
     }
@@ -139,47 +139,47 @@ fn shorter(mpi: &mut Mpi) {
 
 fn longer(mpi: &mut Mpi) {
     match mpi.rank() {
-        0 => drop(send(mpi, text(0, 30), PATIENCE).unwrap()),
+        0 => drop(send(mpi, text(0, 30), TIMEOUT).unwrap()),
         _ => {
-            let message = receive(mpi, 20, PATIENCE).unwrap_err().to_string();
+            let message = receive(mpi, 20, TIMEOUT).unwrap_err().to_string();
             assert!(message.contains("rank 0 sent more than the 20 bytes"), "{message}");
         }
     }
 }
 
-/// Nothing comes: an error in time.
+/// No message: an error after the timeout.
 fn late(mpi: &mut Mpi) {
     if mpi.rank() == 1 {
-        let (patience, start) = (Duration::from_millis(300), Instant::now());
-        let failure = receive(mpi, 20, patience).unwrap_err();
+        let (timeout, start) = (Duration::from_millis(300), Instant::now());
+        let failure = receive(mpi, 20, timeout).unwrap_err();
         let took = start.elapsed();
-        assert!(took >= patience && took < 3 * patience, "{took:?}");
-        let Failure::Late { from, to, waited } = failure else { panic!("{failure}") };
+        assert!(took >= timeout && took < 3 * timeout, "{took:?}");
+        let Failure::Timeout { from, to, waited } = failure else { panic!("{failure}") };
         assert_eq!((&from[..], &to[..]), (&[0][..], &[][..]));
-        assert!(waited >= patience);
+        assert!(waited >= timeout);
     }
 }
 
-/// Nobody takes it: an error in time, as soon as MPI has no room for it itself.
-fn taken_late(mpi: &mut Mpi) {
+/// No receive: an error after the timeout, for messages beyond MPI's eager limit.
+fn not_received(mpi: &mut Mpi) {
     if mpi.rank() == 1 {
         let failure = send(mpi, text(1, 64 << 20), Duration::from_millis(300)).unwrap_err();
-        let Failure::Late { from, to, .. } = failure else { panic!("{failure}") };
+        let Failure::Timeout { from, to, .. } = failure else { panic!("{failure}") };
         assert_eq!((&from[..], &to[..]), (&[][..], &[0][..]));
     }
 }
 
-/// Who computes hears of a failure while it does.
+/// A failure stops the computation.
 fn stops_computing(mpi: &mut Mpi) {
     match mpi.rank() {
-        0 => drop(send(mpi, text(0, 10), PATIENCE).unwrap()),
+        0 => drop(send(mpi, text(0, 10), TIMEOUT).unwrap()),
         _ => {
             let receives = &mut [Incoming { from: 0, bytes: Buffer::zeroed(20) }];
-            let hop = Hop { sends: &mut [], receives, patience: PATIENCE };
+            let hop = Hop { sends: &mut [], receives, timeout: TIMEOUT };
             let failure = mpi.hop(hop, &mut |poll| {
                 let start = Instant::now();
                 while poll().is_continue() {
-                    assert!(start.elapsed() < PATIENCE, "nobody said that it has failed");
+                    assert!(start.elapsed() < TIMEOUT, "the failure was not reported");
                 }
             });
             assert_eq!(failure.unwrap_err(), length(20, 10));
@@ -187,31 +187,31 @@ fn stops_computing(mpi: &mut Mpi) {
     }
 }
 
-/// A panic while messages travel leaves MPI their memory.
+/// Buffers in flight are leaked on a panic.
 fn panics(mpi: &mut Mpi) {
     if mpi.rank() == 1 {
         let receives = &mut [Incoming { from: 0, bytes: Buffer::zeroed(20) }];
-        let hop = Hop { sends: &mut [], receives: &mut *receives, patience: PATIENCE };
+        let hop = Hop { sends: &mut [], receives: &mut *receives, timeout: TIMEOUT };
         let hopped = AssertUnwindSafe(|| mpi.hop(hop, &mut |_| panic!("{ON_PURPOSE}")));
         assert!(catch_unwind(hopped).is_err());
         assert!(receives[0].bytes.is_empty());
     }
 }
 
-/// What ranks tell each other when a hop has failed doesn't end in what it has left behind.
-fn farewell(mpi: &mut Mpi) {
+/// Abort messages are not received by abandoned receives of a failed hop.
+fn broadcast_abort(mpi: &mut Mpi) {
     let (rank, other) = (mpi.rank(), 1 - mpi.rank());
     assert!(receive(mpi, 20, Duration::from_millis(50)).is_err());
     let start = Instant::now();
-    let mut heard = Vec::new();
-    mpi.farewell(
+    let mut received = Vec::new();
+    mpi.broadcast_abort(
         &text(rank, 20),
-        &mut |by, told| {
-            heard.push((by, told.to_vec()));
+        &mut |by, message| {
+            received.push((by, message.to_vec()));
             ControlFlow::Break(())
         },
-        PATIENCE,
+        TIMEOUT,
     );
-    assert!(start.elapsed() < PATIENCE / 2, "{:?}", start.elapsed());
-    assert_eq!(heard, [(other, text(other, 20).to_vec())]);
+    assert!(start.elapsed() < TIMEOUT / 2, "{:?}", start.elapsed());
+    assert_eq!(received, [(other, text(other, 20).to_vec())]);
 }

@@ -1,9 +1,7 @@
-//! Bits that don't depend on who computes them.
+//! Results that are bitwise independent of ranks and threads.
 
-use std::num::NonZeroUsize;
-
-use longspan::{Arrived, Dims, Gradients, Order, Output, Tensor, Threads};
-use longspan_ring::{Fold, Local, Options, Ring, Shards};
+use longspan::{Dims, Gradients, Order, Output, Tensor, Threads};
+use longspan_ring::{Local, Options, Reduction, Ring, Shards};
 use longspan_testing::{AttentionCase, Case, Rule};
 
 mod common;
@@ -33,20 +31,20 @@ fn cases() -> Vec<AttentionCase> {
 fn forward(
     case: &AttentionCase,
     shards: &Shards,
-    fold: Fold,
+    reduction: Reduction,
     threads: usize,
 ) -> (Vec<u32>, Vec<u32>) {
     let numbers = case.unmasked();
-    let threads = Threads::Count(NonZeroUsize::new(threads).unwrap());
+    let threads = Threads::Count(threads);
     let parts: Vec<_> = std::thread::scope(|scope| {
         let spawn = |(rank, transport): (usize, Local)| {
             let share = Share::of(&numbers, &positions(shards, rank));
-            let problem = problem(case, shards.clone()).fold(fold);
+            let problem = problem(case, shards.clone()).reduction(reduction);
             scope.spawn(move || {
                 let options = Options { threads, ..options() };
                 let mut ring = Ring::new(transport, problem, options).unwrap();
                 let inputs = share.inputs();
-                let output = ring.forward(inputs.q, inputs.k, inputs.v).unwrap();
+                let output = ring.forward(inputs).unwrap();
                 (output.out.as_slice().to_vec(), output.lse)
             })
         };
@@ -67,18 +65,18 @@ fn forward(
 }
 
 #[test]
-fn any_number_of_ranks_gives_the_same_bits_where_asked_for() {
+fn reproducible_bits_for_any_number_of_ranks() {
     for case in cases() {
         let tokens = case.layout.tokens_k;
         let one = Shards::contiguous(tokens, 1, 64).unwrap();
-        let expected = forward(&case, &one, Fold::Reproducible, 1);
+        let expected = forward(&case, &one, Reduction::Reproducible, 1);
         for ranks in 1..=8 {
             for shards in [
                 Shards::contiguous(tokens, ranks, 64).unwrap(),
                 Shards::zigzag(tokens, ranks, 64).unwrap(),
                 Shards::striped(tokens, ranks, 64).unwrap(),
             ] {
-                let got = forward(&case, &shards, Fold::Reproducible, 1 + ranks % 2);
+                let got = forward(&case, &shards, Reduction::Reproducible, 1 + ranks % 2);
                 let differ =
                     |(a, b): (&Vec<u32>, &Vec<u32>)| a.iter().zip(b).position(|(a, b)| a != b);
                 let first = (differ((&got.0, &expected.0)), differ((&got.1, &expected.1)));
@@ -93,12 +91,12 @@ fn any_number_of_ranks_gives_the_same_bits_where_asked_for() {
 }
 
 #[test]
-fn edges_that_cut_tiles_are_refused() {
+fn shard_edges_inside_of_tiles_are_rejected() {
     let case = &cases()[0];
     let shards = Shards::contiguous(1_100, 3, 1).unwrap();
     std::thread::scope(|scope| {
         for transport in Local::ranks(3) {
-            let problem = problem(case, shards.clone()).fold(Fold::Reproducible);
+            let problem = problem(case, shards.clone()).reduction(Reduction::Reproducible);
             scope.spawn(move || {
                 let error = Ring::new(transport, problem, options()).unwrap_err();
                 assert!(error.to_string().contains("multiples of 64"), "{error}");
@@ -107,19 +105,19 @@ fn edges_that_cut_tiles_are_refused() {
     });
 }
 
-/// Calls of fewer than 64 blocks of 64 × 64 at 64 + 64 dims stay on one thread. Each of five ranks has
-/// 440 of these queries, seven rows of blocks a head: the narrowest pattern, a window of 19 keys, has
-/// two blocks in a row over own keys, 112 with all heads.
+/// Calls of fewer than 64 blocks of 64 × 64 at 64 + 64 dims use one thread. Each of five ranks has 440
+/// of these queries, seven block rows per head: the narrowest pattern, a window of 19 keys, has two
+/// blocks per row over local keys, 112 with all heads.
 #[test]
-fn threads_and_luck_change_nothing() {
+fn bits_are_independent_of_threads_and_timing() {
     for case in cases() {
         let layout = Case { tokens_q: 2_200, tokens_k: 2_200, ..case.layout };
         let case = AttentionCase { layout, heads_q: 8, dim_k: 64, dim_v: 64, ..case };
         let shards = Shards::zigzag(case.layout.tokens_k, 5, 1).unwrap();
-        let expected = forward(&case, &shards, Fold::Overlapped, 1);
+        let expected = forward(&case, &shards, Reduction::Overlapped, 1);
         for threads in [1, 2, 3] {
             assert!(
-                forward(&case, &shards, Fold::Overlapped, threads) == expected,
+                forward(&case, &shards, Reduction::Overlapped, threads) == expected,
                 "{}",
                 case.name
             );
@@ -127,10 +125,10 @@ fn threads_and_luck_change_nothing() {
     }
 }
 
-/// Memory that holds something else before, in another order of axes, called twice: the same bits as
-/// in memory of the ring's own.
+/// Uninitialized memory in another order of axes, written twice: the same bits as in memory that the
+/// ring allocates.
 #[test]
-fn results_are_written_where_told() {
+fn results_are_written_to_caller_memory() {
     let case = AttentionCase { batch: 2, ..cases().remove(2) };
     let numbers = case.unmasked();
     let shards = Shards::zigzag(1_100, 3, 1).unwrap();
@@ -141,14 +139,13 @@ fn results_are_written_where_told() {
             scope.spawn(move || {
                 let mut ring = Ring::new(transport, problem, options()).unwrap();
                 let (inputs, dout) = (share.inputs(), share.dout.view());
-                let output = ring.forward(inputs.q, inputs.k, inputs.v).unwrap();
-                let gradients = ring.backward(inputs, Arrived::of(&output, dout)).unwrap();
-                let other =
-                    |dims| Tensor::filled(f32::NAN, dims, Order::BatchTokenHeadDim).unwrap();
-                let mut told = Output {
+                let output = ring.forward(inputs).unwrap();
+                let gradients = ring.backward(inputs, &output, dout).unwrap();
+                let other = |dims| Tensor::filled(f32::NAN, dims, Order::Bshd).unwrap();
+                let mut given = Output {
                     out: other(dout.dims()),
                     lse: vec![f32::NAN; output.lse.len()],
-                    lse_rest: vec![f32::NAN; output.lse.len()],
+                    lse_lo: vec![f32::NAN; output.lse.len()],
                 };
                 let mut written = Gradients {
                     dq: other(inputs.q.dims()),
@@ -156,12 +153,12 @@ fn results_are_written_where_told() {
                     dv: other(inputs.v.dims()),
                 };
                 for _ in 0..2 {
-                    ring.forward_into(inputs, told.as_mut()).unwrap();
-                    let arrived = Arrived::of(&told, dout);
-                    ring.backward_into(inputs, arrived, written.as_mut()).unwrap();
-                    assert_eq!((&told.lse, &told.lse_rest), (&output.lse, &output.lse_rest));
+                    ring.forward_into(inputs, given.as_mut()).unwrap();
+                    let (saved, gradient) = (&given, dout);
+                    ring.backward_into(inputs, saved, gradient, written.as_mut()).unwrap();
+                    assert_eq!((&given.lse, &given.lse_lo), (&output.lse, &output.lse_lo));
                     for (a, b) in [
-                        (&told.out, &output.out),
+                        (&given.out, &output.out),
                         (&written.dq, &gradients.dq),
                         (&written.dk, &gradients.dk),
                         (&written.dv, &gradients.dv),
@@ -174,7 +171,7 @@ fn results_are_written_where_told() {
     });
 }
 
-/// Numbers by batch entry, head and token, however they lie.
+/// Bits by batch entry, head and token, independent of strides.
 fn rows(tensor: &Tensor<f32>) -> Vec<u32> {
     let (view, mut row) = (tensor.view(), vec![0.0; tensor.view().dims().dim]);
     let Dims { batch, tokens, heads, .. } = view.dims();

@@ -1,4 +1,4 @@
-//! Keys and values as fewer bytes.
+//! Compressed keys and values.
 
 use longspan::{Attention, Layout, Pattern, Shape};
 use longspan_ring::{Error, Local, Ring, Shards, Wire};
@@ -14,11 +14,11 @@ fn case() -> AttentionCase {
     AttentionCase { heads_q: 4, ..AttentionCase::new("wire", rule, 1_200) }
 }
 
-/// What one process and a ring may differ by in f32: each is off by up to 16 units of 2⁻²⁴ of the
-/// largest value (scores below 8, summed in pieces of 16), and no value of these is beyond 5.
+/// Bound of the difference between one process and a ring in f32: each has an error of up to 16 units
+/// of 2⁻²⁴ of the largest value (scores below 8, summed in pieces of 16), and no value exceeds 5.
 const EXACT: f64 = 2.0 * 16.0 * 5.0 / (1 << 24) as f64;
 
-/// Largest difference of outputs to those of one process, and bytes received by all.
+/// Largest difference to the outputs of one process, and bytes received by all ranks.
 fn run(wire: Wire) -> (f64, u64) {
     let case = case();
     let numbers = case.unmasked();
@@ -27,7 +27,7 @@ fn run(wire: Wire) -> (f64, u64) {
     let layout = Layout::compile(&pattern, &Shape::new(1_200, 1_200)).unwrap();
     let whole = Share::of(&numbers, &(0..1_200).collect::<Vec<_>>());
     let inputs = whole.inputs();
-    let expected = Attention::new(layout).forward(inputs.q, inputs.k, inputs.v).unwrap();
+    let expected = Attention::new(layout).forward(inputs).unwrap();
 
     let results: Vec<_> = std::thread::scope(|scope| {
         let spawn = |(rank, transport): (usize, Local)| {
@@ -44,16 +44,16 @@ fn run(wire: Wire) -> (f64, u64) {
 }
 
 #[test]
-fn fewer_bytes_are_farther_off() {
+fn errors_grow_as_bytes_shrink() {
     let (exact_off, exact) = run(Wire::Exact);
     let (half_off, half) = run(Wire::Bf16);
     let (byte_off, byte) = run(Wire::Int8);
     assert!(exact_off <= EXACT, "{exact_off}");
-    // Numbers of unit scale: 2⁻⁹ of a number, 1/254 of the largest of 2,048; a few of both.
+    // Values of unit scale: 2⁻⁹ of a value, 1/254 of the largest of 2,048; a few times both.
     assert!((1e-4..2e-2).contains(&half_off), "{half_off}");
     assert!((1e-3..1e-1).contains(&byte_off), "{byte_off}");
     assert!(byte < half && half < exact);
-    // Gradients travel as f32, so of keys sent twice and gradients sent once a third is left.
+    // Gradients are sent as f32, so of keys sent twice and gradients sent once a third remains.
     assert!(3 * half <= 2 * exact && 2 * byte <= exact + exact / 64, "{exact} {half} {byte}");
 }
 
@@ -63,7 +63,7 @@ fn a_bound_is_kept_with_few_bytes() {
     let mut before = u64::MAX;
     for bound in [0.0, 1e-3, 1e-2, 1e-1] {
         let (off, bytes) = run(Wire::within(bound).unwrap());
-        // Keys off by at most the bound move a score by up to bound · Σ|q| / √d, a few times it.
+        // Keys with errors up to the bound move a score by up to bound · Σ|q| / √d, a few times it.
         assert!(off <= EXACT + 8.0 * f64::from(bound), "{bound}: {off}");
         assert!(bytes <= before, "{bound}");
         before = bytes;
@@ -72,7 +72,7 @@ fn a_bound_is_kept_with_few_bytes() {
 }
 
 #[test]
-fn what_has_no_8_bit_form_is_refused_by_all() {
+fn values_without_8_bit_form_are_rejected_on_all_ranks() {
     let case = case();
     let mut numbers = case.unmasked();
     numbers.k[700 * 32] = f32::INFINITY;
@@ -84,7 +84,7 @@ fn what_has_no_8_bit_form_is_refused_by_all() {
             scope.spawn(move || {
                 let mut ring = Ring::new(transport, problem, options()).unwrap();
                 let inputs = share.inputs();
-                ring.forward(inputs.q, inputs.k, inputs.v).unwrap_err()
+                ring.forward(inputs).unwrap_err()
             })
         };
         let ranks: Vec<_> = Local::ranks(3).into_iter().enumerate().map(spawn).collect();
@@ -92,6 +92,10 @@ fn what_has_no_8_bit_form_is_refused_by_all() {
     });
     assert_eq!(errors[1], Error::NotFinite { tensor: "k" });
     for rank in [0, 2] {
-        assert!(matches!(errors[rank], Error::GivenUp { rank: Some(1), .. }), "{}", errors[rank]);
+        assert!(
+            matches!(errors[rank], Error::Aborted { suspect: Some(1), .. }),
+            "{}",
+            errors[rank]
+        );
     }
 }

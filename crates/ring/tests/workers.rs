@@ -1,12 +1,11 @@
-//! Ranks that are threads of one process have workers of their own.
+//! Ranks that are threads of one process have separate workers.
 
 use std::collections::HashSet;
-use std::num::NonZeroUsize;
 use std::sync::{Arc, Barrier, Mutex};
 use std::thread::ThreadId;
 use std::time::Duration;
 
-use longspan::{Executor, Pool, Step, Threads};
+use longspan::{Executor, Inputs, Pool, Step, Threads};
 use longspan_ring::{Local, Options, Ring, Shards};
 use longspan_testing::{AttentionCase, Rule};
 
@@ -16,13 +15,13 @@ use common::*;
 
 const RANKS: usize = 4;
 
-/// Work for two threads on each of four ranks: 16 rows of blocks of 4 heads each.
+/// Work for two threads on each of four ranks: 16 block rows of 4 heads each.
 fn case() -> AttentionCase {
     AttentionCase { heads_q: 4, heads_kv: 4, ..AttentionCase::new("workers", Rule::Causal, 4_096) }
 }
 
-/// A forward pass on every rank, all at the same time; what `after` finds on each, while all rings are
-/// there.
+/// A concurrent forward pass on every rank; returns the result of `after` on each, while all rings
+/// exist.
 fn on_all_ranks<T: Send>(
     options: impl Fn(usize) -> Options + Sync,
     after: impl Fn(usize) -> T + Sync,
@@ -38,7 +37,7 @@ fn on_all_ranks<T: Send>(
                 let share = Share::of(numbers, &positions(shards, rank));
                 let problem = problem(case, shards.clone());
                 let mut ring = Ring::new(transport, problem, options(rank)).unwrap();
-                ring.forward(share.q.view(), share.k.view(), share.v.view()).unwrap();
+                ring.forward(Inputs::new(share.q.view(), share.k.view(), share.v.view())).unwrap();
                 done.wait();
                 let found = after(rank);
                 done.wait();
@@ -51,12 +50,12 @@ fn on_all_ranks<T: Send>(
 }
 
 fn two_threads() -> Options {
-    let threads = Threads::Count(NonZeroUsize::new(2).unwrap());
-    Options { patience: Duration::from_secs(60), threads, ..Options::default() }
+    let threads = Threads::Count(2);
+    Options { timeout: Duration::from_secs(60), threads, ..Options::default() }
 }
 
-/// Workers of Longspan's pools in this process. A thread that has just started may not have its name
-/// yet, so that many are waited for.
+/// Workers of Longspan's pools in this process. Waits for `expected`, since a new thread may not have
+/// its name yet.
 fn workers(expected: usize) -> usize {
     let mut count = 0;
     for _ in 0..1_000 {
@@ -80,7 +79,7 @@ fn four_ranks_of_two_threads_are_eight() {
     assert_eq!(counts, [RANKS; RANKS], "one worker beside each rank's own thread");
 }
 
-/// Records the threads that run steps, and lets none go ahead alone.
+/// Records the threads that run steps, and makes them start together.
 #[derive(Debug)]
 struct Observed(Pool, Mutex<HashSet<ThreadId>>);
 
@@ -104,7 +103,7 @@ impl Executor for Observed {
 }
 
 #[test]
-fn ranks_run_on_the_executors_that_they_are_given() {
+fn ranks_use_their_executors() {
     let executors: Vec<_> =
         (0..RANKS).map(|_| Arc::new(Observed(Pool::new(2).unwrap(), Mutex::default()))).collect();
     let options =

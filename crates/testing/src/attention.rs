@@ -58,7 +58,7 @@ pub enum Transform {
     Plain,
     /// `cap · tanh(z / cap)`.
     Softcap(f32),
-    /// `z − slope · |query position − key position|`, one slope a query head.
+    /// `z − slope · |query position − key position|`, one slope per query head.
     Alibi(Vec<f32>),
 }
 
@@ -122,7 +122,7 @@ pub struct Problem {
     pub scale: f64,
     /// What is done to them then.
     pub transform: Transform,
-    /// Who sees whom.
+    /// Which queries attend to which keys.
     pub seen: Seen,
     /// Global position of every query.
     pub query_positions: Vec<i64>,

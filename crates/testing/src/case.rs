@@ -1,7 +1,7 @@
 //! A case: a rule and all that a layout is compiled for, and the truth about it.
 //!
 //! Key `j` stands at position `j + key_offset` and query `i` at `i + query_offset`; left out, they
-//! are 0 and `tokens_k − tokens_q`. A map names the positions of the local queries or keys
+//! are 0 and `key_offset + tokens_k − tokens_q`. A map names the positions of the local queries or keys
 //! outright, offsets included, as progressions one after the other:
 //!
 //! ```text
@@ -29,7 +29,7 @@ pub struct Case {
     pub tokens_q: u64,
     /// Keys of the whole sequence.
     pub tokens_k: u64,
-    /// Position of query 0; `tokens_k − tokens_q` where left out.
+    /// Position of query 0; `key_offset + tokens_k − tokens_q` where left out.
     pub query_offset: Option<i64>,
     /// Position of key 0; 0 where left out.
     pub key_offset: Option<i64>,
@@ -80,7 +80,8 @@ impl Case {
 
     /// Position of query 0.
     pub fn query_origin(&self) -> i64 {
-        self.query_offset.unwrap_or(self.tokens_k as i64 - self.tokens_q as i64)
+        let aligned = self.key_origin() + self.tokens_k as i64 - self.tokens_q as i64;
+        self.query_offset.unwrap_or(aligned)
     }
 
     /// Position of key 0.
@@ -261,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn no_tokens_are_a_case() {
+    fn no_tokens_are_case() {
         assert_eq!(case(0, 3).truth().keys(), 3);
         assert_eq!(picture(&case(2, 0).truth()), ["", ""]);
     }

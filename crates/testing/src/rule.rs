@@ -50,7 +50,7 @@ pub enum Rule {
     },
     /// Same segment, and both `≡ offset` mod `rate` counted from its start.
     Dilated {
-        /// Tokens a segment.
+        /// Tokens per segment.
         segment: u64,
         /// Every how many tokens one takes part.
         rate: u64,
@@ -77,19 +77,19 @@ pub enum Rule {
     },
     /// Block `i` sees itself and blocks `i ± r` for each rate `r`.
     BlocksDilated {
-        /// Tokens a block.
+        /// Tokens per block.
         block: u64,
         /// The distances in blocks.
         rates: Vec<u64>,
     },
     /// Block `i` sees itself and the blocks whose index differs from `i` in one bit.
     Butterfly {
-        /// Tokens a block.
+        /// Tokens per block.
         block: u64,
     },
     /// Query block `i` sees `min(per_row, blocks)` key blocks out of `0..blocks`, drawn by seed.
     Random {
-        /// Tokens a block.
+        /// Tokens per block.
         block: u64,
         /// Key blocks that a query block sees.
         per_row: u64,
@@ -100,7 +100,7 @@ pub enum Rule {
     },
     /// An explicit block mask.
     Blocks {
-        /// Tokens a block.
+        /// Tokens per block.
         block: u64,
         /// For each query block the key blocks it sees, in ascending order.
         rows: Vec<Vec<u64>>,
@@ -120,7 +120,7 @@ pub struct Level {
     pub window: u64,
     /// Every how many grains one is seen.
     pub stride: u64,
-    /// Keys a grain.
+    /// Keys per grain.
     pub grain: u64,
 }
 

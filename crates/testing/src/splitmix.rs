@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn seeded_bytes_are_a_prefix_of_one_stream() {
+    fn seeded_bytes_are_prefix_of_one_stream() {
         let bytes = seeded_bytes(3, 100);
         assert_eq!(bytes.len(), 100);
         assert_eq!(bytes[..13], seeded_bytes(3, 13));

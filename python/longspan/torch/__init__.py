@@ -6,7 +6,7 @@
 
 ``scaled_dot_product_attention`` stands in for torch's function of that name, ``flash_attention``
 for that of the package flash-attn. All call the operator ``torch.ops.longspan.attention``, on as
-many threads as torch itself is told to use.
+many threads as torch itself uses.
 
 ``DilatedAttention`` is LongNet's, ``MultiheadDilatedAttention`` the layer around it, and
 ``LongNetEncoder`` and ``LongNetLM`` are the models; their weights are those of ``longspan-candle``.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -12,6 +12,54 @@ from longspan.torch import _op, _run
 from longspan.torch._run import Found, Places, Scores
 
 
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pattern: Pattern | str | Layout | Dilated,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    softcap: float | None = None,
+    return_lse: Literal[False] = False,
+    key_padding: Tensor | None = None,
+    cu_seqlens: Tensor | tuple[Tensor, Tensor] | None = None,
+    query_offset: int | Tensor | None = None,
+    key_offset: int | Tensor | None = None,
+) -> Tensor: ...
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pattern: Pattern | str | Layout | Dilated,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    softcap: float | None = None,
+    return_lse: Literal[True],
+    key_padding: Tensor | None = None,
+    cu_seqlens: Tensor | tuple[Tensor, Tensor] | None = None,
+    query_offset: int | Tensor | None = None,
+    key_offset: int | Tensor | None = None,
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pattern: Pattern | str | Layout | Dilated,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    softcap: float | None = None,
+    return_lse: bool,
+    key_padding: Tensor | None = None,
+    cu_seqlens: Tensor | tuple[Tensor, Tensor] | None = None,
+    query_offset: int | Tensor | None = None,
+    key_offset: int | Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]: ...
 def attention(
     q: Tensor,
     k: Tensor,
@@ -46,14 +94,14 @@ def attention(
     too.
 
     ``key_padding`` says which keys hold tokens: int64 ``(batch, 2)`` of the first and the end, or
-    bool ``(batch, tokens)``, true in a single stretch of each row.
+    bool ``(batch, tokens)``, true in one contiguous range per row.
 
     ``cu_seqlens``, int32 or int64 ``(sequences + 1,)``, packs sequences side by side: each sees
     itself, and the pattern counts positions within it. A pair of them is for queries and keys.
 
     Query ``i`` stands at position ``i + query_offset``, key ``j`` at ``j + key_offset``. Left out,
-    ``key_offset`` is 0 and the queries are the *last* positions. A key cache whose slots aren't all
-    filled has to say so.
+    ``key_offset`` is 0 and ``query_offset`` is ``key_offset + tokens_k - tokens_q``: the queries are
+    the *last* positions. A key cache whose slots aren't all filled has to pass its offsets.
 
     Under ``torch.compile`` the pattern is text (or a ``Pattern``, where torch is recent enough to
     take one), and a constant of the graph: give as tensors what changes. A ``Layout`` is for eager
@@ -127,7 +175,7 @@ def same_type(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _is_direct(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether nobody but the kernel would look at a call of the operator: no gradient, no mode that
+    """Whether only the kernel would see a call of the operator: no gradient, no mode that
     traces or counts, no transform of functions. Decoding a token takes tens of microseconds, of
     which the dispatcher's way through Python would be 20."""
     return (
@@ -185,14 +233,14 @@ class Branches(NamedTuple):
     dilation_rates: tuple[int, ...]
     within: str
     also: str | None
-    counting: str
+    overlap: str
 
 
 @torch.compiler.assume_constant_result
 def _branches(dilated: Dilated) -> Branches:
     lengths, rates = dilated.segment_lengths, dilated.dilation_rates
     also = None if dilated.also is None else str(dilated.also)
-    return Branches(tuple(lengths), tuple(rates), str(dilated.within), also, dilated.counting)
+    return Branches(tuple(lengths), tuple(rates), str(dilated.within), also, dilated.overlap)
 
 
 def over_branches(
@@ -221,7 +269,7 @@ class _OverLayout(torch.autograd.Function):
         found = _run.forward(_run.empty_found(q, v), q, k, v, layout, scores, Places())
         ctx.save_for_backward(q, k, v, *found)
         ctx.how = layout, scores
-        ctx.mark_non_differentiable(found.lse_rest)
+        ctx.mark_non_differentiable(found.lse_lo)
         ctx.set_materialize_grads(False)
         return tuple(found)
 
@@ -236,8 +284,8 @@ class _OverLayoutBackward(torch.autograd.Function):
     """A function of its own, so that a second derivative is an error and not nothing."""
 
     @staticmethod
-    def forward(ctx, q, k, v, out, lse, lse_rest, dout, dlse, layout, scores):
-        found = Found(out, lse, lse_rest)
+    def forward(ctx, q, k, v, out, lse, lse_lo, dout, dlse, layout, scores):
+        found = Found(out, lse, lse_lo)
         dout, dlse = (None if x is None else x.resolve_neg() for x in (dout, dlse))
         return _run.backward(q, k, v, found, dout, dlse, layout, scores, Places())
 

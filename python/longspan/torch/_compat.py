@@ -10,7 +10,7 @@ Every argument is honoured, or refused with what to do.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, overload
 
 from torch import Tensor
 
@@ -71,6 +71,60 @@ def scaled_dot_product_attention(
     return out
 
 
+@overload
+def flash_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    deterministic: bool = False,
+    return_lse: Literal[False] = False,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    pattern: Pattern | str | None = None,
+) -> Tensor: ...
+@overload
+def flash_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    deterministic: bool = False,
+    return_lse: Literal[True],
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    pattern: Pattern | str | None = None,
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def flash_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    deterministic: bool = False,
+    return_lse: bool,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    pattern: Pattern | str | None = None,
+) -> Tensor | tuple[Tensor, Tensor]: ...
 def flash_attention(
     q: Tensor,
     k: Tensor,

@@ -40,8 +40,8 @@ class DilatedAttention(nn.Module):
 
     ``softmax_scale`` is ``1 / sqrt(dim)`` unless given. ``within`` is a pattern, or its text, that
     every branch is cut with besides ``is_causal``, ``also`` one that queries see besides their
-    branches, such as a window. ``counting="once"`` is attention over the union of all of them, in
-    place of ``"each branch"``, the paper's, where a key that two branches have counts twice. Weights
+    branches, such as a window. ``overlap="union"`` is attention over the union of all of them, in
+    place of ``"weighted"``, the paper's, where a key that two branches have counts twice. Weights
     aren't dropped, and there is one way to compute: ``attention_dropout`` is 0 and ``op`` None.
     """
 
@@ -57,7 +57,7 @@ class DilatedAttention(nn.Module):
         dilated_ratio: Sequence[int] | None = None,
         within: Pattern | str = "full",
         also: Pattern | str | None = None,
-        counting: str = "each branch",
+        overlap: str = "weighted",
     ):
         super().__init__()
         _without("attention_dropout", attention_dropout)
@@ -66,7 +66,7 @@ class DilatedAttention(nn.Module):
         segments = one_of("segment_lengths", segment_lengths, "segment_length", segment_length)
         rates = one_of("dilation_rates", dilation_rates, "dilated_ratio", dilated_ratio)
         also = None if also is None else str(also)
-        self.branches = Branches(tuple(segments), tuple(rates), str(within), also, counting)
+        self.branches = Branches(tuple(segments), tuple(rates), str(within), also, overlap)
         self.causal = self.branches._replace(within=cut_causal(self.branches.within))
         self.softmax_scale = softmax_scale
         for branches in (self.branches, self.causal):
@@ -88,7 +88,7 @@ class DilatedAttention(nn.Module):
         return found[0].transpose(1, 2)
 
     def extra_repr(self) -> str:
-        segments, rates, within, also, counting = self.branches
+        segments, rates, within, also, overlap = self.branches
         shown = f"{list(segments)}, {list(rates)}"
         if self.softmax_scale is not None:
             shown += f", softmax_scale={self.softmax_scale}"
@@ -96,7 +96,7 @@ class DilatedAttention(nn.Module):
             shown += f", within={within!r}"
         if also is not None:
             shown += f", also={also!r}"
-        return shown if counting == "each branch" else f"{shown}, counting={counting!r}"
+        return shown if overlap == "weighted" else f"{shown}, overlap={overlap!r}"
 
 
 class PatternAttention(nn.Module):
@@ -201,7 +201,7 @@ class MultiheadDilatedAttention(Multihead):
 
     ``layer_norm=False`` leaves the norm out. ``gamma_init`` is the gain that projections of values
     and outputs begin with: MAGNETO's is ``sqrt(log(2 * layers))`` in a model of so many layers.
-    ``softmax_scale``, ``within``, ``also`` and ``counting`` are those of ``DilatedAttention``;
+    ``softmax_scale``, ``within``, ``also`` and ``overlap`` are those of ``DilatedAttention``;
     ``dropout`` is 0 and ``op`` None.
     """
 
@@ -225,7 +225,7 @@ class MultiheadDilatedAttention(Multihead):
         softmax_scale: float | None = None,
         within: Pattern | str = "full",
         also: Pattern | str | None = None,
-        counting: str = "each branch",
+        overlap: str = "weighted",
     ):
         _without("dropout", dropout)
         attention = DilatedAttention(
@@ -237,7 +237,7 @@ class MultiheadDilatedAttention(Multihead):
             dilated_ratio=dilated_ratio,
             within=within,
             also=also,
-            counting=counting,
+            overlap=overlap,
         )
         super().__init__(
             embed_dim,

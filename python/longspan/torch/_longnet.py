@@ -32,7 +32,9 @@ DILATION_RATES = (1, 2, 4, 6, 12)
 
 
 #: What can be said of branches.
-_NAMES = {"segment_lengths", "dilation_rates", "also", "counting"}
+_NAMES = {"segment_lengths", "dilation_rates", "also", "overlap"}
+#: Names and values of earlier files.
+_RENAMED = {"counting": "overlap", "each branch": "weighted", "once": "union"}
 
 
 def _dilated(segment_lengths=SEGMENT_LENGTHS, dilation_rates=DILATION_RATES) -> dict[str, Any]:
@@ -50,7 +52,7 @@ class LongNetConfig:
 
     ``positions`` is ``{"rotary": {"base": 10000.0}}`` or ``"none"``. ``attention`` is
     ``{"dilated": {"segment_lengths": […], "dilation_rates": […]}}``, with ``"also"`` and
-    ``"counting"`` if need be, or ``{"pattern": "…"}`` with the text of a pattern.
+    ``"overlap"`` if need be, or ``{"pattern": "…"}`` with the text of a pattern.
     """
 
     vocab_size: int = 256
@@ -109,7 +111,11 @@ class LongNetConfig:
             return PatternAttention(self.attention["pattern"])
         if isinstance(self.attention, dict) and list(self.attention) == ["dilated"]:
             inner = self.attention["dilated"]
+            if isinstance(inner, dict):
+                inner = {_RENAMED.get(name, name): value for name, value in inner.items()}
             if isinstance(inner, dict) and set(inner) <= _NAMES:
+                if inner.get("overlap") in _RENAMED:
+                    inner["overlap"] = _RENAMED[inner["overlap"]]
                 return DilatedAttention(**_dilated()["dilated"] | inner)
         raise ValueError(
             f'attention is {self.attention!r}, expected {{"dilated": {{"segment_lengths": […], '

@@ -50,7 +50,7 @@ def _define(name: str, how: str, read: Callable[..., tuple[Any, Scores, Places]]
         ctx.save_for_backward(q, k, v, *output, *(x for x in how if isinstance(x, Tensor)))
         ctx.how = [None if isinstance(x, Tensor) else (x,) for x in how]
         ctx.mark_non_differentiable(output[2])
-        # A gradient that nobody has is None then, and not zeros to be read.
+        # A gradient that doesn't exist is None then, and not zeros to be read.
         ctx.set_materialize_grads(False)
 
     def gradients(ctx, dout, dlse, _):
@@ -65,11 +65,11 @@ def _define(name: str, how: str, read: Callable[..., tuple[Any, Scores, Places]]
 
     _LIBRARY.define(
         f"{name}(Tensor q, Tensor k, Tensor v, {how})"
-        " -> (Tensor out, Tensor lse, Tensor lse_rest)",
+        " -> (Tensor out, Tensor lse, Tensor lse_lo)",
         tags=_TAGS,
     )
     _LIBRARY.define(
-        f"{name}_backward(Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor lse_rest, "
+        f"{name}_backward(Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor lse_lo, "
         f"Tensor? dout, Tensor? dlse, {how}) -> (Tensor dq, Tensor dk, Tensor dv)",
         tags=_TAGS,
     )
@@ -100,10 +100,10 @@ attention = _define(
 
 dilated_attention = _define(
     "dilated_attention",
-    "int[] segment_lengths, int[] dilation_rates, str within, str? also, str counting, "
+    "int[] segment_lengths, int[] dilation_rates, str within, str? also, str overlap, "
     "float? scale, float? softcap, Tensor? query_offset",
-    lambda segments, rates, within, also, counting, scale, softcap, query_offset: (
-        _run.dilated(tuple(segments), tuple(rates), within, also, counting),
+    lambda segments, rates, within, also, overlap, scale, softcap, query_offset: (
+        _run.dilated(tuple(segments), tuple(rates), within, also, overlap),
         Scores(scale, softcap),
         Places(query_offset=query_offset),
     ),

@@ -39,7 +39,7 @@ _EVER = timedelta(days=365)
 #: How long a process that ends waits for its threads.
 _GOODBYE = 1.0
 #: From the tag of a post's hops to that of what is told when one has failed.
-_FAREWELL = 0x1_0000
+_ABORT_TAG = 0x1_0000
 
 
 class Place(NamedTuple):
@@ -61,7 +61,7 @@ class Post:
         self.rank, self.size = group.rank(), group.size()
         self._group, self._tag = weakref.ref(group), tag
         self._hop: _Hop | None = None
-        self._farewell = _Hop()
+        self._abort = _Hop()
 
     def start(self, sends: list[tuple[int, int, int]], receives: list[tuple[int, int, int]]) -> None:
         """Starts messages, given as ``(rank, address, length)``."""
@@ -81,11 +81,11 @@ class Post:
         """Whether a message of this hop has failed already."""
         return self._hop is not None and self._hop.failed is not None
 
-    def wait(self, patience: float) -> tuple[Any, ...] | None:
+    def wait(self, timeout: float) -> tuple[Any, ...] | None:
         """None once all messages are done; else ``("gone", rank, why)``, or after so many seconds
         ``("late", ranks that sent nothing, ranks that took nothing, seconds)``."""
         hop, start = self._hop, time.monotonic()
-        hop.wait(patience, lambda: hop.failed is not None or not hop.open())
+        hop.wait(timeout, lambda: hop.failed is not None or not hop.open())
         with hop.changed:
             failed, late = hop.failed, hop.open()
         if failed is not None:
@@ -98,32 +98,32 @@ class Post:
     def tell(self, what: bytes) -> None:
         """Tells every other rank the same, and listens to what they tell. Once, after a hop that has
         failed: the messages of that one may still be on their way."""
-        group, tag = self._group(), self._tag + _FAREWELL
+        group, tag = self._group(), self._tag + _ABORT_TAG
         if group is None:
             return
         for rank in (rank for rank in range(self.size) if rank != self.rank):
             coming = torch.zeros(len(what), dtype=torch.uint8)
-            self._farewell.add(_Message("from", rank, coming), group.recv, tag)
+            self._abort.add(_Message("from", rank, coming), group.recv, tag)
             leaving = torch.frombuffer(bytearray(what), dtype=torch.uint8)
-            self._farewell.add(_Message("to", rank, leaving), group.send, tag)
+            self._abort.add(_Message("to", rank, leaving), group.send, tag)
 
-    def heard(self, patience: float) -> tuple[int, bytes] | None:
-        """What another rank tells, each once; None after so many seconds, or if nobody else will."""
-        hop = self._farewell
+    def heard(self, timeout: float) -> tuple[int, bytes] | None:
+        """What another rank tells, each once; None after so many seconds, or if no other rank will."""
+        hop = self._abort
         coming = [message for message in hop.messages if message.way == "from"]
-        hop.wait(patience, lambda: any(x.arrived for x in coming) or all(x.done for x in coming))
+        hop.wait(timeout, lambda: any(x.arrived for x in coming) or all(x.done for x in coming))
         for message in coming:
             if message.arrived:
                 message.arrived = False
                 return message.rank, bytes(message.tensor.tolist())
         return None
 
-    def told(self, patience: float) -> None:
+    def told(self, timeout: float) -> None:
         """Waits until those that have told something have been told too, at most for so long."""
-        hop = self._farewell
+        hop = self._abort
         spoken = {x.rank for x in hop.messages if x.way == "from" and x.done}
         leaving = [x for x in hop.messages if x.way == "to" and x.rank in spoken]
-        hop.wait(patience, lambda: all(message.done for message in leaving))
+        hop.wait(timeout, lambda: all(message.done for message in leaving))
 
 
 def _said(error: BaseException) -> str:
@@ -138,7 +138,7 @@ class _Message:
         self.way, self.rank, self.tensor = way, rank, tensor
         self.work: Any = None
         self.done = False
-        #: Done well, and nobody has looked at it.
+        #: Completed, and not yet read.
         self.arrived = False
         self.error: BaseException | None = None
 
@@ -154,9 +154,9 @@ class _Hop:
     def open(self) -> list[_Message]:
         return [message for message in self.messages if not message.done]
 
-    def wait(self, patience: float, enough: Callable[[], bool]) -> None:
+    def wait(self, timeout: float, enough: Callable[[], bool]) -> None:
         """Until it is enough, or so many seconds are over."""
-        end = time.monotonic() + patience
+        end = time.monotonic() + timeout
         with self.changed:
             while not enough() and (left := end - time.monotonic()) > 0:
                 self.changed.wait(min(left, 3600.0))
@@ -214,7 +214,7 @@ class _Waiters:
 
 
 _waiters = _Waiters()
-#: Whatever isn't done, whoever has given up waiting for it: torch may be using it.
+#: Requests that aren't complete, also after a timeout: torch may be using their memory.
 _travelling: set[_Message] = set()
 _parents: list[set[_Message]] = []
 
@@ -233,7 +233,7 @@ if hasattr(os, "register_at_fork"):
 @atexit.register
 def _let_go() -> None:
     """Ends the threads that wait for what never came: one that wakes up while the interpreter ends
-    would end the process by a signal. A timeout closes the group's connections, whoever waits."""
+    would end the process by a signal. A timeout closes the group's connections for all waiting threads."""
     for message in list(_travelling):
         if not message.done:
             try:

@@ -7,7 +7,7 @@ message travel whose length follows from a shape.
 
 Making a ring takes several rounds of messages, so a group keeps those it has made, the last
 ``RINGS`` used. Each tells the others which one it has for a call; where that isn't the same for all
-(a rank's number of threads has changed, say), all make it anew: no rank's memory of earlier calls has
+(a rank's number of threads has changed, say), all make a new one: no rank's memory of earlier calls has
 to be like another's.
 """
 
@@ -52,12 +52,13 @@ class Problem(NamedTuple):
     tokens: int | None
     """Of the whole sequence; None until ranks have told how many they hold."""
     sizes: tuple[int, int, int, int, int]
-    """Batch entries, heads of queries and of keys, numbers a head of keys and of values."""
+    """Batch entries, heads of queries and of keys, head dims of keys and of values."""
     dtype: str
     scale: float | None
     softcap: float | None
+    wire: str | float
     threads: int
-    patience: float
+    timeout: float
 
     def topics(self) -> dict[str, Any]:
         """What ranks have to agree about, by name."""
@@ -66,6 +67,7 @@ class Problem(NamedTuple):
             "shards and tokens": (self.shards, self.tokens),
             "shapes and types": (self.sizes, self.dtype),
             "scale and softcap": (self.scale, self.softcap),
+            "the wire format": self.wire,
         }
 
 
@@ -92,6 +94,7 @@ _TOPICS = (
     "shards and tokens",
     "shapes and types",
     "scale and softcap",
+    "the wire format",
     "whether there are gradients",
 )
 
@@ -105,7 +108,7 @@ class Told(NamedTuple):
     ring: int
     """The number of the ring that it has for the call, or -1."""
     hashes: tuple[int, ...]
-    """One a topic."""
+    """One per topic."""
 
     @classmethod
     def about(cls, state: State, tokens: int, ring: int, topics: dict[str, Any]) -> Told:
@@ -159,10 +162,10 @@ class Ranks:
                 "with torch.distributed.new_group, or start all ranks again"
             )
 
-    def raised(self, patience: float) -> None:
+    def raised(self, timeout: float) -> None:
         """Tells the others that this rank's own arguments are wrong."""
         try:
-            self._tell(State.RAISED, 0, {}, patience)
+            self._tell(State.RAISED, 0, {}, timeout)
         except RingError:
             pass
 
@@ -171,12 +174,12 @@ class Ranks:
         topics = {"which pass comes next": "forward", "whether there are gradients": gradients}
         if problem.tokens is None:
             topics_now = {**topics, **problem.topics()}
-            told = self._tell(State.READY, tokens, topics_now, problem.patience)
+            told = self._tell(State.READY, tokens, topics_now, problem.timeout)
             problem = problem._replace(tokens=sum(rank.tokens for rank in told))
         made = self._rings.get(problem)
         number = -1 if made is None else made.number
         topics = {**topics, **problem.topics()}
-        told = self._tell(State.READY, tokens, topics, problem.patience, number)
+        told = self._tell(State.READY, tokens, topics, problem.timeout, number)
         # From here on all ranks know the same: what one refuses, all refuse.
         self._check_tokens(problem, [rank.tokens for rank in told])
         if number == -1 or any(rank.ring != number for rank in told):
@@ -188,9 +191,9 @@ class Ranks:
             self._rings.popitem(last=False)
         return made
 
-    def before_backward(self, made: Made, patience: float) -> None:
+    def before_backward(self, made: Made, timeout: float) -> None:
         """Agrees on a backward pass."""
-        self._tell(State.READY, 0, {"which pass comes next": ("backward", made.number)}, patience)
+        self._tell(State.READY, 0, {"which pass comes next": ("backward", made.number)}, timeout)
 
     def run(self, work: Callable[[], Any]) -> Any:
         """Something that takes all ranks. Whatever ends it, messages may be left behind."""
@@ -208,13 +211,13 @@ class Ranks:
         return Made(self.run(lambda: Ring(post, *problem)), number)
 
     def _tell(
-        self, state: State, tokens: int, topics: dict[str, Any], patience: float, ring: int = -1
+        self, state: State, tokens: int, topics: dict[str, Any], timeout: float, ring: int = -1
     ) -> list[Told]:
         self._calls += 1
         if "which pass comes next" in topics:
             topics["which pass comes next"] = (self._calls, topics["which pass comes next"])
         mine = Told.about(state, tokens, ring, topics)
-        told = self.run(lambda: self._gather(mine, patience))
+        told = self.run(lambda: self._gather(mine, timeout))
         raised = [rank for rank, other in enumerate(told) if other.state == State.RAISED]
         if raised:
             raise RingError(
@@ -233,8 +236,8 @@ class Ranks:
                 )
         return told
 
-    def _gather(self, mine: Told, patience: float) -> list[Told]:
-        said = ring_gather(self._post, mine.pack(), patience)
+    def _gather(self, mine: Told, timeout: float) -> list[Told]:
+        said = ring_gather(self._post, mine.pack(), timeout)
         told = [Told.unpack(packed) for packed in said]
         damaged = [rank for rank, other in enumerate(told) if other is None]
         if damaged:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
 
 from longspan import Layout, Pattern
-from longspan._longspan import ring_shards
+from longspan._longspan import ring_shards, ring_wire
 from longspan.torch import _op, _run
 from longspan.torch._attention import same_type, text_of
 from longspan.torch._ranks import Made, Problem, Ranks, ranks_of
@@ -20,6 +20,57 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
+@overload
+def ring_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pattern: Pattern | str,
+    *,
+    group: ProcessGroup | None = None,
+    shards: str = "contiguous",
+    tokens: int | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    softcap: float | None = None,
+    return_lse: Literal[False] = False,
+    wire: Literal["exact", "bf16", "int8"] | float = "exact",
+    timeout: float = 60.0,
+) -> Tensor: ...
+@overload
+def ring_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pattern: Pattern | str,
+    *,
+    group: ProcessGroup | None = None,
+    shards: str = "contiguous",
+    tokens: int | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    softcap: float | None = None,
+    return_lse: Literal[True],
+    wire: Literal["exact", "bf16", "int8"] | float = "exact",
+    timeout: float = 60.0,
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def ring_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pattern: Pattern | str,
+    *,
+    group: ProcessGroup | None = None,
+    shards: str = "contiguous",
+    tokens: int | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    softcap: float | None = None,
+    return_lse: bool,
+    wire: Literal["exact", "bf16", "int8"] | float = "exact",
+    timeout: float = 60.0,
+) -> Tensor | tuple[Tensor, Tensor]: ...
 def ring_attention(
     q: Tensor,
     k: Tensor,
@@ -33,7 +84,8 @@ def ring_attention(
     enable_gqa: bool = False,
     softcap: float | None = None,
     return_lse: bool = False,
-    patience: float = 60.0,
+    wire: Literal["exact", "bf16", "int8"] | float = "exact",
+    timeout: float = 60.0,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """``attention`` over one sequence that the ranks of a process group hold together.
 
@@ -49,12 +101,16 @@ def ring_attention(
     >>> out.sum().backward()
     >>> dist.destroy_process_group()
 
-    ``pattern`` speaks of positions in the whole sequence, whoever holds them. ``group`` is a process
+    ``pattern`` is over positions in the whole sequence, whichever rank holds them. ``group`` is a process
     group with Gloo for the CPU, the default one where left out. ``shards`` says which tokens a rank
-    holds, in the order of ``ring_positions``: ``"contiguous"`` (one stretch each), ``"zigzag"`` (one
+    holds, in the order of ``ring_positions``: ``"contiguous"`` (one range each), ``"zigzag"`` (one
     from the front and one from the back, so that causal work is even) or ``"striped"`` (every n-th).
     ``tokens`` is the length of the whole sequence; left out, ranks tell each other what they hold,
     which takes a round of messages more.
+
+    ``wire`` is how keys and values are sent: ``"exact"``, ``"bf16"``, ``"int8"`` (with a scale per 64
+    tokens of a head), or the largest error of an element, a float, for the smallest of these formats
+    that keeps to it. Softmax statistics and gradients are always sent exactly.
 
     ``scale``, ``enable_gqa``, ``softcap`` and ``return_lse`` are those of ``attention``. It computes
     on as many threads as ``torch.get_num_threads()`` says, outside of what ``torch.compile`` compiles.
@@ -63,7 +119,7 @@ def ring_attention(
     latter where ranks build the same graph and all call ``backward``: it goes through a graph in the
     reverse order of its making. Ranks tell each other what comes next before each pass; if they
     disagree, or one has raised an error, all get a ``longspan.RingError`` (a ``RuntimeError``) that
-    says which. A rank that dies, or that lets the others wait for longer than ``patience`` seconds,
+    says which. A rank that dies, or that lets the others wait for longer than ``timeout`` seconds,
     ends in a ``RingError`` on all others. The group can't be used here after that: make a new one,
     or start the ranks again.
 
@@ -71,8 +127,8 @@ def ring_attention(
     the last 32 problems of a group (pattern, shards, shapes, types and options).
     """
     group, ranks = ranks_of(group)
-    if not (isinstance(patience, (int, float)) and math.isfinite(patience) and patience > 0):
-        raise ValueError(f"patience is {patience!r}, expected seconds: more than 0, and finite")
+    if not (isinstance(timeout, (int, float)) and math.isfinite(timeout) and timeout > 0):
+        raise ValueError(f"timeout is {timeout!r}, expected seconds: more than 0, and finite")
     with ranks.lock:
         ranks.check()
         try:
@@ -85,15 +141,16 @@ def ring_attention(
                 dtype=_run.NAMES[q.dtype],
                 scale=None if scale is None else float(scale),
                 softcap=None if softcap is None else float(softcap),
+                wire=_known_wire(wire),
                 threads=torch.get_num_threads(),
-                patience=float(patience),
+                timeout=float(timeout),
             )
         except Exception:
-            ranks.raised(patience)
+            ranks.raised(timeout)
             raise
         gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
         made = ranks.before_forward(problem, q.shape[2], gradients)
-        around = _Around(group, ranks, made, float(patience))
+        around = _Around(group, ranks, made, float(timeout))
         out, lse, _ = _RingForward.apply(q, k, v, around)
     return (out, lse) if return_lse else out
 
@@ -169,6 +226,11 @@ def _known_shards(shards: Any, ranks: int) -> str:
     return shards
 
 
+def _known_wire(wire: Any) -> str | float:
+    ring_wire(wire)
+    return wire if isinstance(wire, str) else float(wire)
+
+
 def _length(tokens: int | None) -> int | None:
     if tokens is None:
         return None
@@ -180,8 +242,8 @@ def _length(tokens: int | None) -> int | None:
 class _Around:
     """Where a pass goes. It holds on to the group for as long as a graph may need it."""
 
-    def __init__(self, group: ProcessGroup, ranks: Ranks, made: Made, patience: float):
-        self.group, self.ranks, self.made, self.patience = group, ranks, made, patience
+    def __init__(self, group: ProcessGroup, ranks: Ranks, made: Made, timeout: float):
+        self.group, self.ranks, self.made, self.timeout = group, ranks, made, timeout
 
 
 class _RingForward(torch.autograd.Function):
@@ -195,7 +257,7 @@ class _RingForward(torch.autograd.Function):
         around.ranks.run(lambda: around.made.ring.forward(*raw))
         ctx.save_for_backward(q, k, v, *found)
         ctx.around = around
-        ctx.mark_non_differentiable(found.lse_rest)
+        ctx.mark_non_differentiable(found.lse_lo)
         ctx.set_materialize_grads(False)
         return tuple(found)
 
@@ -209,8 +271,8 @@ class _RingBackward(torch.autograd.Function):
     """A function of its own, so that a second derivative is an error and not nothing."""
 
     @staticmethod
-    def forward(ctx, q, k, v, out, lse, lse_rest, dout, dlse, around):
-        found = Found(out, lse.contiguous(), lse_rest.contiguous())
+    def forward(ctx, q, k, v, out, lse, lse_lo, dout, dlse, around):
+        found = Found(out, lse.contiguous(), lse_lo.contiguous())
         dout = out.new_zeros(()).expand(out.shape) if dout is None else dout.resolve_neg()
         dlse = None if dlse is None else dlse.resolve_neg().contiguous()
         gradients = tuple(_run.empty(x, x.shape) for x in (q, k, v))
@@ -220,7 +282,7 @@ class _RingBackward(torch.autograd.Function):
         ranks, ring = around.ranks, around.made.ring
         with ranks.lock:
             ranks.check()
-            ranks.before_backward(around.made, around.patience)
+            ranks.before_backward(around.made, around.timeout)
             ranks.run(lambda: ring.backward(*raw))
         return gradients
 

@@ -52,7 +52,7 @@ class Found(NamedTuple):
 
     out: Tensor
     lse: Tensor
-    lse_rest: Tensor | None
+    lse_lo: Tensor | None
     """What rounding ``lse`` to f32 left out; only the backward pass needs it."""
 
 
@@ -74,7 +74,7 @@ def empty_output(q: Tensor, v: Tensor) -> Found:
 def empty_found(q: Tensor, v: Tensor) -> Found:
     """Room for what the backward pass needs too."""
     found = empty_output(q, v)
-    return found._replace(lse_rest=torch.empty_like(found.lse))
+    return found._replace(lse_lo=torch.empty_like(found.lse))
 
 
 def forward(
@@ -87,7 +87,7 @@ def forward(
         raw(v),
         raw(found.out),
         raw(found.lse),
-        None if found.lse_rest is None else raw(found.lse_rest),
+        None if found.lse_lo is None else raw(found.lse_lo),
         _what(pattern, places),
         **_options(scores, places, k),
     )
@@ -109,7 +109,7 @@ def backward(
     if dout is None:
         dout = found.out.new_zeros(()).expand(found.out.shape)
     # Held by name until the call returns: only addresses are handed over.
-    lse, lse_rest = found.lse.contiguous(), found.lse_rest.contiguous()
+    lse, lse_lo = found.lse.contiguous(), found.lse_lo.contiguous()
     dlse = None if dlse is None else dlse.contiguous()
     dq, dk, dv = (empty(x, x.shape) for x in (q, k, v))
     raw_backward(
@@ -118,7 +118,7 @@ def backward(
         raw(v),
         raw(found.out),
         raw(lse),
-        raw(lse_rest),
+        raw(lse_lo),
         raw(dout),
         None if dlse is None else raw(dlse),
         raw(dq),
@@ -175,7 +175,7 @@ def dilated(
     dilation_rates: tuple[int, ...],
     within: str,
     also: str | None,
-    counting: str,
+    overlap: str,
 ) -> longspan.Dilated:
     """One object for equal branches: layers of a model share its layouts."""
     return longspan.Dilated(
@@ -183,7 +183,7 @@ def dilated(
         dilation_rates,
         within=read(within),
         also=None if also is None else read(also),
-        counting=counting,
+        overlap=overlap,
     )
 
 
@@ -247,7 +247,7 @@ def _ranges_of_mask(mask: Tensor, batch: int, tokens: int) -> list[tuple[int, in
     if apart.any():
         row = int(apart.int().argmax())
         raise ValueError(
-            f"key_padding[{row}] is true in more than one stretch, expected a single one (padding "
+            f"key_padding[{row}] is true in more than one range, expected one contiguous range per row (padding "
             "on the left, on the right, or both): give sequences that lie side by side as cu_seqlens"
         )
     return list(zip(firsts.tolist(), ends.tolist()))

@@ -12,7 +12,7 @@
 
 A model that exists already changes over with ``model.set_attn_implementation("longspan")``.
 
-transformers says who sees whom with a function over positions, and other attentions evaluate it for
+transformers says which queries attend to which keys with a function over positions, and other attentions evaluate it for
 every pair. Here it is recognised for what it is (causal, a window, packed sequences) and becomes a
 pattern: no mask of tokens by tokens exists. What isn't recognised is an error, never an
 approximation.

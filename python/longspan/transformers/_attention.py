@@ -35,11 +35,11 @@ _WHY = {
     "output_attentions": "weights of all pairs are never made",
     "s_aux": "there is no kernel for a learned sink",
     "position_bias": "there is no kernel for a bias of every pair",
-    "cu_seq_lens_q": "packing is read from position_ids that begin anew; leave it out",
-    "cu_seq_lens_k": "packing is read from position_ids that begin anew; leave it out",
-    "max_length_q": "packing is read from position_ids that begin anew; leave it out",
-    "max_length_k": "packing is read from position_ids that begin anew; leave it out",
-    "seq_idx": "packing is read from position_ids that begin anew; leave it out",
+    "cu_seq_lens_q": "packing is read from position_ids that restart at 0",
+    "cu_seq_lens_k": "packing is read from position_ids that restart at 0",
+    "max_length_q": "packing is read from position_ids that restart at 0",
+    "max_length_k": "packing is read from position_ids that restart at 0",
+    "seq_idx": "packing is read from position_ids that restart at 0",
     "cache": "there is no paged cache; use generate with another cache",
 }
 
@@ -95,8 +95,8 @@ def _refuse(module: torch.nn.Module, others: dict[str, Any]) -> None:
         if name in _NOT_OURS or value is None or value is False:
             continue
         raise NotImplementedError(
-            f"{name}: {_WHY.get(name, 'longspan has no meaning for it')}; expected it left out, or "
-            'attn_implementation="eager"'
+            f"{name} is given, but {_WHY.get(name, 'longspan has no meaning for it')}: leave it out, "
+            'or use attn_implementation="eager"'
         )
     if getattr(getattr(module, "config", None), "output_attentions", False):
         raise NotImplementedError(

@@ -27,7 +27,7 @@ from longspan.transformers import _read
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    """Who sees whom in a pass through layers of one kind."""
+    """Which queries attend to which keys in a pass through layers of one kind."""
 
     pattern: str
     window: int | None
@@ -70,7 +70,7 @@ def mask(
     if torch.device(device).type != "cpu":
         raise ValueError(f"the model is on {device}, expected the CPU: model.to('cpu')")
     if mask_function is None:
-        raise TypeError("mask_function is missing, expected the function that says who sees whom")
+        raise TypeError("mask_function is missing, expected the function that says which queries attend to which keys")
     reading = _read.read(mask_function)
     if isinstance(attention_mask, Mask):
         attention_mask = attention_mask.attention_mask
@@ -107,13 +107,13 @@ def _key_padding(found: Mask, paddings: list[Tensor]) -> Tensor | None:
     counts = held.sum(1)
     firsts = held.int().argmax(1)
     at = torch.arange(found.tokens_k)
-    stretch = (at >= firsts[:, None]) & (at < (firsts + counts)[:, None])
-    if not torch.equal(held, stretch):
-        row = int((held != stretch).any(1).int().argmax())
+    contiguous = (at >= firsts[:, None]) & (at < (firsts + counts)[:, None])
+    if not torch.equal(held, contiguous):
+        row = int((held != contiguous).any(1).int().argmax())
         raise NotImplementedError(
-            f"attention_mask[{row}] is 1 in more than one stretch, expected a single one: padding "
+            f"attention_mask[{row}] is 1 in more than one range, expected one per row: padding "
             "on the left, on the right, or both. For sequences side by side leave attention_mask "
-            "out and give position_ids that begin anew in each; otherwise use "
+            "out and give position_ids that restart at 0 in each; otherwise use "
             'attn_implementation="sdpa"'
         )
     return torch.stack((firsts, firsts + counts), 1)
@@ -121,7 +121,7 @@ def _key_padding(found: Mask, paddings: list[Tensor]) -> Tensor | None:
 
 def _at_hand(padding: Tensor, found: Mask) -> Tensor:
     """The part of a padding that is about the keys at hand. Positions past its end hold no token:
-    they are slots of a static cache that nobody has written."""
+    they are slots of a static cache that were never written."""
     if padding.ndim != 2 or padding.shape[0] != found.batch:
         raise ValueError(
             f"attention_mask has shape {tuple(padding.shape)}, expected ({found.batch}, positions)"
@@ -161,7 +161,7 @@ def _bounds(ids: Tensor) -> Tensor:
     if distinct != len(starts) + 1:
         raise NotImplementedError(
             f"packed sequences whose tokens don't lie side by side: {distinct} sequences in "
-            f"{len(starts) + 1} stretches, expected one each"
+            f"{len(starts) + 1} ranges, expected one each"
         )
     edges = starts.new_tensor([0]), starts, starts.new_tensor([len(ids)])
     return torch.cat(edges)

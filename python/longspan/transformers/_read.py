@@ -132,8 +132,8 @@ def _or(variables: dict[str, Any]) -> Reading:
 
 
 def _joined(parts: list[Reading], operator: str) -> str:
-    """Parts in parentheses. In a conjunction those that say nothing are left out, and nobody looks
-    to the right of ``causal``."""
+    """Parts in parentheses. In a conjunction ``full`` is left out, and windows beside ``causal`` have
+    no right side."""
     texts = [part.pattern for part in parts]
     if operator == " & ":
         texts = [text for text in texts if text != "full"]

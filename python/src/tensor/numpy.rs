@@ -57,7 +57,7 @@ impl Tensor {
     }
 }
 
-/// The elements of a NumPy type: by its letter, since names are put together anew each time.
+/// The elements of a NumPy type: by its letter, since a name is built on every access.
 fn by_letter(dtype: &Bound<'_, PyAny>) -> PyResult<Option<ElementType>> {
     let py = dtype.py();
     match dtype.getattr(intern!(py, "char"))?.extract()? {

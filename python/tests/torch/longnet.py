@@ -58,7 +58,7 @@ def equations(q, k, v, branches, allowed, scale=None):
 
 
 def masks(branches, heads, allowed):
-    """Who sees whom in each branch: ``(branch, head, query, key)``."""
+    """Which queries attend to which keys in each branch: ``(branch, head, query, key)``."""
     queries, keys = allowed.shape
     seen = numpy.zeros((len(branches), heads, queries, keys), dtype=bool)
     for index, (segment, rate) in enumerate(branches):

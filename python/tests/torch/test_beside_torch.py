@@ -84,7 +84,7 @@ def test_no_more_threads_than_torch_was_told():
 
 
 @linux
-def test_a_hundred_thousand_calls_hold_no_memory(threads):
+def test_hundred_thousand_calls_hold_no_memory(threads):
     torch.set_num_threads(1)
     q = torch.ones(1, 1, 16, 8)
     x = q.clone().requires_grad_()
@@ -108,7 +108,7 @@ def test_a_hundred_thousand_calls_hold_no_memory(threads):
     calls(5_000)
     before = resident()
     calls(100_000)
-    # A tensor kept at each call would be tens of megabytes, a byte a call 100 kB; what allocators
+    # A tensor kept at each call would be tens of megabytes, one byte per call 100 kB; what allocators
     # keep for themselves comes and goes in less than 2 MiB.
     assert resident() - before < 2 << 20
 

@@ -117,7 +117,7 @@ def test_another_pattern_is_another_graph(rng):
             assert torch.equal(out, attention(q, k, v, pattern))
 
 
-def test_a_layout_is_refused_in_a_graph(rng):
+def test_layout_is_refused_in_graph(rng):
     q, *_ = dense.tensors(rng, (1, 2, 2, 40, 40, 8, 8))
     layout = longspan.causal().compile(40)
     fast, _ = compiled(lambda q: attention(q, q, q, layout))
@@ -149,7 +149,7 @@ def test_checkpoint(rng, pattern, reentrant):
 
 
 @pytest.mark.parametrize("pattern", ["causal", longspan.causal().compile(40)], ids=["text", "layout"])
-def test_a_second_derivative_is_refused(rng, pattern):
+def test_second_derivative_is_refused(rng, pattern):
     q, k, v, dout = dense.tensors(rng, (1, 2, 2, 40, 40, 8, 8))
     (dq,) = torch.autograd.grad(attention(q, k, v, pattern), q, dout, create_graph=True)
     with pytest.raises(RuntimeError, match="no second derivative"):
@@ -166,7 +166,7 @@ def test_inputs_changed_before_the_backward_pass_are_noticed(rng):
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_vmap_is_a_loop(rng):
+def test_vmap_is_loop(rng):
     """Torch's own fallback, with its warning."""
     q = torch.from_numpy(rng.standard_normal((3, 1, 2, 40, 8), dtype="float32"))
     out = torch.vmap(lambda q: attention(q, q, q, "causal"))(q)

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import longspan
 from longspan.torch import DilatedAttention, attention
 
-#: What branches may be cut with, and who sees whom then.
+#: What branches may be cut with, and which queries attend to which keys then.
 WITHIN = {
     "full": lambda q, k: True,
     "causal": lambda q, k: k <= q,
@@ -111,7 +111,7 @@ def test_gradients_through_lse_scale_and_softcap(rng):
 @pytest.mark.parametrize("within", ["full", "causal"])
 def test_counting_once_is_the_union(rng, branches, within):
     q, k, v, dout = tensors(rng, SIZES[0])
-    got = run(spec(branches, within=within, counting="once"), q, k, v, dout)
+    got = run(spec(branches, within=within, overlap="union"), q, k, v, dout)
     seen = allowed(within, 71, 71)
     dense.check(got, longnet.side_by_side(q, k, v, branches, seen, dout, once=True))
     union = longspan.heads(
@@ -124,12 +124,12 @@ def test_counting_once_is_the_union(rng, branches, within):
         torch.testing.assert_close(got[name], value, rtol=1e-4, atol=1e-5, msg=name)
 
 
-@pytest.mark.parametrize("counting", ["each branch", "once"])
-def test_branches_and_a_window(rng, counting):
+@pytest.mark.parametrize("overlap", ["weighted", "union"])
+def test_branches_and_window(rng, overlap):
     branches, within = BRANCHES[0], "causal"
     q, k, v, dout = tensors(rng, SIZES[0])
-    got = run(spec(branches, within=within, also="window(9, 3)", counting=counting), q, k, v, dout)
-    if counting == "once":
+    got = run(spec(branches, within=within, also="window(9, 3)", overlap=overlap), q, k, v, dout)
+    if overlap == "union":
         union = longspan.heads(
             [
                 f"{within} & (window(9, 3) | {' | '.join(f'dilated({w}, {r}, {h % r})' for w, r in branches)})"
@@ -157,13 +157,13 @@ def test_twice_and_once_by_hand():
     k, v = torch.tensor([0.0, 1.0]).view(1, 2, 1, 1), torch.tensor([10.0, 40.0]).view(1, 2, 1, 1)
     scale = float(numpy.log(2))
     twice = DilatedAttention([1, 2], [1, 1], scale)(q, k, v).flatten()
-    once = DilatedAttention([1, 2], [1, 1], scale, counting="once")(q, k, v).flatten()
+    once = DilatedAttention([1, 2], [1, 1], scale, overlap="union")(q, k, v).flatten()
     # Query 0: 1 + 1 for the first key, 2 for the second. Query 1: 1, and 2 + 2.
     torch.testing.assert_close(twice, torch.tensor([100 / 4, 170 / 5]))
     torch.testing.assert_close(once, torch.tensor([90 / 3, 90 / 3]))
 
 
-def test_a_branch_of_everything_is_full_attention(rng):
+def test_branch_of_everything_is_full_attention(rng):
     q, k, v, dout = tensors(rng, SIZES[0])
     for within in ("full", "causal"):
         plain = run(within, q, k, v, dout)
@@ -229,11 +229,11 @@ def test_the_other_spelling(rng):
         (
             {"segment_lengths": [4, 8], "dilation_rates": [1]},
             ValueError,
-            "segment_lengths has 2 numbers and dilation_rates has 1, expected as many",
+            "segment_lengths has 2 elements and dilation_rates has 1, expected as many",
         ),
         ({"segment_lengths": [], "dilation_rates": []}, ValueError, "branch"),
         ({"segment_lengths": [4], "dilation_rates": [0]}, ValueError, "rate"),
-        ({"segment_lengths": [-4], "dilation_rates": [1]}, ValueError, "a number is -4"),
+        ({"segment_lengths": [-4], "dilation_rates": [1]}, ValueError, "an integer is -4"),
         ({"segment_lengths": ["4"], "dilation_rates": [1]}, TypeError, "segment_lengths"),
         (
             {"segment_lengths": [4], "dilation_rates": [1], "attention_dropout": 0.1},
@@ -242,9 +242,9 @@ def test_the_other_spelling(rng):
         ),
         ({"segment_lengths": [4], "dilation_rates": [1], "op": 3}, ValueError, "op is 3"),
         (
-            {"segment_lengths": [4], "dilation_rates": [1], "counting": "twice"},
+            {"segment_lengths": [4], "dilation_rates": [1], "overlap": "twice"},
             ValueError,
-            'counting is "twice", expected "each branch"',
+            'overlap is "twice", expected "weighted"',
         ),
         (
             {"segment_lengths": [4], "dilation_rates": [1], "within": "casual"},
@@ -254,17 +254,17 @@ def test_the_other_spelling(rng):
         (
             {"segment_lengths": [4], "dilation_rates": [1], "within": "heads([full, causal])"},
             ValueError,
-            "expected a pattern that is the same for all heads",
+            "give patterns that are the same for all heads",
         ),
     ],
     ids=str,
 )
-def test_what_a_module_refuses(arguments, error, message):
+def test_what_module_refuses(arguments, error, message):
     with pytest.raises(error, match=message):
         DilatedAttention(**arguments)
 
 
-def test_what_a_call_refuses(rng):
+def test_what_call_refuses(rng):
     q, k, v, _ = tensors(rng, SIZES[0])
     module = DilatedAttention([16], [1])
     with pytest.raises(ValueError, match="query has 3 axes, expected 4"):
@@ -320,27 +320,27 @@ def test_arrays_have_the_same_bits(rng):
 
 
 def test_objects_compare_print_and_travel():
-    dilated = spec(BRANCHES[0], within="causal & documents([3, 4])", counting="once")
+    dilated = spec(BRANCHES[0], within="causal & documents([3, 4])", overlap="union")
     assert dilated.segment_lengths == [16, 32, 64] and dilated.dilation_rates == [1, 2, 4]
     assert dilated.within == longspan.Pattern("causal & documents([3, 4])")
     for other in (copy.copy(dilated), copy.deepcopy(dilated), pickle.loads(pickle.dumps(dilated))):
         assert other == dilated and hash(other) == hash(dilated)
     assert eval(repr(dilated)) == dilated
     for other in (
-        spec(BRANCHES[1], within="causal & documents([3, 4])", counting="once"),
-        spec(BRANCHES[0], within="causal", counting="once"),
+        spec(BRANCHES[1], within="causal & documents([3, 4])", overlap="union"),
+        spec(BRANCHES[0], within="causal", overlap="union"),
         spec(BRANCHES[0], within="causal & documents([3, 4])"),
-        spec(BRANCHES[0], within="causal & documents([3, 4])", also="sinks(2)", counting="once"),
+        spec(BRANCHES[0], within="causal & documents([3, 4])", also="sinks(2)", overlap="union"),
         3,
     ):
         assert other != dilated
     more = spec(BRANCHES[0], also="window(4, 0)")
     assert more.also == longspan.Pattern("window(4, 0)") and dilated.also is None
     assert eval(repr(more)) == pickle.loads(pickle.dumps(more)) == more
-    module = DilatedAttention([16], [2], 0.5, within="causal", also="sinks(2)", counting="once")
+    module = DilatedAttention([16], [2], 0.5, within="causal", also="sinks(2)", overlap="union")
     assert str(module) == (
         "DilatedAttention([16], [2], softmax_scale=0.5, within='causal', also='sinks(2)', "
-        "counting='once')"
+        "overlap='union')"
     )
 
 
@@ -366,7 +366,7 @@ def test_checkpoint(rng, reentrant):
         assert torch.equal(got, value)
 
 
-def test_a_second_derivative_is_refused(rng):
+def test_second_derivative_is_refused(rng):
     q, k, v, dout = tensors(rng, SIZES[0])
     out = DilatedAttention([16, 32], [1, 2])(q, k, v)
     (dq,) = torch.autograd.grad(out, q, dout, create_graph=True)
@@ -381,7 +381,7 @@ def test_opcheck(rng, offset, dtype):
     made = dense.tensors(rng, (2, 6, 2, 47, 61, 13, 7), dtype)
     q, k, v, dout = made
     also = "window(3, 0)" if offset is None else None
-    how = ([16, 32], [1, 2], "causal", also, "each branch", 0.3, 2.0, offset)
+    how = ([16, 32], [1, 2], "causal", also, "weighted", 0.3, 2.0, offset)
     torch.library.opcheck(torch.ops.longspan.dilated_attention.default, (q, k, v, *how))
     out, lse, rest = (x.detach() for x in torch.ops.longspan.dilated_attention(q, k, v, *how))
     q, k, v = (x.detach() for x in (q, k, v))

@@ -80,7 +80,7 @@ def test_lse_alone(rng, pattern):
     assert (dv == 0).all()
 
 
-def test_a_gradient_of_lse_that_nobody_has_is_not_computed(rng, monkeypatch):
+def test_gradient_of_unused_lse_is_not_computed(rng, monkeypatch):
     from longspan.torch import _run
 
     seen = []
@@ -189,7 +189,7 @@ def test_any_strides(rng):
 
 
 @pytest.mark.parametrize("pattern", ["causal", longspan.causal().compile(45)], ids=["text", "layout"])
-def test_a_sign_beside_the_numbers(rng, pattern):
+def test_sign_beside_the_numbers(rng, pattern):
     """As the imaginary part of a conjugate has it: nothing is negated until somebody reads it."""
     q, k, v, dout = (x.detach() for x in dense.tensors(rng, (1, 4, 4, 45, 45, 16, 16)))
     dlse = torch.from_numpy(rng.standard_normal((1, 4, 45), dtype="float32"))

@@ -118,7 +118,7 @@ def test_save_and_load(cls, tmp_path):
         assert set(file.keys()) == set(model.state_dict())
 
 
-def test_defaults_fill_what_a_file_leaves_out(tmp_path):
+def test_defaults_fill_what_file_leaves_out(tmp_path):
     model = LongNetLM(num_hidden_layers=1, hidden_size=24, intermediate_size=8)
     model.save(tmp_path)
     small = {"num_hidden_layers": 1, "hidden_size": 24, "intermediate_size": 8}
@@ -145,18 +145,20 @@ def test_defaults_fill_what_a_file_leaves_out(tmp_path):
     ],
     ids=str,
 )
-def test_what_a_configuration_refuses(names, message):
+def test_what_configuration_refuses(names, message):
     with pytest.raises(ValueError, match=message):
         LongNetLM(**{**TINY, **names})
     with pytest.raises(ValueError, match="config and hidden_size: expected one of both"):
         LongNetLM(LongNetConfig(), hidden_size=3)
 
 
-def test_branches_and_a_window_in_a_configuration():
-    inner = {"segment_lengths": [8, 16], "dilation_rates": [1, 2], "also": "window(3, 0)", "counting": "once"}
+def test_branches_and_window_in_configuration():
+    inner = {"segment_lengths": [8, 16], "dilation_rates": [1, 2], "also": "window(3, 0)"}
+    earlier = LongNetConfig(attention={"dilated": inner | {"counting": "once"}}).make_attention()
+    inner["overlap"] = "union"
     made = LongNetConfig(attention={"dilated": inner}).make_attention()
-    assert made.branches == ((8, 16), (1, 2), "full", "window(3, 0)", "once")
-    assert made.causal == ((8, 16), (1, 2), "causal", "window(3, 0)", "once")
+    assert made.branches == ((8, 16), (1, 2), "full", "window(3, 0)", "union") == earlier.branches
+    assert made.causal == ((8, 16), (1, 2), "causal", "window(3, 0)", "union")
 
 
 def test_the_other_spelling():
@@ -209,7 +211,7 @@ def test_layer(bias, layer_norm):
     close(out, linear(a, w["out_proj.weight"], w.get("out_proj.bias")), "out")
 
 
-def test_what_a_layer_refuses():
+def test_what_layer_refuses():
     with pytest.raises(ValueError, match="dropout is 0.1, expected 0"):
         MultiheadDilatedAttention(24, 3, [1], [8], dropout=0.1)
     with pytest.raises(ValueError, match="embed_dim is 25, expected a multiple of num_heads"):

@@ -181,14 +181,14 @@ def test_ranks_that_fail(faults, number):
     assert any(right) if how in ("flip", "interrupt") else all(right), reports
 
 
-def test_a_death_that_torchrun_sees(tmp_path):
+def test_death_that_torchrun_sees(tmp_path):
     with launch(tmp_path, 3, "die") as started:
         fault = started.read("fault")
         reports = [started.read(f"report-{rank}") for rank in (0, 2)]
         status, output = started.wait()
     assert status != 0, output
     for report in reports:
-        # Long before its patience is over: the connection broke.
+        # Long before its timeout is over: the connection broke.
         assert report["type"] == "RingError" and report["time"] - fault["time"] < 10, reports
     assert any("rank 1" in report["message"] for report in reports), reports
     # Survivors end by themselves.
@@ -231,7 +231,7 @@ def test_positions_refuse():
         ring_positions(-3, 0, 2)
 
 
-def test_without_a_group():
+def test_without_group():
     x = torch.randn(1, 1, 4, 8)
     with pytest.raises(ValueError, match="init_process_group"):
         ring_attention(x, x, x, "causal")
@@ -266,7 +266,23 @@ def test_one_rank_is_one_process(alone):
     torch.testing.assert_close(ours, theirs)
 
 
-def test_numbers_behind_a_minus_sign(alone):
+def test_wire_formats(alone):
+    x = torch.randn(1, 2, 20, 8)
+    want = longspan.torch.attention(x, x, x, "causal")
+    # Nothing is sent to oneself.
+    for wire in ("exact", "bf16", "int8", 0.1):
+        torch.testing.assert_close(ring_attention(x, x, x, "causal", wire=wire), want)
+    for wire, message in (
+        ("f8", 'wire is "f8", expected "exact", "bf16", "int8", or the largest error'),
+        (None, "wire is .*expected"),
+        (-1.0, "-1"),
+        (float("nan"), "NaN"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ring_attention(x, x, x, "causal", wire=wire)
+
+
+def test_numbers_behind_minus_sign(alone):
     """Torch may keep a sign beside the numbers."""
     x = torch.randn(1, 2, 20, 8)
     turned = torch.complex(x, x).conj().imag
@@ -280,14 +296,14 @@ def test_ctrl_c_while_computing(alone):
     start = time.monotonic()
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
-        # A billion pairs a head: many seconds.
+        # A billion pairs per head: many seconds.
         ring_attention(q, q, q, "full")
     assert time.monotonic() - start < 3
     with pytest.raises(longspan.RingError, match="failed in an earlier call"):
         ring_attention(q, q, q, "full")
 
 
-def test_a_group_that_is_gone():
+def test_group_that_is_gone():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     q = torch.randn(1, 4, 50, 8, requires_grad=True)
     out = ring_attention(q, q, q, "causal")

@@ -115,7 +115,7 @@ def test_padding_inside_the_function():
     assert torch.equal(seen_by(found), expected)
 
 
-def test_a_padding_of_ones_is_none():
+def test_padding_of_ones_is_none():
     """Then layouts are the same for the whole batch."""
     ones = torch.ones((2, 17), dtype=torch.bool)
     found = mask(
@@ -127,7 +127,7 @@ def test_a_padding_of_ones_is_none():
     assert found.key_padding is None
 
 
-def test_an_offset_is_a_copy():
+def test_an_offset_is_copy():
     """A static cache moves its counter on between mask and attention."""
     counter = torch.tensor(7)
     found = mask(
@@ -141,7 +141,7 @@ def test_an_offset_is_a_copy():
     assert int(found.query_offset) == 7
 
 
-def test_a_mask_is_asked_again():
+def test_mask_is_asked_again():
     """``generate`` hands masks that it made in advance to the model, which asks for its own."""
     given = {"batch_size": 2, "mask_function": FUNCTIONS["sliding"], **PLACES["sliding"]}
     first = mask(**given, attention_mask=PADDINGS["left"])

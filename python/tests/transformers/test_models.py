@@ -24,7 +24,7 @@ def inputs(side, batch=len(LENGTHS)):
 
 
 def loss_of(logits, ids, mask):
-    """Of the tokens alone: the rows of padding are nobody's business."""
+    """Of the tokens alone: rows of padding are not compared."""
     losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids, reduction="none")
     return (losses * mask).sum() / mask.sum()
 
@@ -83,7 +83,7 @@ def test_what_is_dropped_is_seen(monkeypatch, name, dropped):
 
 @pytest.mark.parametrize("wider", [-1, 1])
 @pytest.mark.parametrize("name", ["mistral", "gemma2", "modernbert"])
-def test_a_window_off_by_one_is_seen(monkeypatch, name, wider):
+def test_window_off_by_one_is_seen(monkeypatch, name, wider):
     model = MODELS[name]()
     expected, _ = with_attention(model, "eager", lambda m: run(m, "none"))
     real = longspan.transformers._attention.over_pattern
@@ -182,5 +182,5 @@ def test_compiled(name):
     got = compiled(input_ids=ids, attention_mask=held).logits.detach()
     assert apart(got[held.bool()], expected[held.bool()]) < TOLERANCE
     held[0, 5:9] = 0
-    with pytest.raises(ValueError, match="more than one stretch"):
+    with pytest.raises(ValueError, match="more than one range"):
         compiled(input_ids=ids, attention_mask=held)

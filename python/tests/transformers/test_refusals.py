@@ -41,7 +41,7 @@ def test_unknown_functions(function, named):
     assert 'attn_implementation="sdpa"' in str(error.value)
 
 
-def test_a_function_of_the_same_name():
+def test_function_of_the_same_name():
     """A name proves nothing."""
 
     def causal_mask_function(batch, head, query, key):
@@ -71,7 +71,7 @@ def test_a_function_of_the_same_name():
                     torch.tensor([[0, 0, 1, 1, 0, 0, 2, 2, 2]] * 2)
                 )
             },
-            "3 sequences in 4 stretches",
+            "3 sequences in 4 ranges",
         ),
         (
             {
@@ -106,7 +106,7 @@ def test_a_function_of_the_same_name():
                 "mask_function": made.causal_mask_function,
                 "attention_mask": torch.tensor([[1] * 9, [1, 1, 0, 1, 1, 1, 0, 0, 0]]),
             },
-            r"attention_mask\[1\] is 1 in more than one stretch",
+            r"attention_mask\[1\] is 1 in more than one range",
         ),
         (
             {"mask_function": made.causal_mask_function, "attention_mask": torch.ones((3, 9))},
@@ -174,7 +174,7 @@ CAUSAL = {"mask_function": made.causal_mask_function, **PLACES}
         ("position_bias", torch.zeros((1, 4, 9, 9)), "bias of every pair"),
         ("cu_seq_lens_q", torch.tensor([0, 9]), "position_ids"),
         ("cache", object(), "paged"),
-        ("head_mask", torch.ones(4), "head_mask: longspan has no meaning"),
+        ("head_mask", torch.ones(4), "head_mask is given, but longspan has no meaning for it"),
         ("output_attentions", True, "never made"),
     ],
 )
@@ -211,11 +211,11 @@ def test_no_mask():
     assert torch.equal(direct(None, module=module)[0], expected)
 
 
-def test_holes_in_a_padding():
+def test_holes_in_padding():
     model = ready(mistral)
     held = torch.ones((2, TOKENS), dtype=torch.int64)
     held[1, 20:30] = 0
-    with pytest.raises(NotImplementedError, match="more than one stretch"):
+    with pytest.raises(NotImplementedError, match="more than one range"):
         model(input_ids=tokens(2), attention_mask=held)
 
 
@@ -225,7 +225,7 @@ def test_names(name):
         longspan.transformers.register(name)
 
 
-def test_a_release_with_other_meanings(monkeypatch):
+def test_release_with_other_meanings(monkeypatch):
     """A window that is one token wider under the same name is found when registering."""
 
     def sliding_window_overlay(sliding_window):

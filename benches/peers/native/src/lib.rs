@@ -16,8 +16,8 @@ use std::ptr;
 
 use half::bf16;
 use longspan::{
-    Arrived, Attention, Dims, Element, ElementType, GradientsMut, Hook, Inputs, Isa, Layout, Order,
-    OutputMut, Pattern, Shape, Threads, View, ViewMut, limits,
+    Attention, Dims, Element, ElementType, GradientsMut, Hook, Inputs, Isa, Layout, Order,
+    OutputMut, OutputRef, Pattern, Shape, View, ViewMut, limits,
 };
 
 /// A compiled pattern and how it runs.
@@ -59,7 +59,7 @@ pub struct Extents {
     pub heads: usize,
     /// Heads of k, v, dk and dv.
     pub kv_heads: usize,
-    /// Numbers a head.
+    /// Elements per head.
     pub dim: usize,
 }
 
@@ -96,18 +96,18 @@ pub struct OutputTensors {
     /// Log-sum-exp, `[batch, head, token]`.
     pub lse: *mut f32,
     /// What its rounding left out.
-    pub lse_rest: *mut f32,
+    pub lse_lo: *mut f32,
 }
 
 /// What the backward pass reads besides its inputs.
 #[repr(C)]
-pub struct ArrivedTensors {
+pub struct SavedTensors {
     /// Output of the forward pass.
     pub out: *const c_void,
     /// Its log-sum-exp.
     pub lse: *const f32,
     /// What its rounding left out.
-    pub lse_rest: *const f32,
+    pub lse_lo: *const f32,
     /// Gradient with respect to the output.
     pub dout: *const c_void,
 }
@@ -143,8 +143,9 @@ pub unsafe extern "C" fn peers_plan(request: &Request, plan: *mut *mut Plan) -> 
         let threads = at_least_one(request.threads)?;
         let shape = Shape::new(request.queries, request.keys);
         let layout = Layout::compile(&pattern, &shape).map_err(display)?;
-        let pairs = u64::try_from(layout.counts().map_err(display)?.active_pairs).map_err(display)?;
-        let attention = Attention::new(layout).threads(Threads::Count(threads)).isa(isa);
+        let pairs =
+            u64::try_from(layout.counts().map_err(display)?.active_pairs).map_err(display)?;
+        let attention = Attention::new(layout).threads(threads.get()).isa(isa);
         // SAFETY: this function demands a pointer of this kind.
         unsafe { plan.write(Box::into_raw(Box::new(Plan { attention, element, pairs }))) };
         Ok(())
@@ -206,7 +207,7 @@ unsafe fn forward<E: Element>(
         // SAFETY: as above.
         lse: unsafe { std::slice::from_raw_parts_mut(output.lse, extents.rows()) },
         // SAFETY: as above.
-        lse_rest: Some(unsafe { std::slice::from_raw_parts_mut(output.lse_rest, extents.rows()) }),
+        lse_lo: Some(unsafe { std::slice::from_raw_parts_mut(output.lse_lo, extents.rows()) }),
     };
     plan.attention.forward_into(inputs, output, Hook::none()).map_err(display)
 }
@@ -221,14 +222,14 @@ pub unsafe extern "C" fn peers_backward(
     plan: &Plan,
     extents: &Extents,
     inputs: &InputTensors,
-    arrived: &ArrivedTensors,
+    saved: &SavedTensors,
     gradients: &GradientTensors,
 ) -> *mut c_char {
     // SAFETY: both functions have the same condition, for the element type of the plan.
     guard(|| unsafe {
         match plan.element {
-            ElementType::Bf16 => backward::<bf16>(plan, extents, inputs, arrived, gradients),
-            _ => backward::<f32>(plan, extents, inputs, arrived, gradients),
+            ElementType::Bf16 => backward::<bf16>(plan, extents, inputs, saved, gradients),
+            _ => backward::<f32>(plan, extents, inputs, saved, gradients),
         }
     })
 }
@@ -240,22 +241,21 @@ unsafe fn backward<E: Element>(
     plan: &Plan,
     extents: &Extents,
     inputs: &InputTensors,
-    arrived: &ArrivedTensors,
+    saved: &SavedTensors,
     gradients: &GradientTensors,
 ) -> Result<(), String> {
     // SAFETY: this function demands tensors of these extents.
     let inputs = unsafe { inputs_of::<E>(extents, inputs) }?;
-    let arrived = Arrived {
+    let output = OutputRef {
         // SAFETY: as above.
-        out: unsafe { read(arrived.out, extents.query_side()) }?,
+        out: unsafe { read(saved.out, extents.query_side()) }?,
         // SAFETY: as above.
-        lse: unsafe { std::slice::from_raw_parts(arrived.lse, extents.rows()) },
+        lse: unsafe { std::slice::from_raw_parts(saved.lse, extents.rows()) },
         // SAFETY: as above.
-        lse_rest: Some(unsafe { std::slice::from_raw_parts(arrived.lse_rest, extents.rows()) }),
-        // SAFETY: as above.
-        dout: unsafe { read(arrived.dout, extents.query_side()) }?,
-        dlse: None,
+        lse_lo: Some(unsafe { std::slice::from_raw_parts(saved.lse_lo, extents.rows()) }),
     };
+    // SAFETY: as above.
+    let dout = unsafe { read(saved.dout, extents.query_side()) }?;
     let gradients = GradientsMut {
         // SAFETY: as above.
         dq: unsafe { written(gradients.dq, extents.query_side()) }?,
@@ -264,7 +264,7 @@ unsafe fn backward<E: Element>(
         // SAFETY: as above.
         dv: unsafe { written(gradients.dv, extents.key_side()) }?,
     };
-    plan.attention.backward_into(inputs, arrived, gradients, Hook::none()).map_err(display)
+    plan.attention.backward_into(inputs, output, dout, gradients, Hook::none()).map_err(display)
 }
 
 /// The name of the fastest instruction set of this CPU, a text that belongs to the caller.
@@ -409,7 +409,7 @@ unsafe fn read<'a, E: Element>(first: *const c_void, dims: Dims) -> Result<View<
     let elements = dims.elements().ok_or("a tensor's elements can't be counted")?;
     // SAFETY: this function demands that so many elements lie there.
     let data = unsafe { std::slice::from_raw_parts(first.cast(), elements) };
-    View::new(data, dims, Order::BatchHeadTokenDim).map_err(display)
+    View::new(data, dims, Order::Bhsd).map_err(display)
 }
 
 /// # Safety
@@ -422,5 +422,5 @@ unsafe fn written<'a, E: Element>(
     let elements = dims.elements().ok_or("a tensor's elements can't be counted")?;
     // SAFETY: this function demands that so many elements lie there.
     let data = unsafe { std::slice::from_raw_parts_mut(first.cast(), elements) };
-    ViewMut::new(data, dims, Order::BatchHeadTokenDim).map_err(display)
+    ViewMut::new(data, dims, Order::Bhsd).map_err(display)
 }

@@ -34,7 +34,7 @@ struct Parameter {
 
 impl AdamW {
     pub(crate) fn new(vars: &VarMap) -> Self {
-        let vars = vars.data().lock().expect("nobody panicked with it");
+        let vars = vars.data().lock().expect("no thread panicked while it held the lock");
         let mut parameters: Vec<_> = vars
             .iter()
             .map(|(name, var)| Parameter {

@@ -74,7 +74,7 @@ fn train(arguments: &Arguments) -> Result<()> {
         unreachable!("settings have names")
     };
     known.insert("text".into(), text.name().into());
-    known.insert("flops_a_step".into(), flops.into());
+    known.insert("flops_per_step".into(), flops.into());
     let (mut run, done) = Run::open(directory, &known, &mut optimizer)?;
 
     let weights: usize = vars.all_vars().iter().map(|var| var.elem_count()).sum();
@@ -103,7 +103,7 @@ fn train(arguments: &Arguments) -> Result<()> {
         let left = began.elapsed() / (step + 1 - done) as u32 * (total - step - 1) as u32;
         println!(
             "step {:>5} of {total}: {bits_per_byte:.4} bits a byte, gradient {length:.2}, \
-             {speed:.0} tokens a second, {:.0} min left",
+             {speed:.0} tokens per second, {:.0} min left",
             step + 1,
             left.as_secs_f64() / 60.0
         );

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `run.json` | the settings; a resumed training must have the same |
 //! | `checkpoint.safetensors` | weights, moments, the number of steps done |
-//! | `losses.csv` | a line a step |
+//! | `losses.csv` | one line per step |
 //! | `model/` | the model, once it is done |
 //!
 //! A file is written beside its place and moved there, so it is the old one or the new one, whole,

@@ -3,7 +3,7 @@
 use anyhow::{Result, bail, ensure};
 use clap::{Args, ValueEnum};
 use longspan_candle::longnet::{AttentionConfig, Config};
-use longspan_candle::longspan::{Counting, Layout, Pattern, Shape};
+use longspan_candle::longspan::{Layout, Overlap, Pattern, Shape};
 use serde::Serialize;
 
 /// Tokens that windows see, themselves included.
@@ -16,7 +16,7 @@ const NEAREST: u64 = 1_024;
 /// Rates double from branch to branch up to this.
 const MOST_RATE: u64 = 8;
 
-/// Who sees whom; causal all of it.
+/// Which queries attend to which keys; causal all of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Attention {
@@ -33,16 +33,16 @@ pub(crate) enum Attention {
 /// Everything that the curve depends on, beside the text.
 #[derive(Debug, Clone, Args, Serialize)]
 pub(crate) struct Settings {
-    /// Who sees whom
+    /// Which queries attend to which keys
     #[arg(long, value_enum, default_value = "dilated")]
     pub(crate) attention: Attention,
-    /// Bytes a sequence
+    /// Bytes per sequence
     #[arg(long, default_value_t = 16_384)]
     pub(crate) context: usize,
     /// Sequences a step
     #[arg(long, default_value_t = 1)]
     pub(crate) batch: usize,
-    /// Numbers a token
+    /// Elements per token
     #[arg(long, default_value_t = 256)]
     pub(crate) hidden: usize,
     /// Layers
@@ -95,12 +95,12 @@ impl Settings {
             num_hidden_layers: self.layers,
             num_attention_heads: self.heads,
             intermediate_size: 4 * self.hidden,
-            attention: self.sight()?,
+            attention: self.attention()?,
             ..Config::default()
         })
     }
 
-    fn sight(&self) -> Result<AttentionConfig> {
+    fn attention(&self) -> Result<AttentionConfig> {
         use Attention::{Dense, Dilated, DilatedWindow, Window};
         if self.window.is_some() && matches!(self.attention, Dense | Dilated) {
             bail!("--window with an attention that has none: expected window or dilated-window")
@@ -109,15 +109,15 @@ impl Settings {
             bail!("--segments with an attention that has none: expected dilated or dilated-window")
         }
         let window = || Pattern::sliding_window(self.window.unwrap_or(WINDOW));
-        let dilated = |also, counting| -> Result<AttentionConfig> {
+        let dilated = |also, overlap| -> Result<AttentionConfig> {
             let (segment_lengths, dilation_rates) = self.branches()?.into_iter().unzip();
-            Ok(AttentionConfig::Dilated { segment_lengths, dilation_rates, also, counting })
+            Ok(AttentionConfig::Dilated { segment_lengths, dilation_rates, also, overlap })
         };
         Ok(match self.attention {
             Dense => AttentionConfig::Pattern(Pattern::full().into()),
             Window => AttentionConfig::Pattern(window()?.into()),
-            Dilated => dilated(None, Counting::EachBranch)?,
-            DilatedWindow => dilated(Some(window()?), Counting::Once)?,
+            Dilated => dilated(None, Overlap::Weighted)?,
+            DilatedWindow => dilated(Some(window()?), Overlap::Union)?,
         })
     }
 
@@ -161,7 +161,7 @@ impl Settings {
                 AttentionConfig::Pattern(heads) => {
                     pairs(heads.get(head, config.num_attention_heads)?.clone())?
                 }
-                AttentionConfig::Dilated { segment_lengths, dilation_rates, also, counting } => {
+                AttentionConfig::Dilated { segment_lengths, dilation_rates, also, overlap } => {
                     let branches = segment_lengths.iter().zip(dilation_rates);
                     let mut each = branches
                         .map(|(&segment, &rate)| {
@@ -169,7 +169,7 @@ impl Settings {
                         })
                         .chain(also.clone().map(Ok))
                         .collect::<Result<Vec<_>, _>>()?;
-                    if *counting == Counting::Once {
+                    if *overlap == Overlap::Union {
                         each = each.into_iter().reduce(|all, one| all | one).into_iter().collect();
                     }
                     each.into_iter().map(pairs).sum::<Result<u128>>()?

@@ -75,7 +75,7 @@ impl Drop for Place {
 }
 
 #[test]
-#[ignore = "what a killed process does; it is told by whoever kills it"]
+#[ignore = "runs in a process that another test kills"]
 fn as_told() -> Result<()> {
     let told = std::env::var(TOLD).context(TOLD)?;
     train(&Arguments::try_parse_from(told.lines())?)

@@ -1,7 +1,7 @@
 //! What a LongNet is made of.
 
 use candle_core::{Result, bail};
-use longspan::{Branch, Counting, Dilated, Heads, Pattern};
+use longspan::{Branch, Dilated, Heads, Overlap, Pattern};
 use serde::{Deserialize, Serialize};
 
 use super::{Either, Reach};
@@ -28,55 +28,60 @@ use crate::tensor::foreign;
 pub struct Config {
     /// Ids of the language model; the encoder has none. The paper doesn't say; 256 are bytes.
     pub vocab_size: usize,
-    /// Numbers a token.
+    /// Elements per token.
     pub hidden_size: usize,
     /// Layers.
     pub num_hidden_layers: usize,
     /// Heads, which divide the hidden size.
     pub num_attention_heads: usize,
-    /// Numbers a token inside feed-forward networks.
+    /// Elements per token inside feed-forward networks.
     pub intermediate_size: usize,
     /// What norms add to the variance.
     pub layer_norm_eps: f64,
     /// How heads know where tokens stand; the paper has XPOS.
     pub positions: Positions,
-    /// Who sees whom.
+    /// Which queries attend to which keys.
     pub attention: AttentionConfig,
 }
 
-/// Who sees whom in a LongNet.
+/// Which queries attend to which keys in a LongNet.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum AttentionConfig {
     /// The paper's branches, the first segment with the first rate and so on.
     Dilated {
-        /// Tokens a segment.
+        /// Tokens per segment.
         segment_lengths: Vec<u64>,
-        /// From one seen token to the next.
+        /// Distance between selected tokens.
         dilation_rates: Vec<u64>,
-        /// What tokens see besides: see [`Dilated::also`].
+        /// One more branch, a pattern: see [`Dilated::also`].
         #[serde(default, skip_serializing_if = "Option::is_none")]
         also: Option<Pattern>,
-        /// How often a key counts that several branches have.
-        #[serde(default, skip_serializing_if = "is_paper", with = "Counted")]
-        counting: Counting,
+        /// How branches that see the same key combine.
+        #[serde(
+            default,
+            alias = "counting",
+            skip_serializing_if = "is_paper",
+            with = "OverlapName"
+        )]
+        overlap: Overlap,
     },
-    /// A pattern in their place, or one a head.
+    /// A pattern in their place, or one per head.
     Pattern(Heads),
 }
 
-/// [`Counting`] as Python spells it.
+/// [`Overlap`] as Python spells it; the aliases are the names of earlier files.
 #[derive(Serialize, Deserialize)]
-#[serde(remote = "Counting")]
-enum Counted {
-    #[serde(rename = "each branch")]
-    EachBranch,
-    #[serde(rename = "once")]
-    Once,
+#[serde(remote = "Overlap", rename_all = "snake_case")]
+enum OverlapName {
+    #[serde(alias = "each branch")]
+    Weighted,
+    #[serde(alias = "once")]
+    Union,
 }
 
-fn is_paper(counting: &Counting) -> bool {
-    *counting == Counting::EachBranch
+fn is_paper(overlap: &Overlap) -> bool {
+    *overlap == Overlap::Weighted
 }
 
 impl AttentionConfig {
@@ -89,7 +94,7 @@ impl AttentionConfig {
             segment_lengths: segment_lengths.into(),
             dilation_rates: dilation_rates.into(),
             also: None,
-            counting: Counting::EachBranch,
+            overlap: Overlap::Weighted,
         }
     }
 }
@@ -146,7 +151,7 @@ impl AttentionConfig {
             Reach::Causal => pattern.clone() & Pattern::causal(),
         };
         match self {
-            AttentionConfig::Dilated { segment_lengths, dilation_rates, also, counting } => {
+            AttentionConfig::Dilated { segment_lengths, dilation_rates, also, overlap } => {
                 if segment_lengths.len() != dilation_rates.len() {
                     bail!(
                         "{} segment_lengths and {} dilation_rates, expected as many",
@@ -163,7 +168,7 @@ impl AttentionConfig {
                 let mut dilated = Dilated::new(branches)
                     .map_err(foreign)?
                     .within(cut(&Pattern::full()))
-                    .counting(*counting);
+                    .overlap(*overlap);
                 if let Some(also) = also {
                     dilated = dilated.also(also.clone());
                 }

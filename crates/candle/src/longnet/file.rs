@@ -79,7 +79,7 @@ pub(super) fn load<M>(
     Ok((config, model))
 }
 
-/// Tensors by name, and which ones nobody has asked for.
+/// Tensors by name, and which ones have not been read.
 struct Strict {
     tensors: HashMap<String, Tensor>,
     unused: Arc<Mutex<BTreeSet<String>>>,

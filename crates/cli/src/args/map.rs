@@ -1,19 +1,19 @@
-//! Which tokens each rank holds, by name.
+//! Shardings by name.
 
 use clap::ValueEnum;
 use longspan::Heads;
 use longspan_ring::{Result, Shards};
 
-/// Which tokens each rank holds.
+/// How tokens are assigned to ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Map {
-    /// Chunks dealt out by what they compute
+    /// Chunks of equal work, by the pattern
     Balanced,
-    /// One stretch a rank
+    /// One contiguous range per rank
     Contiguous,
-    /// A stretch from the front and one from the back
+    /// Two ranges per rank, one from each end
     Zigzag,
-    /// Every so many-th grain
+    /// Round-robin by grain
     Striped,
 }
 
@@ -27,7 +27,7 @@ impl Map {
         }
     }
 
-    /// The shards that it names, with edges at multiples of `grain`.
+    /// The shards, with boundaries at multiples of `grain`.
     pub(crate) fn shards(
         self,
         pattern: &Heads,

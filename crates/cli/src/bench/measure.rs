@@ -1,56 +1,57 @@
-//! Calls and ceilings, taking turns.
+//! Timed calls, alternating with measurements of the machine's peaks.
 
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use longspan::{Element, ElementType, Hook, Isa, Progress, Result, limits};
+use longspan::{Element, Hook, Isa, Progress, Result, limits};
 
+use crate::choice;
 use crate::progress::Stage;
 
-/// How often a pass is called.
+/// Number of calls per pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Repeat {
-    /// As often as is worth the time.
+    /// Within a time budget.
     Auto,
     Exactly(NonZeroUsize),
 }
 
 impl Repeat {
-    /// Calls that tell a best from a median.
-    const FEWEST: usize = 3;
-    /// Calls after which nothing new is learned.
-    const MOST: usize = 100;
-    /// What all calls may take, ceilings included.
+    /// Least number of calls, for a median.
+    const MIN_CALLS: usize = 3;
+    /// Largest number of calls.
+    const MAX_CALLS: usize = 100;
+    /// Time budget of all calls, peaks included.
     const BUDGET: Duration = Duration::from_secs(2);
-    /// A call that takes longer is not repeated: noise is small beside it.
+    /// A longer call is not repeated: its noise is relatively small.
     const LONG: Duration = Duration::from_secs(10);
 
-    /// How many calls there will be, as far as can be told after some.
+    /// Estimated number of calls after `done` calls in `took`.
     fn calls(self, done: usize, took: Duration) -> usize {
         match self {
             Repeat::Exactly(count) => count.get(),
-            Repeat::Auto if done == 0 => Repeat::FEWEST,
+            Repeat::Auto if done == 0 => Repeat::MIN_CALLS,
             Repeat::Auto if took > Repeat::LONG => done,
-            Repeat::Auto if took >= Repeat::BUDGET => done.max(Repeat::FEWEST),
+            Repeat::Auto if took >= Repeat::BUDGET => done.max(Repeat::MIN_CALLS),
             Repeat::Auto => {
                 let more = (Repeat::BUDGET - took).div_duration_f64(took / done as u32);
-                (done + more.ceil().min(1e6) as usize).clamp(Repeat::FEWEST, Repeat::MOST)
+                (done + more.ceil().min(1e6) as usize).clamp(Repeat::MIN_CALLS, Repeat::MAX_CALLS)
             }
         }
     }
 }
 
-/// What attention is compared with.
+/// The peaks to measure.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Ceilings<'a, E> {
+pub(super) struct Peaks<'a, E> {
     pub(super) isa: Isa,
     pub(super) threads: NonZeroUsize,
-    /// Keys and values, where reading them may be what takes the time.
+    /// Keys and values, where reading them may be the bottleneck.
     pub(super) reads: Option<[&'a [E]; 2]>,
 }
 
-/// What was measured, in the order in which it was.
+/// The measurements, in their order.
 #[derive(Debug, Default)]
 pub(super) struct Samples {
     pub(super) seconds: Vec<f64>,
@@ -58,7 +59,7 @@ pub(super) struct Samples {
     pub(super) peaks: Vec<f64>,
     /// Peaks of the matrix unit, likewise, where it is used.
     pub(super) matrix_peaks: Vec<f64>,
-    /// What a call has to read, where that was measured too.
+    /// Bytes that a call reads, where the bandwidth was measured.
     pub(super) read_bytes: Option<u64>,
     /// Bandwidths, GB/s.
     pub(super) reads: Vec<f64>,
@@ -85,19 +86,19 @@ impl Samples {
         median(&self.peaks)
     }
 
-    /// Bytes that a call has to read, and the best bandwidth that was measured.
+    /// Bytes that a call reads, and the best bandwidth.
     pub(super) fn bandwidth(&self) -> Option<(u64, f64)> {
         Some((self.read_bytes?, self.reads.iter().copied().fold(0.0, f64::max)))
     }
 
-    fn measure<E: Element>(&mut self, ceilings: &Ceilings<'_, E>) -> Result<()> {
-        self.peaks.push(limits::fma_peak(ceilings.isa, ceilings.threads)?);
-        if (ceilings.isa, E::TYPE) == (Isa::Amx, ElementType::Bf16) {
-            self.matrix_peaks.extend(limits::amx_peak(ceilings.threads));
+    fn measure<E: Element>(&mut self, peaks: &Peaks<'_, E>) -> Result<()> {
+        self.peaks.push(limits::fma_peak(peaks.isa, peaks.threads)?);
+        if choice::kernel_isa(peaks.isa, E::TYPE) == Isa::Amx {
+            self.matrix_peaks.extend(limits::amx_peak(peaks.threads));
         }
-        if let Some(tensors) = ceilings.reads {
-            let bytes = tensors.map(|numbers| size_of_val(numbers) as f64);
-            let time = |n: usize| bytes[n] / limits::read_bandwidth(tensors[n], ceilings.threads);
+        if let Some(tensors) = peaks.reads {
+            let bytes = tensors.map(|elements| size_of_val(elements) as f64);
+            let time = |n: usize| bytes[n] / limits::read_bandwidth(tensors[n], peaks.threads);
             self.reads.push((bytes[0] + bytes[1]) / (time(0) + time(1)));
             self.read_bytes = Some((bytes[0] + bytes[1]) as u64);
         }
@@ -105,18 +106,18 @@ impl Samples {
     }
 }
 
-/// Calls `pass` several times, with the ceilings measured before each call and after the last.
+/// Calls `pass` several times, with the peaks measured before each call and after the last.
 pub(super) fn several<E: Element>(
     name: &str,
     repeat: Repeat,
-    ceilings: &Ceilings<'_, E>,
+    peaks: &Peaks<'_, E>,
     mut pass: impl FnMut(Hook<'_>) -> Result<()>,
 ) -> Result<Samples> {
     let stage = Stage::share(name);
     let start = Instant::now();
     let mut samples = Samples::default();
     loop {
-        samples.measure(ceilings)?;
+        samples.measure(peaks)?;
         let (done, took) = (samples.seconds.len(), start.elapsed());
         let calls = repeat.calls(done, took);
         if done >= calls {
@@ -158,9 +159,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn as_many_calls_as_are_worth_it() {
+    fn calls_fit_the_budget() {
         let calls = |done, ms| Repeat::Auto.calls(done, Duration::from_millis(ms));
-        // Nothing is known yet; a millisecond each; half a second; three; eleven.
+        // No call yet; 1 ms each; 500 ms; 3 s; 11 s.
         assert_eq!(calls(0, 0), 3);
         assert_eq!(calls(1, 1), 100);
         assert_eq!(calls(1, 500), 4);
@@ -173,16 +174,16 @@ mod tests {
     }
 
     #[test]
-    fn ceilings_surround_calls() -> Result<()> {
+    fn peaks_surround_calls() -> Result<()> {
         let data = vec![1.0_f32; 1 << 12];
-        let ceilings = Ceilings {
+        let peaks = Peaks {
             isa: Isa::Portable,
             threads: NonZeroUsize::MIN,
             reads: Some([&data, &data[..1 << 10]]),
         };
         let twice = Repeat::Exactly(NonZeroUsize::new(2).unwrap());
         let mut calls = 0;
-        let samples = several("test", twice, &ceilings, |_| {
+        let samples = several("test", twice, &peaks, |_| {
             calls += 1;
             Ok(())
         })?;
@@ -193,10 +194,10 @@ mod tests {
     }
 
     #[test]
-    fn the_matrix_unit_is_measured_where_it_is_used() -> Result<()> {
+    fn matrix_unit_is_measured_where_used() -> Result<()> {
         fn samples<E: Element>(isa: Isa) -> Result<Samples> {
-            let ceilings = Ceilings::<E> { isa, threads: NonZeroUsize::MIN, reads: None };
-            several("test", Repeat::Exactly(NonZeroUsize::MIN), &ceilings, |_| Ok(()))
+            let peaks = Peaks::<E> { isa, threads: NonZeroUsize::MIN, reads: None };
+            several("test", Repeat::Exactly(NonZeroUsize::MIN), &peaks, |_| Ok(()))
         }
         assert_eq!(samples::<half::bf16>(Isa::Portable)?.matrix_peak(), None);
         if Isa::Amx.is_available() {

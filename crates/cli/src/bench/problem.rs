@@ -1,4 +1,4 @@
-//! What is computed: sizes, layouts, tensors, and how much work that is.
+//! The problem of a benchmark: sizes, layouts, tensors, FLOPs.
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -14,10 +14,7 @@ use crate::args::Bench;
 use crate::compile::Compiled;
 use crate::random;
 
-/// Query heads where neither an option nor the pattern says how many.
-const HEADS: usize = 8;
-
-/// Sizes of all axes, and of what the tensors hold.
+/// Sizes of all axes, and the dtype.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sizes {
     pub(super) element: ElementType,
@@ -31,18 +28,19 @@ pub(super) struct Sizes {
 }
 
 impl Sizes {
-    /// What was asked for, if the library can compute it and its bytes can be counted.
+    /// Sizes from the arguments; an error where the library refuses them or their bytes overflow.
     pub(super) fn of<E: Element>(args: &Bench, patterns: &Heads) -> Result<Self> {
-        let heads = args.heads.or(patterns.count()).unwrap_or(HEADS);
+        let (heads, kv_heads) = args.tensors.heads(patterns);
+        let dim = args.tensors.head_dim();
         let sizes = Sizes {
             element: E::TYPE,
             batch: args.batch.get(),
-            queries: usize::try_from(args.queries.unwrap_or(args.tokens))?,
-            keys: usize::try_from(args.keys.unwrap_or(args.tokens))?,
+            queries: usize::try_from(args.queries.unwrap_or(args.input.tokens))?,
+            keys: usize::try_from(args.keys.unwrap_or(args.input.tokens))?,
             heads,
-            kv_heads: args.kv_heads.unwrap_or(heads),
-            dim: args.head_dim as usize,
-            value_dim: args.value_dim.unwrap_or(args.head_dim) as usize,
+            kv_heads,
+            dim,
+            value_dim: args.value_dim.map_or(dim, |dim| dim as usize),
         };
         for dims in [sizes.dims_q(), sizes.dims_k(), sizes.dims_v(), sizes.dims_out()] {
             // Eight tensors of this size, in bytes of the largest type.
@@ -54,17 +52,17 @@ impl Sizes {
         Ok(sizes)
     }
 
-    /// A call on one token: the library says what is wrong before gigabytes are made.
+    /// A call on one token: the library's checks, before gigabytes are allocated.
     fn try_one_token<E: Element>(&self) -> longspan::Result<()> {
         let layout = Layout::compile(&Pattern::full(), &Shape::new(1, 1))?;
         let one = |dims: Dims| {
             let dims = Dims { batch: 1, tokens: 1, ..dims };
-            Tensor::<E>::zeros(dims, Order::BatchHeadTokenDim)
+            Tensor::<E>::zeros(dims, Order::Bhsd)
         };
         let (q, k, v) = (one(self.dims_q())?, one(self.dims_k())?, one(self.dims_v())?);
         let (mut out, mut lse) = (one(self.dims_out())?, vec![0.0; self.heads]);
         let inputs = Inputs { q: q.view(), k: k.view(), v: v.view() };
-        let output = OutputMut { out: out.view_mut(), lse: &mut lse, lse_rest: None };
+        let output = OutputMut { out: out.view_mut(), lse: &mut lse, lse_lo: None };
         Attention::new(layout).forward_into(inputs, output, Hook::none())
     }
 
@@ -110,12 +108,12 @@ impl Sizes {
         (self.q() + self.k() + self.v() + self.out()) as u64 * self.element.size() as u64
     }
 
-    /// Bytes of the same, their gradients, and three f32 a row.
+    /// Bytes of the same, their gradients, and three f32 per row.
     pub(super) fn backward_bytes(&self) -> u64 {
         2 * self.forward_bytes() + 3 * self.rows() as u64 * 4
     }
 
-    /// Bytes that gradients take while they are summed, where they aren't f32 themselves.
+    /// Bytes of the f32 accumulators of gradients, where the dtype isn't f32.
     pub(super) fn sum_bytes(&self) -> u64 {
         match self.element {
             ElementType::F32 => 0,
@@ -124,12 +122,12 @@ impl Sizes {
     }
 }
 
-/// Layouts and sizes, and what follows from both.
+/// Layouts and sizes, and the work that follows from both.
 pub(super) struct Problem {
     pub(super) sizes: Sizes,
     pub(super) order: Order,
     pub(super) layouts: Layouts,
-    /// Share of all pairs that are seen.
+    /// Share of active pairs.
     pub(super) density: f64,
     pub(super) forward_flops: u128,
     pub(super) backward_flops: u128,
@@ -164,36 +162,36 @@ impl Problem {
         Tensor::new(data, dims, self.order)
     }
 
-    /// What a forward pass has to read where queries are so few that reading decides: parts of
-    /// keys and values that are as large as all that any query sees.
+    /// Parts of keys and values as large as those that a forward pass reads, where queries are so
+    /// few that reading may be the bottleneck.
     pub(super) fn reads<'a, E: Element>(&self, tensors: &'a Tensors<E>) -> Option<[&'a [E]; 2]> {
         let Sizes { batch, queries, keys, heads, kv_heads, .. } = self.sizes;
         let group = heads / kv_heads;
-        if queries == 0 || queries >= keys || queries * group > FEW {
+        if queries == 0 || queries >= keys || queries * group > DECODE_QUERIES {
             return None;
         }
-        let seen: u64 = (0..kv_heads)
+        let active: u64 = (0..kv_heads)
             .map(|kv| {
                 let layouts = kv * group..(kv + 1) * group;
-                seen_keys(layouts.map(|head| self.layouts.get(0, head)))
+                active_keys(layouts.map(|head| self.layouts.get(0, head)))
             })
             .sum();
         let part = |tensor: &'a Tensor<E>| {
-            let len = batch * seen as usize * tensor.dims().dim;
+            let len = batch * active as usize * tensor.dims().dim;
             &tensor.as_slice()[..len]
         };
-        (seen > 0).then(|| [part(&tensors.k), part(&tensors.v)])
+        (active > 0).then(|| [part(&tensors.k), part(&tensors.v)])
     }
 }
 
-/// Queries on one key head up to which reading the keys may take longer than computing with them:
-/// a key is 2 or 4 bytes a dim, and 4 operations a dim and query; CPUs do 10 to 100 operations in the
-/// time that they read a byte.
-const FEW: usize = 64;
+/// Queries per KV head up to which reading the keys may take longer than computing with them: a
+/// key has 2 or 4 bytes per dim, and 4 FLOPs per dim and query; CPUs do 10 to 100 FLOPs per byte
+/// that they read.
+const DECODE_QUERIES: usize = 64;
 
-/// Keys of blocks that any query of any of the layouts sees.
-fn seen_keys<'a>(layouts: impl Iterator<Item = &'a Layout>) -> u64 {
-    let mut stretches: Vec<Range<u64>> = Vec::new();
+/// Keys of the active blocks of any of the layouts.
+fn active_keys<'a>(layouts: impl Iterator<Item = &'a Layout>) -> u64 {
+    let mut ranges: Vec<Range<u64>> = Vec::new();
     let mut last: Option<&Layout> = None;
     for layout in layouts {
         if last.is_some_and(|last| std::ptr::eq(last, layout)) {
@@ -202,19 +200,19 @@ fn seen_keys<'a>(layouts: impl Iterator<Item = &'a Layout>) -> u64 {
         last = Some(layout);
         for run in layout.rows().flat_map(|row| layout.row(row)) {
             let first = layout.column_tokens(run.start).start;
-            stretches.push(first..layout.column_tokens(run.end() - 1).end);
+            ranges.push(first..layout.column_tokens(run.end() - 1).end);
         }
     }
-    stretches.sort_unstable_by_key(|stretch| stretch.start);
+    ranges.sort_unstable_by_key(|range| range.start);
     let (mut sum, mut end) = (0, 0);
-    for stretch in stretches {
-        sum += stretch.end.saturating_sub(stretch.start.max(end));
-        end = end.max(stretch.end);
+    for range in ranges {
+        sum += range.end.saturating_sub(range.start.max(end));
+        end = end.max(range.end);
     }
     sum
 }
 
-/// What attention reads.
+/// The inputs of attention.
 pub(super) struct Tensors<E> {
     q: Tensor<E>,
     k: Tensor<E>,
@@ -242,17 +240,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_read_once() -> longspan_pattern::Result<()> {
+    fn keys_are_counted_once() -> longspan_pattern::Result<()> {
         let layout = |text: &str| -> longspan_pattern::Result<Layout> {
             Layout::compile(&text.parse()?, &Shape::new(1, 1_000))
         };
         let (near, far) = (layout("window(99, 0)")?, layout("sinks(10)")?);
         let (all, none) = (layout("causal")?, layout("!full")?);
         // Keys 900..1000 lie in the blocks from 896 on.
-        assert_eq!(seen_keys([&near].into_iter()), 104);
-        assert_eq!(seen_keys([&near, &near, &far].into_iter()), 104 + 64);
-        assert_eq!(seen_keys([&near, &all, &far].into_iter()), 1_000);
-        assert_eq!(seen_keys([&none].into_iter()), 0);
+        assert_eq!(active_keys([&near].into_iter()), 104);
+        assert_eq!(active_keys([&near, &near, &far].into_iter()), 104 + 64);
+        assert_eq!(active_keys([&near, &all, &far].into_iter()), 1_000);
+        assert_eq!(active_keys([&none].into_iter()), 0);
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! What was found out, for people and for programs.
+//! The report of a benchmark, as text or JSON.
 
 use std::io::{Result, Write};
 use std::num::NonZeroUsize;
@@ -7,15 +7,16 @@ use longspan::{Isa, Order};
 use longspan_pattern::Heads;
 use serde::Serialize;
 
-use super::Finding;
+use super::PassResult;
 use super::problem::{Problem, Sizes};
+use crate::choice;
 use crate::number::{bytes, count, percent, shortened, significant};
 use crate::table;
 
 /// Characters kept of a pattern's text.
 const TEXT: usize = 200;
 
-/// What all passes share.
+/// Settings of all passes.
 pub(super) struct About<'a> {
     pub(super) pattern: &'a Heads,
     pub(super) tokens: u64,
@@ -25,54 +26,61 @@ pub(super) struct About<'a> {
     pub(super) problem: &'a Problem,
 }
 
-/// Numbers of one pass.
+impl About<'_> {
+    /// The instruction set of the kernels that ran.
+    fn isa(&self) -> Isa {
+        choice::kernel_isa(self.isa, self.problem.sizes.element)
+    }
+}
+
+/// Statistics of one pass.
 #[derive(Serialize)]
-struct Numbers {
+struct Statistics {
     pass: &'static str,
     /// The best call.
     ms: f64,
     median_ms: f64,
     calls: usize,
     layout_ms: f64,
-    /// Operations on active pairs a second, of the best call.
+    /// FLOPs on active pairs per second, of the best call.
     gflops: f64,
     /// The best FMA peak between the calls.
     peak_gflops: f64,
     median_peak_gflops: f64,
     peak_share: f64,
-    /// The same of medians, which neighbours on a busy machine disturb less.
+    /// The same of medians, which are less noisy on a busy machine.
     median_peak_share: f64,
     /// The best peak of the matrix unit, where it is used.
     matrix_peak_gflops: Option<f64>,
     matrix_peak_share: Option<f64>,
-    /// Bytes of keys and values that were read a second, where queries are few.
+    /// Bytes of keys and values read per second, where queries are few.
     read_gbps: Option<f64>,
     /// The best bandwidth between the calls.
     read_peak_gbps: Option<f64>,
     read_share: Option<f64>,
-    /// By how much the process grew.
+    /// Growth of the process.
     peak_bytes: Option<u64>,
     tensor_bytes: u64,
     peak_to_tensors: Option<f64>,
 }
 
-impl Numbers {
-    fn of(finding: &Finding) -> Self {
-        let samples = &finding.samples;
-        // A clock that ticks slowly may say that nothing took no time.
+impl Statistics {
+    fn of(result: &PassResult) -> Self {
+        let samples = &result.samples;
+        // A coarse clock may measure 0.
         let seconds = samples.best_seconds().max(1e-9);
-        let gflops = finding.flops as f64 / seconds / 1e9;
+        let gflops = result.flops as f64 / seconds / 1e9;
         let read = samples.bandwidth();
         let read_gbps = read.map(|(bytes, _)| bytes as f64 / seconds / 1e9);
         let read_peak_gbps = read.map(|(_, peak)| peak);
         let share = |(got, peak): (f64, f64)| got / peak;
-        let ratio = |peak| peak as f64 / finding.tensor_bytes as f64;
-        Numbers {
-            pass: finding.pass,
+        let ratio = |peak| peak as f64 / result.tensor_bytes as f64;
+        Statistics {
+            pass: result.pass,
             ms: seconds * 1e3,
             median_ms: samples.median_seconds() * 1e3,
             calls: samples.seconds.len(),
-            layout_ms: finding.layout_ms,
+            layout_ms: result.layout_ms,
             gflops,
             peak_gflops: samples.peak(),
             median_peak_gflops: samples.median_peak(),
@@ -83,9 +91,9 @@ impl Numbers {
             read_gbps,
             read_peak_gbps,
             read_share: read_gbps.zip(read_peak_gbps).map(share),
-            peak_bytes: finding.peak_bytes,
-            tensor_bytes: finding.tensor_bytes,
-            peak_to_tensors: finding.peak_bytes.filter(|_| finding.tensor_bytes > 0).map(ratio),
+            peak_bytes: result.peak_bytes,
+            tensor_bytes: result.tensor_bytes,
+            peak_to_tensors: result.peak_bytes.filter(|_| result.tensor_bytes > 0).map(ratio),
         }
     }
 }
@@ -109,14 +117,14 @@ struct Object<'a> {
     isa: String,
     threads: usize,
     #[serde(flatten)]
-    numbers: Numbers,
+    statistics: Statistics,
 }
 
-/// One object a pass, a line each.
-pub(super) fn json(about: &About<'_>, findings: &[Finding], out: &mut impl Write) -> Result<()> {
+/// One object per pass and line.
+pub(super) fn json(about: &About<'_>, results: &[PassResult], out: &mut impl Write) -> Result<()> {
     let pattern = shortened(about.pattern, TEXT);
     let sizes = &about.problem.sizes;
-    for finding in findings {
+    for result in results {
         let object = Object {
             version: env!("CARGO_PKG_VERSION"),
             pattern: &pattern,
@@ -131,21 +139,21 @@ pub(super) fn json(about: &About<'_>, findings: &[Finding], out: &mut impl Write
             dtype: sizes.element.to_string(),
             block: about.block,
             order: match about.problem.order {
-                Order::BatchTokenHeadDim => "bthd",
-                Order::BatchHeadTokenDim => "bhtd",
+                Order::Bshd => "bthd",
+                Order::Bhsd => "bhtd",
             },
             density: about.problem.density,
-            isa: about.isa.to_string(),
+            isa: about.isa().to_string(),
             threads: about.threads.get(),
-            numbers: Numbers::of(finding),
+            statistics: Statistics::of(result),
         };
         writeln!(out, "{}", serde_json::to_string(&object)?)?;
     }
     Ok(())
 }
 
-/// A summary and a table with a line for each pass.
-pub(super) fn table(about: &About<'_>, findings: &[Finding], out: &mut impl Write) -> Result<()> {
+/// A summary and a table with one line per pass.
+pub(super) fn table(about: &About<'_>, results: &[PassResult], out: &mut impl Write) -> Result<()> {
     let Problem { sizes, order, density, .. } = about.problem;
     let Sizes { element, batch, queries, keys, heads, kv_heads, dim, value_dim } = *sizes;
     let mut line = |name: &str, text: String| writeln!(out, "{name:<15}{text}");
@@ -153,13 +161,13 @@ pub(super) fn table(about: &About<'_>, findings: &[Finding], out: &mut impl Writ
     let tokens = format!("{} × {}", count(queries as u64, "query"), count(keys as u64, "key"));
     line("tokens", format!("{tokens}, {} of all pairs", percent(*density)))?;
     let axes = match order {
-        Order::BatchTokenHeadDim => "[batch, token, head, dim]",
-        Order::BatchHeadTokenDim => "[batch, head, token, dim]",
+        Order::Bshd => "[batch, token, head, dim]",
+        Order::Bhsd => "[batch, head, token, dim]",
     };
     let heads = match kv_heads == heads {
         true => count(heads as u64, "head"),
         false => {
-            format!("{} on {}", count(heads as u64, "head"), count(kv_heads as u64, "key head"))
+            format!("{} on {}", count(heads as u64, "head"), count(kv_heads as u64, "KV head"))
         }
     };
     let dims = match value_dim == dim {
@@ -167,13 +175,13 @@ pub(super) fn table(about: &About<'_>, findings: &[Finding], out: &mut impl Writ
         false => format!("head dim {dim}, values {value_dim}"),
     };
     line("tensors", format!("{element}, batch {batch}, {heads}, {dims}, {axes}"))?;
-    line("blocks", format!("{} tokens a side", about.block))?;
+    line("blocks", format!("{0} × {0} tokens", about.block))?;
     line(
         "computed with",
-        format!("{}, {}", about.isa, count(about.threads.get() as u64, "thread")),
+        format!("{}, {}", about.isa(), count(about.threads.get() as u64, "thread")),
     )?;
     if cfg!(debug_assertions) {
-        line("built", "without optimisation: these times mean little".into())?;
+        line("built", "without optimization: times are not representative".into())?;
     }
 
     let header = [
@@ -189,35 +197,38 @@ pub(super) fn table(about: &About<'_>, findings: &[Finding], out: &mut impl Writ
         "tensors",
         "ratio",
     ];
-    let all: Vec<Numbers> = findings.iter().map(Numbers::of).collect();
+    let all: Vec<Statistics> = results.iter().map(Statistics::of).collect();
     let mut rows = vec![header.map(String::from)];
-    rows.extend(all.iter().map(|numbers| {
+    rows.extend(all.iter().map(|statistics| {
         let unknown = || "unknown".to_string();
         [
-            numbers.pass.to_string(),
-            significant(numbers.ms),
-            significant(numbers.median_ms),
-            numbers.calls.to_string(),
-            significant(numbers.gflops),
-            significant(numbers.peak_gflops),
-            percent(numbers.peak_share),
-            significant(numbers.layout_ms),
-            numbers.peak_bytes.map_or_else(unknown, |peak| bytes(peak as usize)),
-            bytes(numbers.tensor_bytes as usize),
-            numbers.peak_to_tensors.map_or_else(unknown, |ratio| format!("{ratio:.2}")),
+            statistics.pass.to_string(),
+            significant(statistics.ms),
+            significant(statistics.median_ms),
+            statistics.calls.to_string(),
+            significant(statistics.gflops),
+            significant(statistics.peak_gflops),
+            percent(statistics.peak_share),
+            significant(statistics.layout_ms),
+            statistics.peak_bytes.map_or_else(unknown, |peak| bytes(peak as usize)),
+            bytes(statistics.tensor_bytes as usize),
+            statistics.peak_to_tensors.map_or_else(unknown, |ratio| format!("{ratio:.2}")),
         ]
     }));
     writeln!(out)?;
     table::print(&rows, 1, out)?;
-    for numbers in &all {
-        if let (Some(peak), Some(share)) = (numbers.matrix_peak_gflops, numbers.matrix_peak_share) {
-            let (pass, got, peak) = (numbers.pass, significant(numbers.gflops), significant(peak));
+    for statistics in &all {
+        if let (Some(peak), Some(share)) =
+            (statistics.matrix_peak_gflops, statistics.matrix_peak_share)
+        {
+            let (pass, got, peak) =
+                (statistics.pass, significant(statistics.gflops), significant(peak));
             let share = percent(share);
             writeln!(out, "{pass} reaches {got} of the AMX peak's {peak} GFLOP/s, {share}")?;
         }
-        let reads = (numbers.read_gbps, numbers.read_peak_gbps, numbers.read_share);
+        let reads = (statistics.read_gbps, statistics.read_peak_gbps, statistics.read_share);
         if let (Some(got), Some(peak), Some(share)) = reads {
-            let (pass, got, peak) = (numbers.pass, significant(got), significant(peak));
+            let (pass, got, peak) = (statistics.pass, significant(got), significant(peak));
             let share = percent(share);
             writeln!(out, "{pass} reads keys and values at {got} of {peak} GB/s, {share}")?;
         }

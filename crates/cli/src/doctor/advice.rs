@@ -1,4 +1,4 @@
-//! What costs time here, and what to do about it.
+//! Warnings: what costs time on this machine, and the remedy.
 
 use longspan::Isa;
 
@@ -6,15 +6,15 @@ use super::Diagnosis;
 use super::sets::MatrixUnit;
 use crate::number::{bytes, count, significant};
 
-/// Below this, a million tokens don't fit.
+/// Free memory below which a million tokens don't fit.
 const LITTLE_MEMORY: u64 = 2 << 30;
 
-/// One sentence each.
+/// One sentence per warning.
 pub(super) fn warnings(found: &Diagnosis) -> Vec<String> {
     let mut warnings = Vec::new();
-    if !found.optimised {
+    if !found.optimized {
         warnings.push(
-            "this command was built without optimisation, kernels are many times slower: use \
+            "this command was built without optimization, kernels are many times slower: use \
              `cargo build --release` or `cargo install`"
                 .to_string(),
         );
@@ -22,13 +22,13 @@ pub(super) fn warnings(found: &Diagnosis) -> Vec<String> {
     let best = Isa::best().to_string();
     if let Some(isa) = found.isa.as_ref().filter(|isa| **isa != best) {
         warnings.push(format!(
-            "LONGSPAN_ISA asks for {isa}, this CPU has {best}: unset it to be faster"
+            "LONGSPAN_ISA selects {isa}, this CPU has {best}: unset it to be faster"
         ));
     }
     if found.matrix_unit == MatrixUnit::Forbidden {
         warnings.push(
-            "this CPU has AMX, and the system doesn't let this process use it: bf16 is computed \
-             without; Linux gives permission from 5.16 on, unless a sandbox forbids to ask"
+            "this CPU has AMX, but the system doesn't permit this process to use it: bf16 is computed \
+             without; Linux permits it from 5.16 on, unless a sandbox forbids the request"
                 .to_string(),
         );
     }
@@ -44,7 +44,7 @@ pub(super) fn warnings(found: &Diagnosis) -> Vec<String> {
         && load > 0.75 * cpus as f64
     {
         warnings.push(format!(
-            "the machine is busy, with {} on {}: what is measured now is too slow",
+            "the machine is busy, with {} on {}: measurements are too low",
             count(load.round() as u64, "thread"),
             count(cpus as u64, "CPU"),
         ));
@@ -79,7 +79,7 @@ fn threads(found: &Diagnosis, warnings: &mut Vec<String>) {
             count(cores as u64, "core"),
         ));
     }
-    // Threads that all get a core of their own reach nearly the sum of their peaks.
+    // Threads on separate cores reach nearly the sum of their peaks.
     if let (Some(one), Some(all)) = (found.one_thread_gflops, found.peak_gflops)
         && all < 0.8 * one * threads as f64
         && found.allowed_cpus.is_none_or(|allowed| threads <= allowed)
@@ -99,7 +99,7 @@ mod tests {
     fn healthy() -> Diagnosis {
         Diagnosis {
             version: "1.0.0",
-            optimised: true,
+            optimized: true,
             architecture: "x86_64",
             cpu: None,
             cpus: Some(4),
@@ -130,17 +130,17 @@ mod tests {
     }
 
     #[test]
-    fn a_healthy_machine_needs_no_advice() {
+    fn healthy_machines_get_no_warnings() {
         assert_eq!(warnings(&healthy()), [""; 0]);
     }
 
     #[test]
-    fn what_hurts_is_named() {
+    fn warnings_name_cause_and_remedy() {
         let one = |found: Diagnosis, expected: &str| {
             let warnings = warnings(&found);
             assert!(warnings.len() == 1 && warnings[0].contains(expected), "{warnings:?}");
         };
-        one(Diagnosis { optimised: false, ..healthy() }, "cargo build --release");
+        one(Diagnosis { optimized: false, ..healthy() }, "cargo build --release");
         one(Diagnosis { threads: Some(9), ..healthy() }, "set LONGSPAN_THREADS=4");
         let few = Diagnosis { threads: Some(1), peak_gflops: Some(100.0), ..healthy() };
         one(few, "1 thread on 4 CPUs: unset LONGSPAN_THREADS");
@@ -153,7 +153,7 @@ mod tests {
         one(Diagnosis { free_memory_bytes: Some(1 << 29), ..healthy() }, "only 512 MiB");
         if Isa::best() != Isa::Portable {
             let slow = Diagnosis { isa: Some("portable".into()), ..healthy() };
-            one(slow, "LONGSPAN_ISA asks for portable");
+            one(slow, "LONGSPAN_ISA selects portable");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The diagnosis for people.
+//! The diagnosis as text.
 
 use std::io::{Result, Write};
 
@@ -7,12 +7,12 @@ use super::sets::{MatrixUnit, Set};
 use crate::number::{bytes, count, significant};
 use crate::table;
 
-/// A line for each thing, a table of instruction sets, and what to do.
+/// One line per property, a table of instruction sets, and the warnings.
 pub(super) fn text(found: &Diagnosis, out: &mut impl Write) -> Result<()> {
     let unknown = || "unknown".to_string();
     let size = |number: Option<u64>| number.map(|number| bytes(number as usize));
     let mut line = |name: &str, text: String| writeln!(out, "{name:<15}{text}");
-    let how = if found.optimised { "optimised" } else { "not optimised" };
+    let how = if found.optimized { "optimized" } else { "not optimized" };
     line("longspan", format!("{}, {how}", found.version))?;
     let model = found.cpu.clone().unwrap_or_else(unknown);
     line("CPU", format!("{model}, {}", found.architecture))?;
@@ -92,7 +92,7 @@ pub(super) fn text(found: &Diagnosis, out: &mut impl Write) -> Result<()> {
         .collect();
     writeln!(out)?;
     match remarks.is_empty() {
-        true => writeln!(out, "nothing to complain about"),
+        true => writeln!(out, "no problems found"),
         false => writeln!(out, "{}", remarks.join("\n")),
     }
 }
@@ -100,9 +100,9 @@ pub(super) fn text(found: &Diagnosis, out: &mut impl Write) -> Result<()> {
 /// How results of an instruction set compare with those of the portable kernels.
 fn check(set: &Set, element: &str) -> String {
     match set.differences.get(element).copied() {
-        _ if !set.available => "not here".to_string(),
-        _ if set.name == "portable" => "the measure".to_string(),
-        Some(Some(0.0)) => "the same".to_string(),
+        _ if !set.available => "unavailable".to_string(),
+        _ if set.name == "portable" => "reference".to_string(),
+        Some(Some(0.0)) => "identical".to_string(),
         Some(Some(difference)) => format!("agrees to {difference:.0e}"),
         _ => "WRONG".to_string(),
     }

@@ -1,28 +1,27 @@
-//! A tiny forward and backward pass, to see whether instruction sets agree.
+//! A small forward and backward pass that compares the instruction sets with each other.
 //!
-//! It takes milliseconds and finds a CPU or a build that is broken; whether results are *right* is
-//! for `longspan verify` to say.
+//! It takes milliseconds and detects a broken CPU or build; `longspan verify` checks correctness.
 
 use std::num::NonZeroUsize;
 
 use longspan::{
-    Arrived, Attention, Dims, Element, ElementType, Inputs, Isa, Layout, Order, Pattern, Result,
-    Shape, Tensor, Threads,
+    Attention, Dims, Element, ElementType, Inputs, Isa, Layout, Order, Pattern, Result, Shape,
+    Tensor, Threads,
 };
 
 use crate::element::with_element;
 use crate::random;
 
-/// All numbers of a result, by tensor.
-pub(super) type Numbers = Vec<(&'static str, Vec<f32>)>;
+/// All elements of a result, by tensor.
+pub(super) type Tensors = Vec<(&'static str, Vec<f32>)>;
 
 /// Root mean square difference, as a share of the results' own, above which two kernels disagree.
-/// Each may be off by 12 times what rounding costs (0.425 · 2⁻²⁴, 3·10⁻⁸), so kernels that are right
-/// differ by up to 6·10⁻⁷, and 10⁻⁶ is that with little room; one row that misses one of its 45 keys
-/// makes 10⁻³.
+/// The error of each is at most 12 times the rounding error (0.425 · 2⁻²⁴, 3·10⁻⁸), so correct kernels
+/// differ by up to 6·10⁻⁷; 10⁻⁶ adds a small margin. One row that misses one of its 45 keys differs by
+/// 10⁻³.
 ///
-/// Results of bf16 and f16 are rounded, and AMX rounds what it multiplies too: each rounding is
-/// off by 0.4 units at most on average, and gradients have several of them.
+/// Results of bf16 and f16 are rounded, and AMX rounds its operands too: the mean error per
+/// rounding is at most 0.4 units, and gradients have several.
 fn most(element: ElementType) -> f64 {
     match element {
         ElementType::Bf16 => 4.0 / f64::from(1 << 8),
@@ -32,24 +31,24 @@ fn most(element: ElementType) -> f64 {
 }
 
 /// Both passes over 150 tokens: four heads on two, dims that no vector divides, a window and sinks.
-pub(super) fn compute(isa: Isa, element: ElementType) -> Result<Numbers> {
+pub(super) fn compute(isa: Isa, element: ElementType) -> Result<Tensors> {
     with_element!(element, E => compute_with::<E>(isa))
 }
 
-fn compute_with<E: Element>(isa: Isa) -> Result<Numbers> {
+fn compute_with<E: Element>(isa: Isa) -> Result<Tensors> {
     let tokens = 150;
     let pattern: Pattern = "causal & (window(40, 0) | sinks(4))".parse()?;
     let layout = Layout::compile(&pattern, &Shape::new(tokens as u64, tokens as u64))?;
-    let attention = Attention::new(layout).isa(isa).threads(Threads::Count(NonZeroUsize::MIN));
+    let attention = Attention::new(layout).isa(isa).threads(Threads::Count(1));
     let make = |seed, heads, dim| {
         let dims = Dims { batch: 1, tokens, heads, dim };
         let data = random::normals::<E>(seed, tokens * heads * dim, NonZeroUsize::MIN);
-        Tensor::new(data, dims, Order::BatchTokenHeadDim)
+        Tensor::new(data, dims, Order::Bshd)
     };
     let (q, k, v, dout) = (make(0, 4, 27)?, make(1, 2, 27)?, make(2, 2, 21)?, make(3, 4, 21)?);
     let inputs = Inputs { q: q.view(), k: k.view(), v: v.view() };
-    let output = attention.forward(inputs.q, inputs.k, inputs.v)?;
-    let gradients = attention.backward(inputs, Arrived::of(&output, dout.view()))?;
+    let output = attention.forward(inputs)?;
+    let gradients = attention.backward(inputs, &output, dout.view())?;
     let widened = |tensor: Tensor<E>| tensor.as_slice().iter().map(|x| x.to_f32()).collect();
     Ok(vec![
         ("out", widened(output.out)),
@@ -60,11 +59,11 @@ fn compute_with<E: Element>(isa: Isa) -> Result<Numbers> {
     ])
 }
 
-/// The largest difference of a tensor as a share of its size, or what is wrong.
+/// The largest difference of a tensor as a share of its norm, or an error.
 pub(super) fn compare(
     element: ElementType,
-    expected: &Result<Numbers>,
-    got: &Result<Numbers>,
+    expected: &Result<Tensors>,
+    got: &Result<Tensors>,
 ) -> std::result::Result<f64, String> {
     let expected = expected.as_ref().map_err(ToString::to_string)?;
     let got = got.as_ref().map_err(ToString::to_string)?;
@@ -77,7 +76,7 @@ pub(super) fn compare(
         if difference.is_nan() || difference > limit || expected.len() != got.len() {
             return Err(format!(
                 "{element}: {tensor} differs from that of the portable kernels by {difference:.1e} of its \
-                 size, expected at most {limit:.0e}; run `longspan verify` and report what it says"
+                 size, expected at most {limit:.0e}; run `longspan verify` and report its output"
             ));
         }
         most = most.max(difference);
@@ -101,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn disagreement_is_seen() -> Result<()> {
+    fn disagreement_is_detected() -> Result<()> {
         for (element, off) in ElementType::ALL.into_iter().zip([0.1, 10.0, 10.0]) {
             let expected = compute(Isa::Portable, element);
             for (n, tensor) in ["out", "lse", "dq", "dk", "dv"].into_iter().enumerate() {

@@ -1,4 +1,4 @@
-//! The instruction sets that Longspan has kernels for, and how each fares here.
+//! The instruction sets that Longspan has kernels for, and their state on this CPU.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -7,20 +7,21 @@ use longspan::{ElementType, Isa, Result};
 use serde::Serialize;
 
 use super::{best_peak, self_check};
+use crate::choice;
 
 /// An instruction set on this CPU.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Set {
     pub(super) name: String,
     pub(super) available: bool,
-    /// Why it isn't.
+    /// Why it isn't available.
     pub(super) missing: Option<String>,
-    /// Where results differ most from those of the portable kernels, as a share of their size, by
-    /// what tensors hold; nothing where they differ too much.
+    /// Largest difference from the portable kernels per dtype, as a share of the norm; `None` above
+    /// the limit.
     pub(super) differences: BTreeMap<String, Option<f64>>,
     /// FMA peak with all threads, GFLOP/s.
     pub(super) peak_gflops: Option<f64>,
-    /// What the self-check found.
+    /// Failures of the self-check.
     pub(super) problems: Vec<String>,
 }
 
@@ -61,9 +62,9 @@ pub(super) fn all(threads: NonZeroUsize) -> Result<Vec<Set>> {
 pub(super) enum MatrixUnit {
     /// The CPU has none that Longspan knows.
     None,
-    /// The CPU has AMX for bf16, and the system doesn't let this process use it.
+    /// The CPU has AMX for bf16, but the system doesn't permit its use.
     Forbidden,
-    /// It does.
+    /// Available.
     Amx,
 }
 
@@ -81,29 +82,30 @@ fn has_all(isa: Isa) -> bool {
     isa.features().is_some_and(|all| all.iter().all(|(_, has)| *has))
 }
 
-/// What computes with tensors of a type.
+/// The kernels for one dtype.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Kernel {
     pub(super) dtype: String,
-    /// Whose instructions do the products.
+    /// The instruction set of the products.
     pub(super) isa: String,
     pub(super) why: String,
 }
 
-/// What an instruction set is for each type.
+/// The kernels per dtype with an instruction set.
 pub(super) fn kernels(isa: Isa, why: &str) -> Vec<Kernel> {
     let one = |element: ElementType| {
-        let (isa, why) = match (isa, element) {
-            (Isa::Amx, ElementType::Bf16) => (isa, "products of bf16 are what AMX is for"),
-            (Isa::Amx, _) => (Isa::Avx512, "AMX multiplies bf16 only"),
-            _ => (isa, why),
+        let used = choice::kernel_isa(isa, element);
+        let why = match (isa, used) {
+            (Isa::Amx, Isa::Amx) => "AMX multiplies bf16",
+            (Isa::Amx, _) => "AMX multiplies bf16 only",
+            _ => why,
         };
-        Kernel { dtype: element.to_string(), isa: isa.to_string(), why: why.to_string() }
+        Kernel { dtype: element.to_string(), isa: used.to_string(), why: why.to_string() }
     };
     ElementType::ALL.map(one).into()
 }
 
-/// Why an instruction set isn't available; nothing where it is.
+/// Why an instruction set isn't available; `None` where it is.
 fn missing(isa: Isa) -> Option<String> {
     if isa.is_available() {
         return None;
@@ -113,9 +115,9 @@ fn missing(isa: Isa) -> Option<String> {
     };
     let lacks: Vec<&str> = features.iter().filter(|(_, has)| !has).map(|(name, _)| *name).collect();
     Some(match lacks.len() {
-        0 if isa == Isa::Amx => "the system doesn't let this process use it".to_string(),
-        0 => "this version of longspan doesn't say why".to_string(),
-        _ => format!("this CPU, or what virtualises it, lacks {}", lacks.join(", ")),
+        0 if isa == Isa::Amx => "the system doesn't permit its use".to_string(),
+        0 => "unknown reason".to_string(),
+        _ => format!("this CPU, or its hypervisor, lacks {}", lacks.join(", ")),
     })
 }
 
@@ -124,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn features_are_those_that_the_library_asks_for() {
+    fn features_agree_with_the_library() {
         for isa in ALL {
             let expected = isa.is_available()
                 || (isa == Isa::Amx && MatrixUnit::here() == MatrixUnit::Forbidden);

@@ -1,9 +1,9 @@
-//! What a container may use: the limits of this process's control groups.
+//! Limits of a container: the control groups of this process.
 //!
 //! `/proc/self/cgroup` names the group in each hierarchy, one line each: `0::/a/b` in version 2,
 //! `4:cpu,cpuacct:/a/b` in version 1. A group is bound by its own limits and by those of all
-//! groups above it, so the lowest of them counts. Inside a container the path may be that of the
-//! host while the files start at the container's own group; the root is always looked at.
+//! groups above it, so the lowest limit applies. Inside a container the path may be that of the
+//! host while the files start at the container's own group; the root is always included.
 
 use std::fs::read_to_string;
 use std::path::{Path, PathBuf};
@@ -35,13 +35,13 @@ fn quota_below(root: &Path, groups: &str) -> Option<f64> {
     limits.filter_map(|folder| version_2(&folder).or_else(|| version_1(&folder))).reduce(f64::min)
 }
 
-/// CPUs of a quota a period; `max` and −1 are none.
+/// CPUs of a quota per period; `None` for `max` and −1.
 fn share(quota: &str, period: &str) -> Option<f64> {
     let (quota, period) = (quota.parse::<u64>().ok()?, period.parse::<u64>().ok()?);
     (period > 0).then(|| quota as f64 / period as f64)
 }
 
-/// Version 1 says "no limit" with the largest multiple of a page; nobody has this much.
+/// Version 1 encodes "no limit" as the largest multiple of a page.
 const NO_LIMIT: u64 = 1 << 60;
 
 fn memory_below(root: &Path, groups: &str) -> Option<u64> {
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn version_1_has_a_folder_a_controller() {
+    fn version_1_has_one_folder_per_controller() {
         let root = scratch("v1");
         let group = root.join("cpu/a/b");
         write(group.join("cpu.cfs_quota_us"), "-1\n").unwrap();

@@ -1,4 +1,4 @@
-//! What limits a ring, and what to change.
+//! The bottleneck of a plan, and advice.
 
 use serde::Serialize;
 
@@ -7,19 +7,19 @@ use super::simulate::Timeline;
 use crate::args::Map;
 use crate::number::{bytes, significant, thousands};
 
-/// What limits a ring.
+/// The bottleneck of a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Limit {
-    /// It doesn't fit.
+    /// Memory is exceeded.
     Memory,
-    /// Messages that nothing hides.
+    /// Exposed transfers, limited by bandwidth.
     Communication,
-    /// Messages again, but their number and not their size.
+    /// Exposed transfers, limited by latency.
     Latency,
-    /// Ranks that wait for the one that has most to do.
+    /// Ranks wait for the one with the most work.
     Imbalance,
-    /// Packing, checking and copying of messages.
+    /// Packing, checking and copying messages.
     Handling,
     /// The kernels.
     Computing,
@@ -38,14 +38,14 @@ impl Limit {
     }
 }
 
-/// From this share of the time on, something other than computing is what limits.
+/// Share of the time from which something other than computing is the bottleneck.
 const NOTABLE: f64 = 0.1;
-/// Ranks that a ring is made for.
+/// Most ranks of a ring.
 const MOST_RANKS: f64 = 4_096.0;
-/// What the balanced map promises.
+/// Bound on the imbalance of balanced shards.
 const EVEN: f64 = 1.05;
 
-/// What limits, and what to change, most important first.
+/// The bottleneck, and advice by importance.
 pub(crate) fn advise(planned: &Planned) -> (Limit, Vec<String>) {
     let sum = |of: fn(&Timeline) -> f64| -> f64 {
         planned.passes.iter().map(|pass| of(pass.slowest())).sum()
@@ -71,7 +71,7 @@ pub(crate) fn advise(planned: &Planned) -> (Limit, Vec<String>) {
             _ => "",
         };
         let least = thousands(least);
-        advice.push(format!("a rank needs {needs} and has {has}: use {least} ranks{halves}"));
+        advice.push(format!("a rank needs {needs} of {has}: use {least} ranks{halves}"));
     }
     if planned.imbalance > EVEN {
         if limit == Limit::Computing && planned.imbalance > 1.0 + NOTABLE {
@@ -99,8 +99,8 @@ pub(crate) fn advise(planned: &Planned) -> (Limit, Vec<String>) {
                 significant(link.latency_seconds * 1e6)
             ),
             false => format!(
-                "messages travel {faster} times as long as ranks compute: use a faster network, fewer \
-                 ranks (bytes a rank hardly change, computing grows), or fewer key heads"
+                "transfers take {faster} times as long as computing: use a faster network, fewer \
+                 ranks (more computing per rank, about the same bytes), or fewer KV heads"
             ),
         });
     }
@@ -108,7 +108,9 @@ pub(crate) fn advise(planned: &Planned) -> (Limit, Vec<String>) {
         if limit == Limit::Computing {
             limit = Limit::Handling;
         }
-        advice.push("messages take a lot of copying: use fewer ranks, or fewer key heads".into());
+        advice.push(
+            "packing and copying messages takes long: use fewer ranks, or fewer KV heads".into(),
+        );
     }
     if limit == Limit::Computing && transfer > 0.0 {
         let up_to = (ranks as f64 * computing / transfer).min(MOST_RANKS) as u64;

@@ -1,16 +1,16 @@
-//! `longspan plan --calibrate`: this machine, by micro-benchmarks.
+//! `longspan plan --calibrate`: micro-benchmarks of this machine.
 //!
 //! | what | how |
 //! |---|---|
 //! | rate in Full blocks | `full`, one call after another |
-//! | rate in Partial blocks | `window(63, 0)`, which has no others: what is below a diagonal |
+//! | rate in Partial blocks | `window(63, 0)`, which has Partial blocks only |
 //! | latency, bandwidth | hops of small and large messages between two threads |
 //! | handling | a pass between two threads with much to send and little to compute, less the same alone |
 //!
-//! Ranks that share a machine share its cores, caches and memory: with `--per-node` so many of them
-//! compute at once, and the rate is what each gets.
+//! Ranks on one machine share its cores, caches and memory: with `--per-node N`, N ranks compute
+//! concurrently, and the rate is per rank.
 //!
-//! No ring of the kind that is planned is ever run: that is what the plan is to predict.
+//! The planned ring itself is never run.
 
 use std::io::{Write, stdout};
 use std::num::NonZeroUsize;
@@ -19,8 +19,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use longspan::{
-    Arrived, Attention, Dims, Element, ElementType, GradientsMut, Hook, Inputs, Layout, Order,
-    OutputMut, Pattern, RowStatistics, Shape, State, Tensor, Threads, row_deltas,
+    Attention, Dims, Element, ElementType, GradientsMut, Hook, Inputs, Layout, Order,
+    OutputGradient, OutputMut, OutputRef, Pattern, RowStatistics, Shape, State, Tensor, Threads,
+    row_deltas,
 };
 use longspan_ring::{
     Buffer, Hop, Incoming, Local, Options, Outgoing, Problem, Ring, Shards, Transport,
@@ -33,24 +34,23 @@ use crate::number::{bytes, count, significant};
 use crate::progress::Stage;
 use crate::{choice, machine as host, random, table};
 
-/// Query heads that kernels are measured with: enough for every thread to have work.
+/// Query heads of the measurements: enough work for every thread.
 const HEADS: usize = 8;
 /// Tokens of the dense call.
 const DENSE: u64 = 1_024;
 /// Tokens of the call without Full blocks.
 const MASKED: u64 = 8_192;
-/// Stretches of time that calls of one kind are measured in, how long each is, and how many calls it
-/// has at least.
-const STRETCHES: usize = 4;
-const STRETCH: Duration = Duration::from_millis(250);
-const FEWEST: usize = 4;
+/// Measurement intervals per kind of call, their length, and their minimum number of calls.
+const INTERVALS: usize = 4;
+const INTERVAL: Duration = Duration::from_millis(250);
+const MIN_CALLS: usize = 4;
 
 /// `longspan plan --calibrate`
 pub(super) fn run(args: &Plan) -> Result<()> {
     let isa = choice::isa(None)?.value;
     let threads = choice::threads(args.threads)?.value;
     let ranks = args.per_node.unwrap_or(NonZeroUsize::MIN);
-    let dim = args.head_dim.get();
+    let dim = args.tensors.head_dim();
     let mut kernels = Vec::new();
     for element in [ElementType::F32, ElementType::Bf16, ElementType::F16] {
         let stage = Stage::new(format!("measuring kernels on {element}"));
@@ -66,7 +66,7 @@ pub(super) fn run(args: &Plan) -> Result<()> {
     let each = count(threads.get() as u64, "thread");
     let each = match ranks.get() {
         1 => each,
-        ranks => format!("{ranks} ranks at once of {each}"),
+        ranks => format!("{ranks} concurrent ranks of {each}"),
     };
     let used = format!("{isa}, {each}, head dim {dim}");
     let machine = Machine {
@@ -74,12 +74,12 @@ pub(super) fn run(args: &Plan) -> Result<()> {
         sources: vec![format!("measured here: {cpu}, {used}")],
         memory_bytes: memory.unwrap_or(u64::MAX) as f64,
         kernels,
-        handling_seconds_a_byte: handling,
-        ranks_a_node: None,
+        handling_seconds_per_byte: handling,
+        ranks_per_node: None,
         near,
         far: None,
     };
-    let path = machine.keep(args.out.as_deref())?;
+    let path = machine.save(args.out.as_deref())?;
 
     let mut out = stdout().lock();
     if args.json {
@@ -88,15 +88,15 @@ pub(super) fn run(args: &Plan) -> Result<()> {
     }
     writeln!(out, "{:<15}{cpu}, {used}", "machine")?;
     if cfg!(debug_assertions) {
-        writeln!(out, "{:<15}without optimisation: these rates mean little", "built")?;
+        writeln!(out, "{:<15}without optimization: rates are not representative", "built")?;
     }
-    let speed = significant(near.bytes_a_second / 1e9);
+    let speed = significant(near.bytes_per_second / 1e9);
     let latency = significant(near.latency_seconds * 1e6);
     writeln!(out, "{:<15}{speed} GB/s, {latency} µs between threads", "messages")?;
     let each = significant(handling * 1e9);
-    writeln!(out, "{:<15}{each} ns a byte to pack, check and unpack", "")?;
+    writeln!(out, "{:<15}{each} ns per byte to pack, check and unpack", "")?;
     writeln!(out, "{:<15}{}", "memory", bytes(machine.memory_bytes as usize))?;
-    writeln!(out, "{:<15}{}", "kept in", path.display())?;
+    writeln!(out, "{:<15}{}", "saved to", path.display())?;
     writeln!(out)?;
     let header = ["GFLOP/s", "forward", "masked", "backward", "masked", ""];
     let mut rows = vec![header.map(String::from)];
@@ -110,7 +110,7 @@ pub(super) fn run(args: &Plan) -> Result<()> {
     Ok(out.flush()?)
 }
 
-/// Rates of kernels on one type of numbers, of each of so many ranks at once.
+/// Rates of the kernels for one dtype, per rank, with `ranks` ranks computing concurrently.
 fn kernel<E: Element>(dim: usize, threads: NonZeroUsize, ranks: NonZeroUsize) -> Result<Kernel> {
     let (full, masked) = (Pattern::full(), Pattern::window(63, 0)?);
     let together = Barrier::new(ranks.get());
@@ -128,8 +128,8 @@ fn kernel<E: Element>(dim: usize, threads: NonZeroUsize, ranks: NonZeroUsize) ->
     Ok(Kernel { dtype: E::TYPE.to_string(), forward: rate(0), backward: rate(1) })
 }
 
-/// Operations a second, forward and backward, over all pairs of the blocks that a pattern has: as
-/// a ring calls them, into a state and into sums.
+/// FLOP/s forward and backward, over all pairs of the pattern's active blocks; called as by a ring,
+/// into a softmax state and into accumulators.
 fn passes<E: Element>(
     pattern: &Pattern,
     tokens: u64,
@@ -139,9 +139,9 @@ fn passes<E: Element>(
 ) -> Result<[f64; 2]> {
     let layout = Layout::compile(pattern, &Shape::new(tokens, tokens))?;
     let pairs = layout.counts()?.active_blocks() as f64 * 64.0 * 64.0 * HEADS as f64;
-    let attention = Attention::new(layout).threads(Threads::Count(threads));
+    let attention = Attention::new(layout).threads(threads.get());
     let dims = Dims { batch: 1, tokens: tokens as usize, heads: HEADS, dim };
-    let order = Order::BatchHeadTokenDim;
+    let order = Order::Bhsd;
     let numbers = HEADS * tokens as usize * dim;
     let make = |seed| Tensor::new(random::normals::<E>(seed, numbers, threads), dims, order);
     let (q, k, v, dout) = (make(0)?, make(1)?, make(2)?, make(3)?);
@@ -152,19 +152,16 @@ fn passes<E: Element>(
     let rows = HEADS * tokens as usize;
     let (mut lse, mut rest, mut delta) = (vec![0.0; rows], vec![0.0; rows], vec![0.0; rows]);
     let mut out = Tensor::<E>::zeros(dims, order)?;
-    let output = OutputMut { out: out.view_mut(), lse: &mut lse, lse_rest: Some(&mut rest) };
+    let output = OutputMut { out: out.view_mut(), lse: &mut lse, lse_lo: Some(&mut rest) };
     attention.forward_into(inputs, output, Hook::none())?;
-    let arrived = Arrived {
-        out: out.view(),
-        lse: &lse,
-        lse_rest: Some(&rest),
-        dout: dout.view(),
-        dlse: None,
-    };
-    row_deltas(arrived, &mut delta)?;
+    let (saved, gradient) = (
+        OutputRef { out: out.view(), lse: &lse, lse_lo: Some(&rest) },
+        OutputGradient { dout: dout.view(), dlse: None },
+    );
+    row_deltas(saved, gradient, &mut delta)?;
     let zeros = || Tensor::<f32>::zeros(dims, order);
     let (mut dq, mut dk, mut dv) = (zeros()?, zeros()?, zeros()?);
-    let rows = RowStatistics { lse: &lse, lse_rest: Some(&rest), delta: &delta };
+    let rows = RowStatistics { lse: &lse, lse_lo: Some(&rest), delta: &delta };
     let backward = typical(together, || {
         let into = GradientsMut { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() };
         attention.accumulate(inputs, dout.view(), rows, into, Hook::none())
@@ -173,25 +170,25 @@ fn passes<E: Element>(
     Ok([4.0 * flops / forward, 10.0 * flops / backward])
 }
 
-/// Seconds of a call: its mean over the best of a few stretches of time, in which all ranks compute.
-/// Where ranks share cores, the time of a single call is either that of a whole core or much longer.
+/// Seconds per call: the mean over the best of a few intervals in which all ranks compute. Where
+/// ranks share cores, single calls vary widely.
 fn typical(
     together: &Barrier,
     mut call: impl FnMut() -> longspan::Result<()>,
 ) -> longspan::Result<f64> {
-    // Ranks make the same calls, which end alike.
+    // All ranks make the same calls, and fail alike.
     call()?;
     let mut best = f64::INFINITY;
-    for _ in 0..STRETCHES {
+    for _ in 0..INTERVALS {
         together.wait();
         let (start, mut calls) = (Instant::now(), 0);
-        while calls < FEWEST || start.elapsed() < STRETCH {
+        while calls < MIN_CALLS || start.elapsed() < INTERVAL {
             call()?;
             calls += 1;
         }
         best = best.min(start.elapsed().as_secs_f64() / calls as f64);
     }
-    // A clock that ticks slowly may say that nothing took no time.
+    // A coarse clock may measure 0.
     Ok(best.max(1e-9))
 }
 
@@ -211,8 +208,8 @@ fn link() -> Link {
             let mut seconds = Vec::new();
             for _ in 0..times {
                 let start = Instant::now();
-                let patience = Duration::from_secs(60);
-                let hop = Hop { sends: &mut sends, receives: &mut receives, patience };
+                let timeout = Duration::from_secs(60);
+                let hop = Hop { sends: &mut sends, receives: &mut receives, timeout };
                 if transport.hop(hop, &mut |_| ()).is_err() {
                     break;
                 }
@@ -231,10 +228,10 @@ fn link() -> Link {
     const LARGE: usize = 16 << 20;
     let latency_seconds = hop(8, 2_000);
     let seconds = (hop(LARGE, 12) - latency_seconds).max(1e-9);
-    Link { latency_seconds, bytes_a_second: LARGE as f64 / seconds }
+    Link { latency_seconds, bytes_per_second: LARGE as f64 / seconds }
 }
 
-/// Seconds that a byte of a message takes of the processor, between so many ranks.
+/// CPU seconds per byte of a message, between `ranks` ranks.
 fn handling(ranks: usize) -> Result<f64> {
     const TOKENS: u64 = 64;
     const BATCH: usize = 16;
@@ -244,15 +241,15 @@ fn handling(ranks: usize) -> Result<f64> {
         let shards = Shards::contiguous(ranks as u64 * TOKENS, ranks, TOKENS)?;
         let problem = Problem::new(Pattern::full(), shards).batch(BATCH).heads(16, 16).dims(64, 64);
         let run = |transport: Local| -> longspan_ring::Result<(Vec<f64>, u64)> {
-            let threads = Threads::Count(NonZeroUsize::MIN);
+            let threads = Threads::Count(1);
             let options = Options { threads, ..Options::default() };
             let mut ring = Ring::new(transport, problem.clone(), options)?;
             let dims = Dims { batch: BATCH, tokens: TOKENS as usize, heads: 16, dim: 64 };
-            let x = Tensor::filled(0.5_f32, dims, Order::BatchHeadTokenDim)?;
+            let x = Tensor::filled(0.5_f32, dims, Order::Bhsd)?;
             let mut seconds = Vec::new();
             for _ in 0..TIMES {
                 let (start, before) = (Instant::now(), ring.tally());
-                ring.forward(x.view(), x.view(), x.view())?;
+                ring.forward(Inputs::new(x.view(), x.view(), x.view()))?;
                 let computing = ring.tally().computing - before.computing;
                 seconds.push(start.elapsed().saturating_sub(computing).as_secs_f64());
             }
@@ -278,10 +275,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn links_and_handling_have_a_price() {
+    fn links_and_handling_take_time() {
         let link = link();
         assert!(link.latency_seconds > 0.0 && link.latency_seconds < 1.0, "{link:?}");
-        assert!(link.bytes_a_second > 1e6, "{link:?}");
+        assert!(link.bytes_per_second > 1e6, "{link:?}");
         assert!(handling(2).unwrap() < 1e-6 && handling(3).unwrap() < 1e-6);
     }
 }

@@ -1,12 +1,11 @@
-//! Machines: what one rank computes a second, and how fast bytes reach another.
+//! Machine descriptions: FLOP/s per rank, and latency and bandwidth between ranks.
 //!
-//! A rate is in operations on pairs, as `longspan bench` counts them: 2 · (key dim + value dim) a
-//! pair forward, 2 · (3 · key dim + 2 · value dim) backward. Blocks of which only some pairs are
-//! seen have a rate of their own, over *all* pairs of the block, since that is what a kernel's time
-//! follows.
+//! FLOPs are counted as by `longspan bench`: 2 · (key dim + value dim) per pair forward, 2 · (3 · key
+//! dim + 2 · value dim) backward. Partial blocks have a rate of their own, over *all* pairs of the
+//! block, since kernels compute whole blocks.
 //!
-//! Figures that aren't measured here are published ones, with their source. No kernel of Longspan
-//! has run on those machines: their rates are what others reach with dense attention.
+//! Figures that aren't measured are published ones, with their source. Longspan has not run on those
+//! machines: the rates are those of dense attention by others.
 
 use std::path::{Path, PathBuf};
 
@@ -17,28 +16,29 @@ use serde::{Deserialize, Serialize};
 use crate::args::Network;
 use crate::compile::BadInput;
 
-/// What one rank computes a second, and how fast bytes reach another.
+/// The rates of one rank, and its links to others.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Machine {
     pub(crate) name: String,
     /// Where the figures come from.
     pub(crate) sources: Vec<String>,
-    /// Bytes of memory a rank.
+    /// Bytes of memory per rank.
     pub(crate) memory_bytes: f64,
     pub(crate) kernels: Vec<Kernel>,
-    /// Time that a byte of a message takes of the processor: packed, checked, copied. Nothing is
-    /// computed meanwhile.
-    pub(crate) handling_seconds_a_byte: f64,
-    /// Ranks a node; all of them where left out.
-    pub(crate) ranks_a_node: Option<usize>,
+    /// CPU time per byte of a message to pack, check and copy it; doesn't overlap with computing.
+    #[serde(alias = "handling_seconds_a_byte")]
+    pub(crate) handling_seconds_per_byte: f64,
+    /// Ranks per node; `None`: all ranks share one node.
+    #[serde(alias = "ranks_a_node")]
+    pub(crate) ranks_per_node: Option<usize>,
     /// Within a node.
     pub(crate) near: Link,
     /// Between nodes.
     pub(crate) far: Option<Link>,
 }
 
-/// Rates with one type of numbers.
+/// Rates for one dtype.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Kernel {
@@ -47,40 +47,41 @@ pub(crate) struct Kernel {
     pub(crate) backward: Rate,
 }
 
-/// Operations a second.
+/// FLOP/s.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Rate {
-    /// In blocks of which all pairs are seen.
+    /// In Full blocks.
     pub(crate) full: f64,
-    /// In others, counting all of their pairs.
+    /// In Partial blocks, counting all of their pairs.
     pub(crate) partial: f64,
 }
 
-/// One direction of a rank's connection.
+/// A link, one direction.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Link {
     pub(crate) latency_seconds: f64,
-    pub(crate) bytes_a_second: f64,
+    #[serde(alias = "bytes_a_second")]
+    pub(crate) bytes_per_second: f64,
 }
 
 impl Link {
-    /// The time until so many bytes are there.
+    /// Transfer time of a message.
     pub(crate) fn seconds(&self, bytes: u64) -> f64 {
-        self.latency_seconds + bytes as f64 / self.bytes_a_second
+        self.latency_seconds + bytes as f64 / self.bytes_per_second
     }
 }
 
 impl Machine {
-    /// The machine that an argument names.
+    /// The machine of a `--machine` argument.
     pub(crate) fn find(name: &str) -> Result<Self> {
         let published = |gpu: &Gpu| gpu.name.eq_ignore_ascii_case(name);
         if let Some(gpu) = GPUS.iter().find(|gpu| published(gpu)) {
             return Ok(gpu.machine());
         }
         if name == "this" {
-            let path = kept()?;
+            let path = default_path()?;
             let advice = "run `longspan plan --calibrate` first, or name another --machine";
             return Machine::read(&path)?.ok_or_else(|| {
                 BadInput(format!("this machine hasn't been measured: {advice}")).into()
@@ -93,7 +94,7 @@ impl Machine {
         })
     }
 
-    /// A description; nothing where there is no such file.
+    /// Reads a description; `None` where there is no such file.
     fn read(path: &Path) -> Result<Option<Self>> {
         let text = match std::fs::read_to_string(path) {
             Ok(text) => text,
@@ -113,7 +114,7 @@ impl Machine {
         let links = [Some(("near", self.near)), self.far.map(|far| ("far", far))];
         let mut numbers = vec![("memory_bytes".to_owned(), self.memory_bytes)];
         for (name, link) in links.into_iter().flatten() {
-            numbers.push((format!("{name}.bytes_a_second"), link.bytes_a_second));
+            numbers.push((format!("{name}.bytes_per_second"), link.bytes_per_second));
             numbers.push((
                 format!("{name}.latency_seconds"),
                 link.latency_seconds + f64::MIN_POSITIVE,
@@ -125,12 +126,12 @@ impl Machine {
                 numbers.push((format!("{dtype}.{pass}.partial"), rate.partial));
             }
         }
-        let handling = self.handling_seconds_a_byte + f64::MIN_POSITIVE;
-        numbers.push(("handling_seconds_a_byte".into(), handling));
+        let handling = self.handling_seconds_per_byte + f64::MIN_POSITIVE;
+        numbers.push(("handling_seconds_per_byte".into(), handling));
         match numbers.iter().find(|(_, number)| !number.is_finite() || *number <= 0.0) {
             Some((name, number)) => Err(format!("{name} is {number}, expected more than 0")),
-            None if self.ranks_a_node == Some(0) => {
-                Err("ranks_a_node is 0, expected 1 or more".into())
+            None if self.ranks_per_node == Some(0) => {
+                Err("ranks_per_node is 0, expected 1 or more".into())
             }
             None => Ok(()),
         }
@@ -148,17 +149,17 @@ impl Machine {
 
     /// The link from one rank to another.
     pub(crate) fn link(&self, from: usize, to: usize) -> Link {
-        match (self.ranks_a_node, self.far) {
+        match (self.ranks_per_node, self.far) {
             (Some(node), Some(far)) if from / node != to / node => far,
             _ => self.near,
         }
     }
 
-    /// Writes the description where [`Machine::find`] looks for it, or elsewhere.
-    pub(crate) fn keep(&self, elsewhere: Option<&Path>) -> Result<PathBuf> {
-        let path = match elsewhere {
+    /// Writes the description to a file, by default the one that [`Machine::find`] reads.
+    pub(crate) fn save(&self, file: Option<&Path>) -> Result<PathBuf> {
+        let path = match file {
             Some(path) => path.to_owned(),
-            None => kept()?,
+            None => default_path()?,
         };
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             std::fs::create_dir_all(folder)
@@ -170,26 +171,26 @@ impl Machine {
     }
 }
 
-/// Where what was measured is kept.
-fn kept() -> Result<PathBuf> {
+/// The default file of measurements.
+fn default_path() -> Result<PathBuf> {
     let folder = |variable: &str| std::env::var_os(variable).filter(|text| !text.is_empty());
     let cache = match (folder("XDG_CACHE_HOME"), folder("HOME")) {
         (Some(cache), _) => PathBuf::from(cache),
         (None, Some(home)) => Path::new(&home).join(".cache"),
         (None, None) => {
-            let rule = "neither XDG_CACHE_HOME nor HOME says where measurements are kept";
+            let rule = "neither XDG_CACHE_HOME nor HOME is set";
             return Err(BadInput(format!("{rule}: use --out and --machine with a file")).into());
         }
     };
     Ok(cache.join("longspan").join("machine.json"))
 }
 
-/// The network of a name. Bandwidths are what the standards say, one direction; latencies are of
-/// the right order and not more: 20 to 50 µs through a kernel's TCP, 1 to 4 µs with RDMA.
+/// A network by name. Bandwidths are those of the standards, one direction; latencies are orders of
+/// magnitude: 20 to 50 µs with TCP, 1 to 4 µs with RDMA.
 pub(crate) fn network(network: Network) -> (Link, &'static str) {
     let link = |gbits: f64, us: f64| Link {
         latency_seconds: us * 1e-6,
-        bytes_a_second: gbits * 1e9 / 8.0,
+        bytes_per_second: gbits * 1e9 / 8.0,
     };
     match network {
         Network::Ten => (link(10.0, 30.0), "10 Gbit/s: IEEE 802.3ae; TCP, 30 µs assumed"),
@@ -206,7 +207,7 @@ struct Gpu {
     name: &'static str,
     sources: &'static [&'static str],
     memory_bytes: f64,
-    /// Peaks in operations a second: f32, and dense bf16 or f16 on tensor cores.
+    /// Peak FLOP/s: f32, and dense bf16 or f16 on tensor cores.
     peaks: (f64, f64),
     /// Shares of the peak that attention reaches, forward and backward.
     shares: (f64, f64),
@@ -268,9 +269,9 @@ impl Gpu {
             sources: self.sources.iter().map(|&source| source.into()).collect(),
             memory_bytes: self.memory_bytes,
             kernels: vec![kernel("f32", f32), kernel("bf16", half), kernel("f16", half)],
-            handling_seconds_a_byte: 0.0,
-            ranks_a_node: Some(8),
-            near: Link { latency_seconds: NVLINK_LATENCY, bytes_a_second: self.nvlink },
+            handling_seconds_per_byte: 0.0,
+            ranks_per_node: Some(8),
+            near: Link { latency_seconds: NVLINK_LATENCY, bytes_per_second: self.nvlink },
             far: None,
         }
     }
@@ -281,7 +282,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn published_machines_are_sound() {
+    fn published_machines_are_valid() {
         for gpu in &GPUS {
             let machine = Machine::find(&gpu.name.to_uppercase()).unwrap();
             assert_eq!(machine.check(), Ok(()));
@@ -290,6 +291,18 @@ mod tests {
             let bf16 = machine.kernel(ElementType::Bf16).unwrap();
             assert!(forward(bf16) > forward(machine.kernel(f32).unwrap()));
         }
+    }
+
+    #[test]
+    fn former_names_are_read() {
+        let machine = Machine::find("h100").unwrap();
+        let text = serde_json::to_string(&machine).unwrap();
+        let former = text
+            .replace("handling_seconds_per_byte", "handling_seconds_a_byte")
+            .replace("ranks_per_node", "ranks_a_node")
+            .replace("bytes_per_second", "bytes_a_second");
+        assert_ne!(former, text);
+        assert_eq!(serde_json::from_str::<Machine>(&former).unwrap(), machine);
     }
 
     #[test]

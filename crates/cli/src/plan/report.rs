@@ -1,4 +1,4 @@
-//! What was planned, for people and for programs.
+//! The report of a plan, as text or JSON.
 
 use std::io::{Result, Write};
 use std::path::Path;
@@ -14,9 +14,9 @@ use crate::table;
 /// Characters kept of a pattern's text.
 const TEXT: usize = 200;
 
-/// Numbers of one pass: of the rank that ends last, where not said otherwise.
+/// Statistics of one pass: of the rank that ends last, unless noted.
 #[derive(Serialize)]
-struct Numbers {
+struct Statistics {
     pass: &'static str,
     ms: f64,
     slowest_rank: usize,
@@ -24,28 +24,28 @@ struct Numbers {
     handling_ms: f64,
     waiting_ms: f64,
     transfer_ms: f64,
-    /// The share of transfers during which it computes.
+    /// Share of the transfer time that overlaps with computing.
     hidden_share: Option<f64>,
     /// Steps with messages.
     hops: usize,
-    compute_ms_a_hop: f64,
-    transfer_ms_a_hop: f64,
-    bytes_a_hop: f64,
+    compute_ms_per_hop: f64,
+    transfer_ms_per_hop: f64,
+    bytes_per_hop: f64,
     /// Bytes that a rank receives: on average, and at most, of those simulated.
     bytes_received: f64,
     bytes_received_most: u64,
     memory_bytes: u64,
 }
 
-impl Numbers {
+impl Statistics {
     fn of(pass: &PassPlan) -> Self {
         let slowest: &Timeline = pass.slowest();
         let hops = slowest.hops();
-        let a_hop = |sum: f64| sum / hops.max(1) as f64;
+        let per_hop = |sum: f64| sum / hops.max(1) as f64;
         let index = pass.timelines.iter().position(|timeline| timeline.rank == slowest.rank);
         let received = index.map_or(0, |index| pass.received[index]);
         let sum: u64 = pass.received.iter().sum();
-        Numbers {
+        Statistics {
             pass: pass.name,
             ms: slowest.end() * 1e3,
             slowest_rank: slowest.rank,
@@ -55,9 +55,9 @@ impl Numbers {
             transfer_ms: slowest.transfer * 1e3,
             hidden_share: slowest.hidden_share(),
             hops,
-            compute_ms_a_hop: a_hop(slowest.computing) * 1e3,
-            transfer_ms_a_hop: a_hop(slowest.transfer) * 1e3,
-            bytes_a_hop: a_hop(received as f64),
+            compute_ms_per_hop: per_hop(slowest.computing) * 1e3,
+            transfer_ms_per_hop: per_hop(slowest.transfer) * 1e3,
+            bytes_per_hop: per_hop(received as f64),
             bytes_received: sum as f64 / pass.received.len().max(1) as f64,
             bytes_received_most: pass.received.iter().copied().max().unwrap_or(0),
             memory_bytes: pass.memory,
@@ -71,7 +71,7 @@ struct Object<'a> {
     pattern: &'a str,
     tokens: u64,
     ranks: usize,
-    /// Ranks whose schedule was worked out.
+    /// Simulated ranks.
     simulated: usize,
     shards: &'static str,
     batch: usize,
@@ -84,7 +84,7 @@ struct Object<'a> {
     imbalance: f64,
     memory_bytes: u64,
     ms: f64,
-    passes: Vec<Numbers>,
+    passes: Vec<Statistics>,
     limit: Limit,
     advice: Vec<String>,
 }
@@ -93,7 +93,7 @@ struct Object<'a> {
 pub(super) fn json(planned: &Planned, out: &mut impl Write) -> Result<()> {
     let Sizes { tokens, ranks, batch, heads, kv_heads, dim, value_dim, element } = planned.sizes;
     let (limit, advice) = advise(planned);
-    let passes: Vec<_> = planned.passes.iter().map(Numbers::of).collect();
+    let passes: Vec<_> = planned.passes.iter().map(Statistics::of).collect();
     let object = Object {
         version: env!("CARGO_PKG_VERSION"),
         pattern: &shortened(&planned.pattern, TEXT),
@@ -118,26 +118,25 @@ pub(super) fn json(planned: &Planned, out: &mut impl Write) -> Result<()> {
     writeln!(out, "{}", serde_json::to_string(&object)?)
 }
 
-/// A summary, a table with a line for each pass, and what to change.
+/// A summary, a table with one line per pass, and advice.
 pub(super) fn table(planned: &Planned, plot: Option<&Path>, out: &mut impl Write) -> Result<()> {
     let Sizes { tokens, ranks, batch, heads, kv_heads, dim, value_dim, element } = planned.sizes;
     let mut line = |name: &str, text: String| writeln!(out, "{name:<15}{text}");
     line("pattern", shortened(&planned.pattern, TEXT))?;
     let (ranks_named, shards) = (count(ranks as u64, "rank"), planned.map.name());
     line("tokens", format!("{} over {ranks_named}, {shards}", count(tokens, "token")))?;
-    let heads =
-        format!("{} on {}", count(heads as u64, "head"), count(kv_heads as u64, "key head"));
+    let heads = format!("{} on {}", count(heads as u64, "head"), count(kv_heads as u64, "KV head"));
     let dims = match value_dim == dim {
         true => format!("head dim {dim}"),
         false => format!("head dim {dim}, values {value_dim}"),
     };
     line("tensors", format!("{element}, batch {batch}, {heads}, {dims}"))?;
     let machine = &planned.machine;
-    let near = format!("{} GB/s within a node", significant(machine.near.bytes_a_second / 1e9));
+    let near = format!("{} GB/s within a node", significant(machine.near.bytes_per_second / 1e9));
     let links = match machine.far {
         None => near,
         Some(far) => {
-            let speed = significant(far.bytes_a_second * 8.0 / 1e9);
+            let speed = significant(far.bytes_per_second * 8.0 / 1e9);
             let latency = significant(far.latency_seconds * 1e6);
             format!("{near}, {speed} Gbit/s and {latency} µs between nodes")
         }
@@ -145,12 +144,12 @@ pub(super) fn table(planned: &Planned, plot: Option<&Path>, out: &mut impl Write
     line("machine", format!("{}: {links}", machine.name))?;
     let simulated = planned.passes[0].timelines.len();
     if simulated < ranks {
-        let text = format!("{} of {ranks_named}, others taken to be in step", simulated);
+        let text = format!("{} of {ranks_named}, the others assumed to be in step", simulated);
         line("simulated", text)?;
     }
     let limit = bytes(machine.memory_bytes as usize);
     let memory = planned.passes.iter().map(|pass| pass.memory).max().unwrap_or(0);
-    line("memory a rank", format!("{} of {limit}", bytes(memory as usize)))?;
+    line("memory/rank", format!("{} of {limit}", bytes(memory as usize)))?;
     line("imbalance", format!("{} times the mean at most", significant(planned.imbalance)))?;
 
     let header = [
@@ -161,26 +160,26 @@ pub(super) fn table(planned: &Planned, plot: Option<&Path>, out: &mut impl Write
         "handling",
         "hidden",
         "hops",
-        "ms a hop",
-        "transfer a hop",
-        "bytes a hop",
+        "ms per hop",
+        "transfer per hop",
+        "bytes per hop",
         "bytes in",
     ];
     let mut rows = vec![header.map(String::from)];
-    let all: Vec<_> = planned.passes.iter().map(Numbers::of).collect();
-    rows.extend(all.iter().map(|numbers| {
+    let all: Vec<_> = planned.passes.iter().map(Statistics::of).collect();
+    rows.extend(all.iter().map(|statistics| {
         [
-            numbers.pass.to_string(),
-            significant(numbers.ms),
-            significant(numbers.computing_ms),
-            significant(numbers.waiting_ms),
-            significant(numbers.handling_ms),
-            numbers.hidden_share.map_or("-".into(), percent),
-            numbers.hops.to_string(),
-            significant(numbers.compute_ms_a_hop),
-            significant(numbers.transfer_ms_a_hop),
-            bytes(numbers.bytes_a_hop as usize),
-            bytes(numbers.bytes_received_most as usize),
+            statistics.pass.to_string(),
+            significant(statistics.ms),
+            significant(statistics.computing_ms),
+            significant(statistics.waiting_ms),
+            significant(statistics.handling_ms),
+            statistics.hidden_share.map_or("-".into(), percent),
+            statistics.hops.to_string(),
+            significant(statistics.compute_ms_per_hop),
+            significant(statistics.transfer_ms_per_hop),
+            bytes(statistics.bytes_per_hop as usize),
+            bytes(statistics.bytes_received_most as usize),
         ]
     }));
     writeln!(out)?;

@@ -1,18 +1,17 @@
-//! When ranks do what: outlines and a machine become timelines.
+//! Simulation: from communication plans and a machine to timelines.
 //!
 //! ```text
-//! a hop        | pack |  compute what came before   |  wait  | unpack |
+//! a hop        | pack |  compute the previous hop   |  wait  | unpack |
 //! its messages        |  latency, bytes ÷ bandwidth          |
 //! ```
 //!
-//! A message starts when both its ends have reached its step. All that a rank sends, and all that
-//! it receives, in a step shares its connection. Steps are worked out in ascending order for all
-//! ranks at once: whatever a rank waits for has a smaller number. A rank that isn't simulated is
-//! taken to be in step with those that wait for it.
+//! A message starts when both its ranks have reached its step. All sends of a rank in a step share
+//! its link, and all receives do. Steps are simulated in ascending order for all ranks: a rank only
+//! waits for earlier steps. A rank that isn't simulated is assumed to be in step with its peers.
 
 use std::collections::BTreeMap;
 
-use longspan_ring::{Outline, Stage, Work};
+use longspan_ring::{CommunicationPlan, PlannedHop, Work};
 
 use super::machine::{Machine, Rate};
 
@@ -20,18 +19,18 @@ use super::machine::{Machine, Rate};
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Span {
     pub(crate) start: f64,
-    /// How long was computed.
+    /// Time in kernels.
     pub(crate) computing: f64,
-    /// When there was nothing left to compute.
+    /// End of computing.
     pub(crate) computed: f64,
-    /// When all messages had come and gone.
+    /// End of all transfers.
     pub(crate) arrived: f64,
-    /// When what came was unpacked.
+    /// End of unpacking.
     pub(crate) end: f64,
     pub(crate) has_messages: bool,
 }
 
-/// What a rank does in a pass, and when.
+/// The timeline of a rank in a pass.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Timeline {
     pub(crate) rank: usize,
@@ -40,11 +39,11 @@ pub(crate) struct Timeline {
     pub(crate) computing: f64,
     /// Packing, checking, copying.
     pub(crate) handling: f64,
-    /// With nothing to compute, until messages had come.
+    /// Waiting for messages with nothing to compute.
     pub(crate) waiting: f64,
-    /// What messages took, had nobody been late.
+    /// Transfer time without delays of other ranks.
     pub(crate) transfer: f64,
-    /// The part of that in which nothing was computed.
+    /// The part of it that doesn't overlap with computing.
     pub(crate) exposed: f64,
 }
 
@@ -53,7 +52,7 @@ impl Timeline {
         self.spans.last().map_or(0.0, |span| span.end)
     }
 
-    /// The share of transfers during which the rank computed; nothing where there were none.
+    /// Share of the transfer time that overlaps with computing; `None` without transfers.
     pub(crate) fn hidden_share(&self) -> Option<f64> {
         (self.transfer > 0.0).then(|| 1.0 - self.exposed / self.transfer)
     }
@@ -63,12 +62,12 @@ impl Timeline {
     }
 }
 
-/// How long work takes.
+/// Time per unit of work.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Pace {
     pub(crate) rate: Rate,
-    /// Operations a pair, all batch entries.
-    pub(crate) flops_a_pair: f64,
+    /// FLOPs per pair, all batch entries.
+    pub(crate) flops_per_pair: f64,
 }
 
 impl Pace {
@@ -77,13 +76,13 @@ impl Pace {
         let full = work.full_pairs as f64 / self.rate.full;
         // Pairs outside Full blocks can't be more than those of their blocks.
         let partial = work.partial_blocks as f64 * BLOCK / self.rate.partial;
-        self.flops_a_pair * (full + partial)
+        self.flops_per_pair * (full + partial)
     }
 }
 
 /// One pass of all simulated ranks; each has its stages.
 pub(crate) fn simulate(
-    passes: &[(usize, &[Stage])],
+    passes: &[(usize, &[PlannedHop])],
     pace: Pace,
     machine: &Machine,
 ) -> Vec<Timeline> {
@@ -91,16 +90,16 @@ pub(crate) fn simulate(
         passes.iter().enumerate().map(|(index, (rank, _))| (*rank, index)).collect();
     let mut timelines: Vec<_> =
         passes.iter().map(|(rank, _)| Timeline { rank: *rank, ..Timeline::default() }).collect();
-    let mut steps: BTreeMap<u32, Vec<(usize, &Stage)>> = BTreeMap::new();
+    let mut steps: BTreeMap<u32, Vec<(usize, &PlannedHop)>> = BTreeMap::new();
     for (number, (_, stages)) in passes.iter().enumerate() {
         for stage in *stages {
             steps.entry(stage.label).or_default().push((number, stage));
         }
     }
-    let handling = |bytes: u64| bytes as f64 * machine.handling_seconds_a_byte;
+    let handling = |bytes: u64| bytes as f64 * machine.handling_seconds_per_byte;
     for stages in steps.values() {
-        // When each rank is there, and how much it sends in all.
-        let mut there: BTreeMap<usize, (f64, &Stage)> = BTreeMap::new();
+        // When each rank has packed its messages.
+        let mut there: BTreeMap<usize, (f64, &PlannedHop)> = BTreeMap::new();
         for &(number, stage) in stages {
             let packed = timelines[number].end() + handling(stage.sent());
             there.insert(number, (packed, stage));
@@ -115,7 +114,7 @@ pub(crate) fn simulate(
             let outgoing = flow(machine, &stage.sends, |peer| (rank, peer));
             let mut arrived = packed;
             for (peer, bytes) in &stage.receives {
-                // As fast as the slower end can: what the sender sends shares its connection too.
+                // The slower end determines the rate: the sender's other messages share its link.
                 let sender = index.get(peer).and_then(|number| there.get(number));
                 let busy =
                     sender.map_or(0.0, |(_, other)| flow(machine, &other.sends, |to| (*peer, to)));
@@ -144,7 +143,7 @@ pub(crate) fn simulate(
     timelines
 }
 
-/// The time that messages of one direction take on a rank's connections, near and far.
+/// Transfer time of messages of one direction on a rank's links, near and far.
 fn flow(
     machine: &Machine,
     messages: &[(usize, u64)],
@@ -156,14 +155,14 @@ fn flow(
         let link = machine.link(from, to);
         let (latency, busy) = &mut links[usize::from(Some(link) == machine.far)];
         *latency = link.latency_seconds;
-        *busy += bytes as f64 / link.bytes_a_second;
+        *busy += bytes as f64 / link.bytes_per_second;
     }
     links.into_iter().map(|(latency, busy)| latency + busy).fold(0.0, f64::max)
 }
 
-/// Bytes of messages that a rank holds at most: what is on its way both ways and what is worked on.
-pub(crate) fn most_held(stages: &[Stage]) -> u64 {
-    let before = std::iter::once(0).chain(stages.iter().map(Stage::received));
+/// Peak bytes of messages on a rank: those in flight, both directions, and those being computed.
+pub(crate) fn peak_held(stages: &[PlannedHop]) -> u64 {
+    let before = std::iter::once(0).chain(stages.iter().map(PlannedHop::received));
     stages
         .iter()
         .zip(before)
@@ -173,8 +172,10 @@ pub(crate) fn most_held(stages: &[Stage]) -> u64 {
 }
 
 /// Both passes of every outline, by pass.
-pub(crate) fn passes(outlines: &[Outline]) -> [Vec<(usize, &[Stage])>; 2] {
-    let pick = |of: fn(&Outline) -> &[Stage]| outlines.iter().map(|o| (o.rank, of(o))).collect();
+pub(crate) fn passes(outlines: &[CommunicationPlan]) -> [Vec<(usize, &[PlannedHop])>; 2] {
+    let pick = |of: fn(&CommunicationPlan) -> &[PlannedHop]| {
+        outlines.iter().map(|o| (o.rank, of(o))).collect()
+    };
     [pick(|outline| &outline.forward), pick(|outline| &outline.backward)]
 }
 
@@ -189,9 +190,9 @@ mod tests {
             sources: Vec::new(),
             memory_bytes: 1e9,
             kernels: Vec::new(),
-            handling_seconds_a_byte: handling,
-            ranks_a_node: None,
-            near: Link { latency_seconds: 1.0, bytes_a_second: 100.0 },
+            handling_seconds_per_byte: handling,
+            ranks_per_node: None,
+            near: Link { latency_seconds: 1.0, bytes_per_second: 100.0 },
             far: None,
         }
     }
@@ -200,14 +201,14 @@ mod tests {
         Work { pairs, full_pairs: pairs, ..Work::default() }
     }
 
-    const PACE: Pace = Pace { rate: Rate { full: 1.0, partial: 1.0 }, flops_a_pair: 1.0 };
+    const PACE: Pace = Pace { rate: Rate { full: 1.0, partial: 1.0 }, flops_per_pair: 1.0 };
 
-    fn stage(label: u32, to: &[(usize, u64)], from: &[(usize, u64)], pairs: u128) -> Stage {
-        Stage { label, sends: to.to_vec(), receives: from.to_vec(), work: work(pairs) }
+    fn stage(label: u32, to: &[(usize, u64)], from: &[(usize, u64)], pairs: u128) -> PlannedHop {
+        PlannedHop { label, sends: to.to_vec(), receives: from.to_vec(), work: work(pairs) }
     }
 
     #[test]
-    fn a_hop_takes_the_longer_of_computing_and_travelling() {
+    fn hops_take_the_longer_of_computing_and_transfer() {
         // 1 s latency and 4 s for 400 bytes, beside 3 s or 9 s of computing.
         for (pairs, until, exposed) in [(3, 5.0, 2.0), (9, 9.0, 0.0)] {
             let stages = [stage(1, &[], &[(1, 400)], pairs), stage(u32::MAX, &[], &[], 2)];
@@ -229,18 +230,18 @@ mod tests {
     }
 
     #[test]
-    fn messages_share_a_connection_and_handling_hides_nothing() {
+    fn messages_share_connection_and_handling_hides_nothing() {
         let stages = [stage(1, &[(1, 100), (2, 300)], &[(1, 100)], 1)];
         let timeline = &simulate(&[(0, &stages)], PACE, &machine(0.01))[0];
         // 4 s of packing, 5 s on the way, 1 s of unpacking.
         assert_eq!((timeline.end(), timeline.handling), (10.0, 5.0));
         assert_eq!(timeline.hidden_share(), Some(1.0 - 4.0 / 5.0));
-        assert_eq!(most_held(&stages), 500);
+        assert_eq!(peak_held(&stages), 500);
     }
 
     #[test]
     fn blocks_with_masks_cost_all_of_their_pairs() {
-        let pace = Pace { rate: Rate { full: 4096.0, partial: 2048.0 }, flops_a_pair: 2.0 };
+        let pace = Pace { rate: Rate { full: 4096.0, partial: 2048.0 }, flops_per_pair: 2.0 };
         let work = Work { pairs: 4096 + 10, full_pairs: 4096, partial_blocks: 3 };
         assert_eq!(pace.seconds(&work), 2.0 * (1.0 + 3.0 * 2.0));
     }

@@ -1,10 +1,10 @@
 //! Text in pictures.
 //!
-//! A PNG file needs outlines, so the DejaVu fonts are part of the program. An SVG file names them,
-//! and what resembles them where they are missing; widths are measured alike for both.
+//! A PNG file needs outlines, so the DejaVu fonts are embedded. An SVG file names them, with
+//! fallbacks; widths are the same for both.
 //!
 //! [`Type`] draws its glyphs itself, at fractions of a pixel and with their own bearings: at this
-//! size whole pixels would tear words apart.
+//! size whole pixels would give uneven spacing.
 
 use std::convert::Infallible;
 use std::sync::LazyLock;
@@ -15,11 +15,11 @@ use plotters_backend::{
     BackendColor, BackendCoord, BackendStyle, BackendTextStyle, FontFamily, FontTransform,
 };
 
-use super::palette::Colour;
+use super::palette::Color;
 
 /// The two typefaces: one for prose, one for patterns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Face {
+pub(crate) enum Face {
     Sans,
     Mono,
 }
@@ -47,24 +47,24 @@ fn parse(bytes: &'static [u8]) -> FontRef<'static> {
     FontRef::try_from_slice(bytes).expect("a font that is part of the program")
 }
 
-/// Steps of a pixel's cover. Enough for the eye, and few enough for a palette of 256 colours,
-/// which makes a PNG file a third as large.
+/// Levels of a pixel's coverage: few enough for a palette of 256 colors, which makes a PNG file a
+/// third as large.
 const COVERS: f64 = 16.0;
 
-/// How a piece of text is set.
+/// Typeface, size, color, alignment and direction of text.
 #[derive(Clone, Copy)]
-pub(super) struct Type {
-    pub(super) face: Face,
+pub(crate) struct Type {
+    pub(crate) face: Face,
     /// Pixels of an em.
-    pub(super) em: f32,
-    pub(super) ink: Colour,
-    pub(super) align: HPos,
-    pub(super) turn: Turn,
+    pub(crate) em: f32,
+    pub(crate) ink: Color,
+    pub(crate) align: HPos,
+    pub(crate) turn: Turn,
 }
 
-/// Which way text runs.
+/// Direction of text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Turn {
+pub(crate) enum Turn {
     /// From left to right.
     Across,
     /// From bottom to top.
@@ -72,25 +72,25 @@ pub(super) enum Turn {
 }
 
 impl Type {
-    pub(super) fn new(face: Face, em: f32, ink: Colour) -> Self {
+    pub(crate) fn new(face: Face, em: f32, ink: Color) -> Self {
         Type { face, em, ink, align: HPos::Left, turn: Turn::Across }
     }
 
-    pub(super) fn align(self, align: HPos) -> Self {
+    pub(crate) fn align(self, align: HPos) -> Self {
         Type { align, ..self }
     }
 
-    pub(super) fn upwards(self) -> Self {
+    pub(crate) fn upwards(self) -> Self {
         Type { turn: Turn::Up, ..self }
     }
 
-    /// Pixels that `text` is long.
-    pub(super) fn width(&self, text: &str) -> i32 {
+    /// Width of `text` in pixels.
+    pub(crate) fn width(&self, text: &str) -> i32 {
         self.set(text, |_, _| {}).ceil() as i32
     }
 
-    /// The text cut to so many pixels.
-    pub(super) fn cut(&self, text: &str, room: i32) -> String {
+    /// The text cut to `room` pixels.
+    pub(crate) fn cut(&self, text: &str, room: i32) -> String {
         if self.width(text) <= room {
             return text.into();
         }
@@ -104,9 +104,8 @@ impl Type {
         String::new()
     }
 
-    /// The text in lines of so many pixels, broken at spaces; the last of at most `most` lines is
-    /// cut.
-    pub(super) fn wrap(&self, text: &str, room: i32, most: usize) -> Vec<String> {
+    /// The text in at most `most` lines of `room` pixels, broken at spaces; the last line is cut.
+    pub(crate) fn wrap(&self, text: &str, room: i32, most: usize) -> Vec<String> {
         let mut lines: Vec<String> = Vec::new();
         let mut words = text.split(' ').peekable();
         while let Some(word) = words.next() {
@@ -190,7 +189,7 @@ impl BackendTextStyle for Type {
         mut draw: F,
     ) -> Result<Result<(), E>, Infallible> {
         let font = self.face.font();
-        // Where an SVG viewer puts the baseline of text that is centred on a point: half the
+        // Where an SVG viewer puts the baseline of text that is centered on a point: half the
         // height of an x, which is 0.55 em, below it.
         let baseline = self.em * (0.5 + 0.55 / 2.0);
         let ink = self.ink.color();

@@ -1,8 +1,8 @@
-//! Whether ranks were started with the same options.
+//! Comparison of options between ranks.
 //!
-//! What a ring computes its ranks compare themselves. What this command does around it decides which
-//! messages follow, too: a rank that repeats its passes once more would find other messages than
-//! those it waits for, and take them for damaged ones.
+//! A ring compares its problem between ranks itself. Options of this command also determine which
+//! messages follow: with another `--repeat` a rank would receive unexpected messages and report
+//! them as corrupt.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use longspan_ring::{Buffer, Hop, Incoming, Outgoing, Transport};
 
 use crate::compile::BadInput;
 
-/// An option, and what this rank was given for it.
+/// An option, and its value on this rank.
 pub(super) type Setting = (&'static str, u64);
 
-/// Compares options with all ranks. Every rank finds the same, so all of them end if one has to.
+/// Compares options with all ranks. The result is the same on every rank: all fail or none.
 pub(super) fn agree<const N: usize>(
     transport: &mut dyn Transport,
     settings: [Setting; N],
@@ -27,7 +27,7 @@ pub(super) fn agree<const N: usize>(
     let mut sends: Vec<_> = others().map(|to| Outgoing { to, bytes: message() }).collect();
     let mut receives: Vec<_> =
         others().map(|from| Incoming { from, bytes: Buffer::zeroed(size_of_val(&mine)) }).collect();
-    let hop = Hop { sends: &mut sends, receives: &mut receives, patience: timeout };
+    let hop = Hop { sends: &mut sends, receives: &mut receives, timeout };
     transport.hop(hop, &mut |_| ()).context("comparing options with the other ranks")?;
 
     for (index, (option, value)) in settings.into_iter().enumerate() {
@@ -53,8 +53,8 @@ mod tests {
 
     use super::*;
 
-    /// What each rank says that was given such options.
-    fn said(of_ranks: &[[u64; 2]]) -> Vec<String> {
+    /// The error of each rank, empty where there is none.
+    fn errors(of_ranks: &[[u64; 2]]) -> Vec<String> {
         std::thread::scope(|scope| {
             let start = |(mut transport, [repeat, check]): (Local, [u64; 2])| {
                 let settings = [("--repeat", repeat), ("--check", check)];
@@ -62,25 +62,26 @@ mod tests {
             };
             let ranks = Local::ranks(of_ranks.len()).into_iter().zip(of_ranks.iter().copied());
             let ranks: Vec<_> = ranks.map(start).collect();
-            let said = ranks.into_iter().map(|rank| rank.join().expect("no panic"));
-            said.map(|said| said.map_or_else(|error| error.to_string(), |()| String::new()))
+            let results = ranks.into_iter().map(|rank| rank.join().expect("no panic"));
+            results
+                .map(|result| result.map_or_else(|error| error.to_string(), |()| String::new()))
                 .collect()
         })
     }
 
     #[test]
     fn equal_options_pass() {
-        assert_eq!(said(&[[3, 0]]), [""]);
-        assert_eq!(said(&[[3, 1]; 4]), [""; 4]);
+        assert_eq!(errors(&[[3, 0]]), [""]);
+        assert_eq!(errors(&[[3, 1]; 4]), [""; 4]);
     }
 
     #[test]
     fn all_ranks_name_option_values_and_remedy() {
         let repeat = "ranks disagree about --repeat: rank 0 has 3, rank 2 has 4; start every rank with \
                       the same --repeat";
-        assert_eq!(said(&[[3, 0], [3, 0], [4, 0]]), [repeat; 3]);
+        assert_eq!(errors(&[[3, 0], [3, 0], [4, 0]]), [repeat; 3]);
         let check = "ranks disagree about --check: rank 0 has 1, rank 1 has 0; start every rank with the \
                      same --check";
-        assert_eq!(said(&[[2, 1], [2, 0]]), [check; 2]);
+        assert_eq!(errors(&[[2, 1], [2, 0]]), [check; 2]);
     }
 }

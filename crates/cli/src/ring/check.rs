@@ -1,22 +1,22 @@
-//! Whether ranks together have found what one process finds.
+//! Comparison of the ranks' results with one process (`--check`).
 //!
-//! Every number is compared with one process's. How far from the truth both may be is the rule of
-//! `longspan verify`: some heads are computed by the oracle, all if there is time.
+//! Every element is compared with one process. Errors against the f64 oracle have the limits of
+//! `longspan verify`; the oracle computes as many heads as its budget allows.
 
 use anyhow::Result;
 use bytemuck::Pod;
 use longspan::{
-    Arrived, Attention, Element, ElementType, Gradients, Isa, Layout, LayoutSet, Layouts, Output,
-    Padding, Positions, Shape, Threads,
+    Attention, Element, ElementType, Gradients, Isa, Layout, LayoutSet, Layouts, Output, Padding,
+    Positions, Shape,
 };
-use longspan_ring::Fold;
+use longspan_ring::Reduction;
 use longspan_testing::{
     Measure, Precision, Problem, Sample, Seen, Sizes, Transform, Values, largest_difference, naive,
     truth,
 };
 
-use super::job::{Job, Numbers, alone, flat, lens};
-use crate::random;
+use super::job::{Job, Tensors, alone, flat, lens};
+use crate::{choice, random};
 
 /// Multiplications of scores that the oracle may do: tens of seconds.
 const BUDGET: u128 = 1 << 31;
@@ -24,18 +24,18 @@ const BUDGET: u128 = 1 << 31;
 pub(super) struct Checked {
     /// The largest difference from one process.
     pub(super) max_error: f64,
-    /// Whether output and log-sum-exp have its bits, and whether gradients do.
+    /// Whether output and log-sum-exp are equal to the bit, and whether gradients are.
     pub(super) bits_equal: bool,
     pub(super) gradient_bits_equal: bool,
-    /// The largest error against the oracle, as a share of what the rule allows.
+    /// The largest error against the oracle, as a share of its limit.
     pub(super) of_limit: f64,
-    /// Query heads that the oracle looked at.
+    /// Query heads that the oracle computed.
     pub(super) heads: usize,
-    /// What breaks the rule.
+    /// Violations.
     pub(super) wrong: Vec<String>,
 }
 
-/// `results` are those of every rank, as [`flat`] has them.
+/// `results` are those of every rank, concatenated by [`flat`].
 pub(super) fn check<E: Element + Pod>(job: &Job, results: &[Vec<f32>]) -> Result<Checked> {
     let tokens = job.tokens as usize;
     let got = joined(job, results);
@@ -44,10 +44,10 @@ pub(super) fn check<E: Element + Pod>(job: &Job, results: &[Vec<f32>]) -> Result
         .map(|head| Layout::compile(job.patterns.get(head, job.heads)?, &shape))
         .collect::<Result<_, _>>()?;
 
-    let numbers = Numbers::<E>::of(job, &Positions::range(0, job.tokens)?)?;
+    let numbers = Tensors::<E>::of(job, &Positions::range(0, job.tokens)?)?;
     let (output, gradients) = match job.fold {
-        Fold::Overlapped => one_process(job, &numbers, &shape)?,
-        Fold::Reproducible => alone(job, &numbers)?,
+        Reduction::Overlapped => one_process(job, &numbers, &shape)?,
+        Reduction::Reproducible => alone(job, &numbers)?,
     };
     let one = flat(&output, &gradients);
 
@@ -62,16 +62,16 @@ pub(super) fn check<E: Element + Pod>(job: &Job, results: &[Vec<f32>]) -> Result
         pairs += layout.counts()?.active_pairs;
     }
     let work = (pairs * job.dim as u128).max(1);
-    let affordable = (BUDGET * job.key_heads as u128 / work).min(job.key_heads as u128) as usize;
-    let key_heads = affordable.max(1);
-    let oracle = oracle(job, &layouts, key_heads);
+    let affordable = (BUDGET * job.kv_heads as u128 / work).min(job.kv_heads as u128) as usize;
+    let kv_heads = affordable.max(1);
+    let oracle = oracle(job, &layouts, kv_heads);
     let heads = oracle.sizes.heads_q;
     let (truth, naive) = std::thread::scope(|scope| {
         let naive = scope.spawn(|| naive(&oracle, Sample::ALL));
         (truth(&oracle, Sample::ALL), naive.join().expect("the oracle doesn't panic"))
     });
-    let values = first_heads(job, &got, heads, key_heads);
-    let on_matrix_unit = (job.isa, job.element) == (Isa::Amx, ElementType::Bf16);
+    let values = first_heads(job, &got, heads, kv_heads);
+    let on_matrix_unit = choice::kernel_isa(job.isa, job.element) == Isa::Amx;
     let measures = Measure::all(&oracle, &truth, &naive, &values, Sample::ALL);
     let measures = measures.into_iter().map(|measure| match on_matrix_unit {
         true => measure.on_matrix_unit(),
@@ -81,7 +81,7 @@ pub(super) fn check<E: Element + Pod>(job: &Job, results: &[Vec<f32>]) -> Result
     let bits_equal = same(0..out + lse);
     let mut wrong: Vec<_> =
         measures.iter().filter(|m| !m.holds()).map(Measure::to_string).collect();
-    if job.fold == Fold::Reproducible && !bits_equal {
+    if job.fold == Reduction::Reproducible && !bits_equal {
         wrong.push("out and lse have other bits than those of one rank".to_owned());
     }
     Ok(Checked {
@@ -94,23 +94,23 @@ pub(super) fn check<E: Element + Pod>(job: &Job, results: &[Vec<f32>]) -> Result
     })
 }
 
-/// Without any ring.
+/// Attention without a ring.
 fn one_process<E: Element>(
     job: &Job,
-    numbers: &Numbers<E>,
+    numbers: &Tensors<E>,
     shape: &Shape,
 ) -> longspan::Result<(Output<E>, Gradients<E>)> {
     let padding = Padding::None(1);
     let set = LayoutSet::compile(&job.patterns, job.heads, shape, &padding, None)?;
     let attention = Attention::new(Layouts::from(set)).isa(job.isa);
-    let attention = attention.threads(Threads::Count(job.threads));
+    let attention = attention.threads(job.threads.get());
     let inputs = numbers.inputs();
-    let output = attention.forward(inputs.q, inputs.k, inputs.v)?;
-    let gradients = attention.backward(inputs, Arrived::of(&output, numbers.dout.view()))?;
+    let output = attention.forward(inputs)?;
+    let gradients = attention.backward(inputs, &output, numbers.dout.view())?;
     Ok((output, gradients))
 }
 
-/// Everybody's results in the order of one process.
+/// The results of all ranks in the order of one process.
 fn joined(job: &Job, results: &[Vec<f32>]) -> Vec<f32> {
     let tokens = job.tokens as usize;
     let mut all = vec![f32::NAN; lens(job, tokens).into_iter().sum()];
@@ -118,8 +118,8 @@ fn joined(job: &Job, results: &[Vec<f32>]) -> Vec<f32> {
         (job.heads, job.dim),
         (job.heads, 1),
         (job.heads, job.dim),
-        (job.key_heads, job.dim),
-        (job.key_heads, job.dim),
+        (job.kv_heads, job.dim),
+        (job.kv_heads, job.dim),
     ];
     for (rank, results) in results.iter().enumerate() {
         let held = job.shards.rank(rank);
@@ -140,8 +140,8 @@ fn joined(job: &Job, results: &[Vec<f32>]) -> Vec<f32> {
     all
 }
 
-/// The numbers of the first heads.
-fn first_heads(job: &Job, all: &[f32], heads: usize, key_heads: usize) -> Values<f32> {
+/// The results of the first heads.
+fn first_heads(job: &Job, all: &[f32], heads: usize, kv_heads: usize) -> Values<f32> {
     let tokens = job.tokens as usize;
     let mut rest = all;
     let mut next = |len: usize, keep: usize| {
@@ -150,7 +150,7 @@ fn first_heads(job: &Job, all: &[f32], heads: usize, key_heads: usize) -> Values
         these[..keep].to_vec()
     };
     let [out, lse, dq, dk, dv] = lens(job, tokens);
-    let (queries, keys) = (tokens * heads, tokens * key_heads * job.dim);
+    let (queries, keys) = (tokens * heads, tokens * kv_heads * job.dim);
     Values {
         out: next(out, queries * job.dim),
         lse: next(lse, queries),
@@ -160,16 +160,16 @@ fn first_heads(job: &Job, all: &[f32], heads: usize, key_heads: usize) -> Values
     }
 }
 
-/// The first key heads' part of the problem, as the oracle knows it.
-fn oracle(job: &Job, layouts: &[Layout], key_heads: usize) -> Problem {
+/// The oracle's problem for the first KV heads.
+fn oracle(job: &Job, layouts: &[Layout], kv_heads: usize) -> Problem {
     let tokens = job.tokens as usize;
-    let heads = key_heads * (job.heads / job.key_heads);
+    let heads = kv_heads * (job.heads / job.kv_heads);
     let sizes = Sizes {
         batch: 1,
         tokens_q: tokens,
         tokens_k: tokens,
         heads_q: heads,
-        heads_kv: key_heads,
+        heads_kv: kv_heads,
         dim_k: job.dim,
         dim_v: job.dim,
     };
@@ -184,8 +184,8 @@ fn oracle(job: &Job, layouts: &[Layout], key_heads: usize) -> Problem {
         query_positions: positions.clone(),
         key_positions: positions,
         q: numbers(0, heads),
-        k: numbers(1, key_heads),
-        v: numbers(2, key_heads),
+        k: numbers(1, kv_heads),
+        v: numbers(2, kv_heads),
         dout: numbers(3, heads),
         dlse: None,
         unit_scale: true,
@@ -198,7 +198,7 @@ fn oracle(job: &Job, layouts: &[Layout], key_heads: usize) -> Problem {
     }
 }
 
-/// Who sees whom, as the layouts have it.
+/// The oracle's mask, read from the layouts.
 fn seen(job: &Job, layouts: &[Layout]) -> Seen {
     let tokens = job.tokens as usize;
     let pattern = |head: usize| job.patterns.get(head, job.heads).ok();
@@ -217,7 +217,7 @@ fn seen(job: &Job, layouts: &[Layout]) -> Seen {
     Seen::each((1, layouts.len()), (tokens, tokens), |_, head| which(head), allows)
 }
 
-/// A bit for every pair.
+/// One bit per pair.
 fn mask(layout: &Layout) -> Vec<u64> {
     let words = (layout.keys() as usize).div_ceil(64);
     let mut bits = vec![0_u64; layout.queries() as usize * words];

@@ -1,4 +1,4 @@
-//! What every rank does.
+//! The job of every rank: both passes, and the collection of results on rank 0.
 
 use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use bytemuck::Pod;
 use longspan::{
-    Arrived, Dims, Element, ElementType, Gradients, Heads, Inputs, Isa, Order, Output, Positions,
-    Tensor, Threads,
+    Dims, Element, ElementType, Gradients, Heads, Inputs, Isa, Order, Output, Positions, Tensor,
+    Threads,
 };
 use longspan_ring::{
-    Buffer, Failure, Fold, Hop, Incoming, Local, Options, Outgoing, Problem, Ring, Shards,
+    Buffer, Failure, Hop, Incoming, Local, Options, Outgoing, Problem, Reduction, Ring, Shards,
     Transport,
 };
 
@@ -22,36 +22,33 @@ use crate::choice::{self, Why};
 use crate::compile::{self, BadInput};
 use crate::random;
 
-/// Tokens beyond which one process and the oracle would take longer than anybody waits.
-const MOST_CHECKED: u64 = 8_192;
+/// Tokens up to which `--check` is allowed: the oracle takes minutes beyond.
+const MAX_CHECKED: u64 = 8_192;
 
-/// Where edges of shards have to be for results of any number of ranks to be the same.
+/// Grain of the shards with which results don't depend on the number of ranks.
 const TILE: u64 = 64;
 
-/// Query heads where nothing says how many.
-const HEADS: usize = 8;
+pub(super) const ORDER: Order = Order::Bhsd;
 
-pub(super) const ORDER: Order = Order::BatchHeadTokenDim;
-
-/// What is computed, the same on every rank.
+/// The job, the same on every rank.
 pub(super) struct Job {
     pub(super) patterns: Heads,
     pub(super) map: Map,
-    pub(super) fold: Fold,
+    pub(super) fold: Reduction,
     pub(super) shards: Shards,
     pub(super) tokens: u64,
     pub(super) heads: usize,
-    pub(super) key_heads: usize,
+    pub(super) kv_heads: usize,
     pub(super) dim: usize,
     pub(super) element: ElementType,
     pub(super) isa: Isa,
     pub(super) threads: NonZeroUsize,
     pub(super) repeat: NonZeroUsize,
-    patience: Duration,
+    timeout: Duration,
     results: Results,
 }
 
-/// Whether rank 0 gets everybody's results.
+/// Whether rank 0 collects the results of all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Results {
     Keep,
@@ -59,25 +56,24 @@ enum Results {
 }
 
 impl Job {
-    /// What was asked for, over so many ranks, of which `here` share this process.
+    /// The job over `ranks` ranks, of which `here` share this process.
     pub(super) fn new(args: &args::Ring, ranks: usize, here: NonZeroUsize) -> Result<Self> {
-        let patterns = compile::patterns(&args.pattern)?;
-        let heads = args.heads.or(patterns.count()).unwrap_or(HEADS);
+        let patterns = compile::patterns(&args.input.pattern)?;
+        let (heads, kv_heads) = args.tensors.heads(&patterns);
         patterns.get(0, heads)?;
-        let key_heads = args.key_heads.unwrap_or(heads);
-        if !heads.is_multiple_of(key_heads) {
+        if !heads.is_multiple_of(kv_heads) {
             let message =
-                format!("{heads} query heads, expected a multiple of --key-heads {key_heads}");
+                format!("{heads} query heads, expected a multiple of --kv-heads {kv_heads}");
             return Err(BadInput(message).into());
         }
-        let tokens = args.tokens;
-        if args.check && tokens > MOST_CHECKED {
-            let message = format!("--check of {tokens} tokens, expected at most {MOST_CHECKED}");
+        let tokens = args.input.tokens;
+        if args.check && tokens > MAX_CHECKED {
+            let message = format!("--check of {tokens} tokens, expected at most {MAX_CHECKED}");
             return Err(BadInput(message).into());
         }
         let (fold, grain) = match args.fold {
-            FoldOrder::Overlapped => (Fold::Overlapped, 1),
-            FoldOrder::Reproducible => (Fold::Reproducible, TILE),
+            FoldOrder::Overlapped => (Reduction::Overlapped, 1),
+            FoldOrder::Reproducible => (Reduction::Reproducible, TILE),
         };
         let shards = args.shards.shards(&patterns, tokens, ranks, grain)?;
         let threads = choice::threads(args.threads)?;
@@ -92,13 +88,13 @@ impl Job {
             shards,
             tokens,
             heads,
-            key_heads,
-            dim: args.dim.get(),
-            element: args.dtype,
+            kv_heads,
+            dim: args.tensors.head_dim(),
+            element: args.tensors.dtype,
             isa: choice::isa(None)?.value,
             threads: threads.unwrap_or(NonZeroUsize::MIN),
             repeat: args.repeat,
-            patience: args.patience,
+            timeout: args.timeout,
             results: if args.check { Results::Collect } else { Results::Keep },
         })
     }
@@ -108,32 +104,32 @@ impl Job {
     }
 
     pub(super) fn key_dims(&self, tokens: usize) -> Dims {
-        Dims { heads: self.key_heads, ..self.query_dims(tokens) }
+        Dims { heads: self.kv_heads, ..self.query_dims(tokens) }
     }
 
     fn problem(&self, shards: Shards) -> Problem {
         Problem::new(self.patterns.clone(), shards)
-            .heads(self.heads, self.key_heads)
+            .heads(self.heads, self.kv_heads)
             .dims(self.dim, self.dim)
             .element(self.element)
-            .fold(self.fold)
+            .reduction(self.fold)
     }
 
     fn options(&self) -> Options {
-        let threads = Threads::Count(self.threads);
-        Options { patience: self.patience, threads, isa: Some(self.isa), ..Options::default() }
+        let threads = Threads::Count(self.threads.get());
+        Options { timeout: self.timeout, threads, isa: Some(self.isa), ..Options::default() }
     }
 }
 
 /// Queries, keys, values and the output's gradient of some tokens.
-pub(super) struct Numbers<E> {
+pub(super) struct Tensors<E> {
     q: Tensor<E>,
     k: Tensor<E>,
     v: Tensor<E>,
     pub(super) dout: Tensor<E>,
 }
 
-impl<E: Element> Numbers<E> {
+impl<E: Element> Tensors<E> {
     pub(super) fn of(job: &Job, held: &Positions) -> Result<Self> {
         let count = held.len() as usize;
         let positions = held.progressions().flat_map(|piece| {
@@ -145,7 +141,7 @@ impl<E: Element> Numbers<E> {
             Tensor::new(random::rows(seed, shape, positions.iter().copied()), dims, ORDER)
         };
         let (queries, keys) = (job.query_dims(count), job.key_dims(count));
-        Ok(Numbers {
+        Ok(Tensors {
             q: tensor(0, queries)?,
             k: tensor(1, keys)?,
             v: tensor(2, keys)?,
@@ -158,21 +154,21 @@ impl<E: Element> Numbers<E> {
     }
 }
 
-/// What one rank has to report.
+/// The statistics of one rank.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Share {
+pub(super) struct RankStats {
     pub(super) tokens: u64,
-    /// Pairs of queries and keys that it computes.
+    /// Active pairs that it computes.
     pub(super) pairs: u64,
     /// Bytes of one forward and one backward pass.
     pub(super) received: u64,
     pub(super) needed: u64,
     pub(super) sent: u64,
-    pub(super) most_held: u64,
+    pub(super) peak_held: u64,
     /// Nanoseconds of the fastest passes.
     pub(super) forward: u64,
     pub(super) backward: u64,
-    /// Nanoseconds without anything to compute, a forward and a backward pass.
+    /// Nanoseconds waited with nothing to compute, per forward and backward pass.
     pub(super) waiting: u64,
     /// Nanoseconds of the same messages alone.
     pub(super) alone: u64,
@@ -180,23 +176,23 @@ pub(super) struct Share {
 
 const WORDS: usize = 10;
 
-impl Share {
+impl RankStats {
     fn to_words(self) -> [u64; WORDS] {
-        let Share { tokens, pairs, received, needed, sent, most_held, .. } = self;
-        let Share { forward, backward, waiting, alone, .. } = self;
-        [tokens, pairs, received, needed, sent, most_held, forward, backward, waiting, alone]
+        let RankStats { tokens, pairs, received, needed, sent, peak_held, .. } = self;
+        let RankStats { forward, backward, waiting, alone, .. } = self;
+        [tokens, pairs, received, needed, sent, peak_held, forward, backward, waiting, alone]
     }
 
     fn of_words(words: [u64; WORDS]) -> Self {
-        let [tokens, pairs, received, needed, sent, most_held, forward, backward, waiting, alone] =
+        let [tokens, pairs, received, needed, sent, peak_held, forward, backward, waiting, alone] =
             words;
-        Share {
+        RankStats {
             tokens,
             pairs,
             received,
             needed,
             sent,
-            most_held,
+            peak_held,
             forward,
             backward,
             waiting,
@@ -205,23 +201,23 @@ impl Share {
     }
 }
 
-/// What all ranks found.
-pub(super) struct Found {
-    pub(super) shares: Vec<Share>,
-    /// By rank, where they were asked for: out, lse, dq, dk and dv as f32, one after the other.
+/// Statistics and results of all ranks.
+pub(super) struct Outcome {
+    pub(super) shares: Vec<RankStats>,
+    /// Per rank, with `--check`: out, lse, dq, dk and dv as f32, concatenated.
     pub(super) results: Option<Vec<Vec<f32>>>,
 }
 
-/// Both passes on one rank; rank 0 has what all found.
+/// Both passes on one rank; rank 0 returns the statistics of all.
 pub(super) fn work<E: Element + Pod>(
     transport: &mut dyn Transport,
     job: &Job,
-) -> Result<Option<Found>> {
+) -> Result<Option<Outcome>> {
     let settings = [("--repeat", job.repeat.get() as u64), ("--check", job.results as u64)];
-    agree(transport, settings, job.patience)?;
+    agree(transport, settings, job.timeout)?;
     let rank = transport.rank();
     let held = job.shards.rank(rank);
-    let mine = Numbers::<E>::of(job, held)?;
+    let mine = Tensors::<E>::of(job, held)?;
     let log = Log::default();
     let mut recorder = Recorder::new(transport, log.clone());
     let mut ring = Ring::new(&mut recorder, job.problem(job.shards.clone()), job.options())?;
@@ -230,12 +226,12 @@ pub(super) fn work<E: Element + Pod>(
     let mut output = Output::zeros(mine.dout.view().dims(), ORDER)?;
     let mut gradients = Gradients::zeros(&inputs)?;
     for _ in 0..job.repeat.get() {
-        log.forget();
+        log.clear();
         let start = Instant::now();
         ring.forward_into(inputs, output.as_mut())?;
         let forward = start.elapsed();
-        let arrived = Arrived::of(&output, mine.dout.view());
-        ring.backward_into(inputs, arrived, gradients.as_mut())?;
+        let (saved, gradient) = (&output, mine.dout.view());
+        ring.backward_into(inputs, saved, gradient, gradients.as_mut())?;
         let backward = start.elapsed() - forward;
         if fastest.is_none_or(|(f, b)| forward + backward < f + b) {
             fastest = Some((forward, backward));
@@ -244,54 +240,54 @@ pub(super) fn work<E: Element + Pod>(
     let (tally, (needed_forward, needed_backward)) = (ring.tally(), ring.bytes_needed());
     let pairs = ring.active_pairs()?;
     drop(ring);
-    let alone = log.replay(transport, job.patience)?;
+    let alone = log.replay(transport, job.timeout)?;
 
     let times = job.repeat.get() as u64;
     let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
     let (forward, backward) = fastest.unwrap_or_default();
-    let share = Share {
+    let share = RankStats {
         tokens: held.len(),
         pairs: u64::try_from(pairs).unwrap_or(u64::MAX),
         received: tally.received / times,
         needed: needed_forward + needed_backward,
         sent: tally.sent / times,
-        most_held: tally.most_held,
+        peak_held: tally.most_held,
         forward: nanoseconds(forward),
         backward: nanoseconds(backward),
         waiting: nanoseconds(tally.waiting) / times,
         alone: nanoseconds(alone),
     };
     let words = share.to_words();
-    let shares = collect(transport, &words, |_| WORDS, job.patience)?;
+    let shares = collect(transport, &words, |_| WORDS, job.timeout)?;
     let results = match job.results {
         Results::Collect => {
             let mine = flat(&output, &gradients);
             let each = |rank| flat_len(job, job.shards.rank(rank).len() as usize);
-            collect(transport, &mine, each, job.patience)?
+            collect(transport, &mine, each, job.timeout)?
         }
         Results::Keep => None,
     };
     Ok(shares.map(|shares| {
-        let share = |words: Vec<u64>| Share::of_words(words.try_into().expect("as many words"));
-        Found { shares: shares.into_iter().map(share).collect(), results }
+        let share = |words: Vec<u64>| RankStats::of_words(words.try_into().expect("as many words"));
+        Outcome { shares: shares.into_iter().map(share).collect(), results }
     }))
 }
 
-/// The same by a ring of one rank, which is all tokens.
+/// The same by a ring of one rank, which holds all tokens.
 pub(super) fn alone<E: Element + Pod>(
     job: &Job,
-    all: &Numbers<E>,
+    all: &Tensors<E>,
 ) -> longspan_ring::Result<(Output<E>, Gradients<E>)> {
     let shards = Shards::contiguous(job.tokens, 1, 1)?;
     let transport = Local::ranks(1).remove(0);
     let mut ring = Ring::new(transport, job.problem(shards), job.options())?;
     let inputs = all.inputs();
-    let output = ring.forward(inputs.q, inputs.k, inputs.v)?;
-    let gradients = ring.backward(inputs, Arrived::of(&output, all.dout.view()))?;
+    let output = ring.forward(inputs)?;
+    let gradients = ring.backward(inputs, &output, all.dout.view())?;
     Ok((output, gradients))
 }
 
-/// All results as f32, one after the other.
+/// All results as f32, concatenated.
 pub(super) fn flat<E: Element>(output: &Output<E>, gradients: &Gradients<E>) -> Vec<f32> {
     let wide =
         |tensor: &Tensor<E>| tensor.as_slice().iter().map(|x| x.to_f32()).collect::<Vec<_>>();
@@ -299,10 +295,10 @@ pub(super) fn flat<E: Element>(output: &Output<E>, gradients: &Gradients<E>) -> 
     [wide(&output.out), output.lse.clone(), wide(dq), wide(dk), wide(dv)].concat()
 }
 
-/// Numbers of each of the results of so many tokens: out, lse, dq, dk, dv.
+/// Elements of each result for `tokens` tokens: out, lse, dq, dk, dv.
 pub(super) fn lens(job: &Job, tokens: usize) -> [usize; 5] {
     let queries = tokens * job.heads;
-    let keys = tokens * job.key_heads * job.dim;
+    let keys = tokens * job.kv_heads * job.dim;
     [queries * job.dim, queries, queries * job.dim, keys, keys]
 }
 
@@ -310,12 +306,12 @@ fn flat_len(job: &Job, tokens: usize) -> usize {
     lens(job, tokens).into_iter().sum()
 }
 
-/// Brings a list of every rank, of a length that all know, to rank 0.
+/// Gathers one list per rank, of a length that all ranks know, on rank 0.
 fn collect<N: Pod>(
     transport: &mut dyn Transport,
     mine: &[N],
     len: impl Fn(usize) -> usize,
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<Option<Vec<Vec<N>>>, Failure> {
     let (mut sends, mut receives) = (Vec::new(), Vec::new());
     if transport.rank() != 0 {
@@ -324,7 +320,7 @@ fn collect<N: Pod>(
         let buffer = |rank| Buffer::zeroed(len(rank) * size_of::<N>());
         receives.extend((1..transport.size()).map(|from| Incoming { from, bytes: buffer(from) }));
     }
-    let hop = Hop { sends: &mut sends, receives: &mut receives, patience };
+    let hop = Hop { sends: &mut sends, receives: &mut receives, timeout };
     transport.hop(hop, &mut |_| ())?;
     if transport.rank() != 0 {
         return Ok(None);

@@ -1,23 +1,25 @@
-//! A transport that remembers its hops, to send the same messages again with nothing to compute:
-//! what part of their time was hidden behind computing can't be said without knowing that time.
+//! A transport that records its hops, to replay the same messages with nothing to compute: the
+//! share of transfer time that was hidden is relative to that time.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use longspan_ring::{Buffer, Failure, Hear, Hop, Incoming, Meanwhile, Outgoing, Transport};
+use longspan_ring::{
+    AbortListener, Buffer, Failure, Hop, Incoming, Meanwhile, Outgoing, Transport,
+};
 
-/// Remembers into a [`Log`].
+/// Records into a [`Log`].
 pub(super) struct Recorder<'t> {
     transport: &'t mut dyn Transport,
     log: Log,
 }
 
-/// Hops in their order. Clones are the same one.
+/// Hops in their order. Clones share them.
 #[derive(Clone, Default)]
 pub(super) struct Log(Rc<RefCell<Vec<Shape>>>);
 
-/// Ranks and bytes of what was sent and received.
+/// Peers and bytes of sends and receives.
 struct Shape {
     sends: Vec<(usize, usize)>,
     receives: Vec<(usize, usize)>,
@@ -30,15 +32,15 @@ impl<'t> Recorder<'t> {
 }
 
 impl Log {
-    pub(super) fn forget(&self) {
+    pub(super) fn clear(&self) {
         self.0.borrow_mut().clear();
     }
 
-    /// The time of the same messages alone.
+    /// Time of the same messages alone.
     pub(super) fn replay(
         &self,
         transport: &mut dyn Transport,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<Duration, Failure> {
         let mut total = Duration::ZERO;
         for shape in &*self.0.borrow() {
@@ -47,7 +49,7 @@ impl Log {
             let receive = |&(from, len): &(usize, usize)| Incoming { from, bytes: bytes(len) };
             let mut sends: Vec<_> = shape.sends.iter().map(send).collect();
             let mut receives: Vec<_> = shape.receives.iter().map(receive).collect();
-            let hop = Hop { sends: &mut sends, receives: &mut receives, patience };
+            let hop = Hop { sends: &mut sends, receives: &mut receives, timeout };
             let start = Instant::now();
             transport.hop(hop, &mut |_| ())?;
             total += start.elapsed();
@@ -77,7 +79,7 @@ impl Transport for Recorder<'_> {
         self.transport.hop(hop, meanwhile)
     }
 
-    fn farewell(&mut self, told: &[u8], hear: &mut Hear<'_>, patience: Duration) {
-        self.transport.farewell(told, hear, patience);
+    fn broadcast_abort(&mut self, told: &[u8], hear: &mut AbortListener<'_>, timeout: Duration) {
+        self.transport.broadcast_abort(told, hear, timeout);
     }
 }

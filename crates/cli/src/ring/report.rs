@@ -1,19 +1,20 @@
-//! What all ranks found, for people and for programs.
+//! The report of all ranks, as text or JSON.
 
 use std::io::{Result, Write};
 
-use longspan_ring::Fold;
+use longspan_ring::Reduction;
 use serde::Serialize;
 
 use super::check::Checked;
-use super::job::{Found, Job, Share};
+use super::job::{Job, Outcome, RankStats};
+use crate::choice;
 use crate::number::{bytes, count, percent, shortened, significant, thousands};
 use crate::table;
 
 /// Characters kept of a pattern's text.
 const TEXT: usize = 200;
 
-/// What carries messages.
+/// The transport.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Carrier {
@@ -22,47 +23,47 @@ pub(super) enum Carrier {
     Mpi,
 }
 
-/// Bytes are those of one forward and one backward pass, of all ranks unless it says otherwise.
+/// Bytes are per forward and backward pass, summed over all ranks unless noted.
 #[derive(Serialize)]
 pub(super) struct Report<'a> {
     version: &'static str,
     pattern: String,
     tokens: u64,
     heads: usize,
-    key_heads: usize,
-    dim: usize,
+    kv_heads: usize,
+    head_dim: usize,
     dtype: String,
     isa: String,
-    /// Of each rank.
+    /// Per rank.
     threads: usize,
     carrier: Carrier,
     shards: &'static str,
     fold: &'static str,
     ranks: usize,
-    /// Of the fastest forward and backward pass, on the slowest rank.
+    /// The fastest forward and backward pass, on the slowest rank.
     ms: f64,
     forward_ms: f64,
     backward_ms: f64,
     bytes_received: u64,
     bytes_needed: u64,
-    /// The most that one rank sends ÷ the mean.
+    /// Largest number of bytes sent per rank ÷ the mean.
     sending_imbalance: Option<f64>,
-    /// The most that one rank holds of others at a time.
-    most_held_bytes: u64,
-    /// Nothing where nothing travels.
+    /// Most bytes of remote data that one rank holds at a time.
+    peak_held_bytes: u64,
+    /// `None` without messages.
     hidden_share: Option<f64>,
     waiting_ms: f64,
     transfer_ms: f64,
-    /// The most pairs that one rank computes ÷ the mean; nothing where there are none.
+    /// Largest number of pairs per rank ÷ the mean; `None` without pairs.
     imbalance: Option<f64>,
-    /// With `--check` alone, as those below.
+    /// Only with `--check`, as the fields below.
     max_error: Option<f64>,
     bits_equal: Option<bool>,
     gradient_bits_equal: Option<bool>,
     error_of_limit: Option<f64>,
     checked_heads: Option<usize>,
     #[serde(skip)]
-    shares: &'a [Share],
+    shares: &'a [RankStats],
     #[serde(skip)]
     wrong: &'a [String],
 }
@@ -74,14 +75,14 @@ fn ms(nanoseconds: u64) -> f64 {
 impl<'a> Report<'a> {
     pub(super) fn new(
         job: &Job,
-        found: &'a Found,
+        outcome: &'a Outcome,
         checked: Option<&'a Checked>,
         carrier: Carrier,
     ) -> Self {
-        let shares = &found.shares[..];
-        let sum = |of: fn(&Share) -> u64| shares.iter().map(of).sum::<u64>();
-        let most = |of: fn(&Share) -> u64| shares.iter().map(of).max().unwrap_or(0);
-        let uneven = |of: fn(&Share) -> u64| {
+        let shares = &outcome.shares[..];
+        let sum = |of: fn(&RankStats) -> u64| shares.iter().map(of).sum::<u64>();
+        let most = |of: fn(&RankStats) -> u64| shares.iter().map(of).max().unwrap_or(0);
+        let uneven = |of: fn(&RankStats) -> u64| {
             let mean = sum(of) as f64 / shares.len() as f64;
             (mean > 0.0).then(|| most(of) as f64 / mean)
         };
@@ -93,16 +94,16 @@ impl<'a> Report<'a> {
             pattern: shortened(&job.patterns, TEXT),
             tokens: job.tokens,
             heads: job.heads,
-            key_heads: job.key_heads,
-            dim: job.dim,
+            kv_heads: job.kv_heads,
+            head_dim: job.dim,
             dtype: job.element.to_string(),
-            isa: job.isa.to_string(),
+            isa: choice::kernel_isa(job.isa, job.element).to_string(),
             threads: job.threads.get(),
             carrier,
             shards: job.map.name(),
             fold: match job.fold {
-                Fold::Overlapped => "overlapped",
-                Fold::Reproducible => "reproducible",
+                Reduction::Overlapped => "overlapped",
+                Reduction::Reproducible => "reproducible",
             },
             ranks: shares.len(),
             ms: ms(most(|share| share.forward + share.backward)),
@@ -111,7 +112,7 @@ impl<'a> Report<'a> {
             bytes_received: sum(|share| share.received),
             bytes_needed: needed,
             sending_imbalance: uneven(|share| share.sent),
-            most_held_bytes: most(|share| share.most_held),
+            peak_held_bytes: most(|share| share.peak_held),
             hidden_share: hidden,
             waiting_ms: ms(waiting) / shares.len() as f64,
             transfer_ms: ms(alone) / shares.len() as f64,
@@ -131,23 +132,23 @@ impl<'a> Report<'a> {
         writeln!(out, "{}", serde_json::to_string(self)?)
     }
 
-    /// A summary, and a table with a line for each rank.
+    /// A summary, and a table with one line per rank.
     pub(super) fn table(&self, out: &mut impl Write) -> Result<()> {
         let mut line = |name: &str, text: String| writeln!(out, "{name:<15}{text}");
         line("pattern", self.pattern.clone())?;
         line("tokens", thousands(self.tokens))?;
-        let heads = match self.key_heads == self.heads {
+        let heads = match self.kv_heads == self.heads {
             true => count(self.heads as u64, "head"),
             false => format!(
                 "{} on {}",
                 count(self.heads as u64, "head"),
-                count(self.key_heads as u64, "key head")
+                count(self.kv_heads as u64, "KV head")
             ),
         };
-        line("tensors", format!("{}, {heads}, head dim {}", self.dtype, self.dim))?;
+        line("tensors", format!("{}, {heads}, head dim {}", self.dtype, self.head_dim))?;
         let carrier = match self.carrier {
             Carrier::Threads => "threads of one process",
-            Carrier::Mpi => "processes of MPI",
+            Carrier::Mpi => "MPI processes",
         };
         let (ranks, threads) =
             (count(self.ranks as u64, "rank"), count(self.threads as u64, "thread"));
@@ -159,11 +160,11 @@ impl<'a> Report<'a> {
         line("messages", format!("{received}, {} needed", thousands(self.bytes_needed)))?;
         if let Some(hidden) = self.hidden_share {
             let (transfer, waiting) = (significant(self.transfer_ms), significant(self.waiting_ms));
-            let times = format!("{transfer} ms of transfer a rank, {waiting} ms waited");
+            let times = format!("{transfer} ms of transfer per rank, {waiting} ms waited");
             line("hidden", format!("{} ({times})", percent(hidden)))?;
         }
         if let Some(imbalance) = self.imbalance {
-            line("imbalance", format!("{imbalance:.3} (most pairs of a rank ÷ mean)"))?;
+            line("imbalance", format!("{imbalance:.3} (most pairs per rank ÷ mean)"))?;
         }
         if let (Some(error), Some(of_limit), Some(heads)) =
             (self.max_error, self.error_of_limit, self.checked_heads)
@@ -171,16 +172,16 @@ impl<'a> Report<'a> {
             let verdict = if self.wrong.is_empty() { "right" } else { "WRONG" };
             let limit =
                 format!("{} of the limit on {}", percent(of_limit), count(heads as u64, "head"));
-            line("check", format!("{verdict}: {error:.2e} from one process at most; {limit}"))?;
+            line("check", format!("{verdict}: at most {error:.2e} from one process; {limit}"))?;
             let bits = match (self.bits_equal, self.gradient_bits_equal) {
-                (Some(true), Some(true)) => "those of one process",
-                (Some(true), _) => "those of one process forward, others backward",
-                _ => "others than those of one process",
+                (Some(true), Some(true)) => "equal to one process",
+                (Some(true), _) => "forward equal to one process, backward different",
+                _ => "different from one process",
             };
             line("bits", bits.to_owned())?;
         }
         if cfg!(debug_assertions) {
-            line("built", "without optimisation: these times mean little".into())?;
+            line("built", "without optimization: times are not representative".into())?;
         }
 
         let header = ["rank", "tokens", "pairs", "received", "sent", "held", "ms", "waited ms"];
@@ -192,7 +193,7 @@ impl<'a> Report<'a> {
                 thousands(share.pairs),
                 bytes(share.received as usize),
                 bytes(share.sent as usize),
-                bytes(share.most_held as usize),
+                bytes(share.peak_held as usize),
                 significant(ms(share.forward + share.backward)),
                 significant(ms(share.waiting)),
             ]

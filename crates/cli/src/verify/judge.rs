@@ -1,13 +1,13 @@
-//! Whether a result is right.
+//! The verdict on one check.
 
 use longspan_testing::Measure;
 
-/// What came of one case on one instruction set.
+/// The result of one check.
 #[derive(Debug)]
 pub(super) enum Verdict {
     /// The errors of all tensors.
     Measured(Vec<Measure>),
-    /// There is no result, and this is why.
+    /// No result: the error.
     Refused(String),
 }
 
@@ -21,7 +21,7 @@ impl Verdict {
         }
     }
 
-    /// The error of a tensor as a multiple of the best possible.
+    /// The error of a tensor as a multiple of the rounding error.
     pub(super) fn ratio(&self, tensor: &str) -> Option<f64> {
         match self {
             Verdict::Measured(measures) => {
@@ -31,7 +31,7 @@ impl Verdict {
         }
     }
 
-    /// What the error of a tensor may be, likewise.
+    /// The limit of the error of a tensor, likewise.
     pub(super) fn limit(&self, tensor: &str) -> Option<f64> {
         match self {
             Verdict::Measured(measures) => {
@@ -42,7 +42,7 @@ impl Verdict {
         }
     }
 
-    /// The largest error as a share of what it may be; 0 where nothing may be wrong and is.
+    /// The largest error as a share of its limit; 0 where both are 0.
     pub(super) fn of_limit(&self) -> Option<f64> {
         match self {
             Verdict::Measured(measures) => measures.iter().map(Measure::of_limit).reduce(f64::max),
@@ -50,7 +50,7 @@ impl Verdict {
         }
     }
 
-    /// What is wrong, a line each.
+    /// The violations, one per line.
     pub(super) fn complaints(&self) -> Vec<String> {
         match self {
             Verdict::Measured(measures) => {

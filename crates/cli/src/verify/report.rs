@@ -1,4 +1,4 @@
-//! What came of it, for people and for programs.
+//! The report: failing checks and a summary per kernel, a table of all checks, or JSON.
 
 use std::collections::BTreeMap;
 use std::io::{Result, Write};
@@ -9,13 +9,13 @@ use super::{Check, Kernel, Scope};
 use crate::number::{count, shortened};
 use crate::table;
 
-/// What is compared, in the order of the columns.
+/// The compared tensors, in the order of the columns.
 const TENSORS: [&str; 5] = ["out", "lse", "dq", "dk", "dv"];
 /// Characters kept of a case's name.
 const NAME: usize = 40;
 
-/// A line for each check, what is wrong about it below, and a line for all.
-pub(super) fn table(checks: &[Check], cases: usize, out: &mut impl Write) -> Result<()> {
+/// A table with one line per check.
+pub(super) fn table(checks: &[Check], out: &mut impl Write) -> Result<()> {
     let header = ["case", "isa", "dtype", "out", "lse", "dq", "dk", "dv", "of limit", ""];
     let mut rows = vec![header.map(String::from)];
     for check in checks {
@@ -33,10 +33,13 @@ pub(super) fn table(checks: &[Check], cases: usize, out: &mut impl Write) -> Res
         };
         rows.push([name, isa, element, a, b, c, d, e, of_limit, verdict.to_string()]);
     }
-    writeln!(out, "errors, as multiples of the best possible in tensors of that type:")?;
+    writeln!(out, "errors, as multiples of the rounding error of the dtype:")?;
     table::print(&rows, 3, out)?;
+    writeln!(out)
+}
 
-    writeln!(out)?;
+/// Every failing check with its errors, and one line per kernel.
+pub(super) fn summary(checks: &[Check], cases: usize, out: &mut impl Write) -> Result<()> {
     for check in checks.iter().filter(|check| !check.verdict.is_right()) {
         writeln!(out, "WRONG on {}: {}", check.on, check.case)?;
         for complaint in check.verdict.complaints() {
@@ -65,7 +68,7 @@ pub(super) fn table(checks: &[Check], cases: usize, out: &mut impl Write) -> Res
     Ok(())
 }
 
-/// The largest of all errors, and whose it is.
+/// The largest error, with its tensor and case.
 fn worst<'a>(checks: &[&'a Check]) -> Option<(f64, &'static str, &'a str)> {
     let each = checks.iter().flat_map(|check| {
         let ratio = |tensor| Some((check.verdict.ratio(tensor)?, tensor, check.name.as_str()));
@@ -91,10 +94,12 @@ struct CheckObject<'a> {
     isa: String,
     dtype: String,
     right: bool,
-    /// Multiples of the best possible; nothing where a result is no number at all.
+    /// Multiples of the rounding error; `None` where a result isn't finite.
     errors: BTreeMap<&'static str, Option<f64>>,
-    /// What they may be; nothing where there is nothing to be wrong.
+    /// Their limits; `None` where the rounding error is 0.
     limits: BTreeMap<&'static str, Option<f64>>,
+    /// A hash of the bits of all results; `None` without results.
+    digest: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     complaints: Vec<String>,
 }
@@ -107,7 +112,7 @@ pub(super) fn json<'a>(
     out: &mut impl Write,
 ) -> Result<()> {
     let object = |check: &'a Check| {
-        let Check { name, case, on, verdict } = check;
+        let Check { name, case, on, verdict, digest } = check;
         let finite = |number: Option<f64>| number.filter(|number| number.is_finite());
         let each = |of: &dyn Fn(&str) -> Option<f64>| {
             TENSORS.into_iter().map(|tensor| (tensor, finite(of(tensor)))).collect()
@@ -120,6 +125,7 @@ pub(super) fn json<'a>(
             right: verdict.is_right(),
             errors: each(&|tensor| verdict.ratio(tensor)),
             limits: each(&|tensor| verdict.limit(tensor)),
+            digest: digest.map(|digest| digest.to_string()),
             complaints: verdict.complaints(),
         }
     };

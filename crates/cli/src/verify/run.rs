@@ -1,21 +1,21 @@
 //! A case of the table, run on the kernels.
 
 use longspan::{
-    Arrived, Attention, BlockSize, Dims, Element, GradientsMut, Heads, Hook, Inputs, Isa, Layout,
-    LayoutSet, Layouts, Order, OutputMut, Padding, Pattern, Positions, Progression, Result, Score,
-    Shape, Tensor,
+    Attention, BlockSize, Dims, Element, GradientsMut, Heads, Hook, Inputs, Isa, Layout, LayoutSet,
+    Layouts, Order, OutputGradient, OutputMut, OutputRef, Padding, Pattern, Positions, Progression,
+    Result, Score, Shape, Tensor,
 };
 use longspan_testing::{AttentionCase, Axes, Case, Problem, Sizes, Steps, Transform, Values};
 
 use super::Kernel;
 use crate::element::with_element;
 
-/// Forward and backward, written over NaNs so that nothing can be forgotten.
+/// Forward and backward into tensors of NaN, so that missing writes are detected.
 pub(super) fn compute(case: &AttentionCase, problem: &Problem, on: Kernel) -> Result<Values<f32>> {
     with_element!(on.element, E => compute_with::<E>(case, problem, on.isa))
 }
 
-/// The same with tensors of one type; the problem's numbers are exact in it.
+/// The same for one element type; the problem's elements are exact in it.
 fn compute_with<E: Element>(
     case: &AttentionCase,
     problem: &Problem,
@@ -26,8 +26,8 @@ fn compute_with<E: Element>(
     let keys = Dims { batch, tokens: tokens_k, heads: heads_kv, dim: dim_k };
     let (output, values) = (Dims { dim: dim_v, ..queries }, Dims { dim: dim_v, ..keys });
     let order = match case.axes {
-        Axes::TokenHead => Order::BatchTokenHeadDim,
-        Axes::HeadToken => Order::BatchHeadTokenDim,
+        Axes::TokenHead => Order::Bshd,
+        Axes::HeadToken => Order::Bhsd,
     };
     let attention = attention(case, isa)?;
     let poisoned = |dims| Tensor::filled(E::from_f32(f32::NAN), dims, order);
@@ -37,21 +37,18 @@ fn compute_with<E: Element>(
     let v = arrange::<E>(&problem.v, values, order)?;
     let inputs = Inputs { q: q.view(), k: k.view(), v: v.view() };
     let (mut out, mut lse) = (poisoned(output)?, vec![f32::NAN; problem.sizes.rows()]);
-    let mut lse_rest = lse.clone();
-    let into = OutputMut { out: out.view_mut(), lse: &mut lse, lse_rest: Some(&mut lse_rest) };
+    let mut lse_lo = lse.clone();
+    let into = OutputMut { out: out.view_mut(), lse: &mut lse, lse_lo: Some(&mut lse_lo) };
     attention.forward_into(inputs, into, Hook::none())?;
 
     let dout = arrange::<E>(&problem.dout, output, order)?;
     let (mut dq, mut dk, mut dv) = (poisoned(queries)?, poisoned(keys)?, poisoned(values)?);
     let into = GradientsMut { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() };
-    let arrived = Arrived {
-        out: out.view(),
-        lse: &lse,
-        lse_rest: Some(&lse_rest),
-        dout: dout.view(),
-        dlse: problem.dlse.as_deref(),
-    };
-    attention.backward_into(inputs, arrived, into, Hook::none())?;
+    let (saved, gradient) = (
+        OutputRef { out: out.view(), lse: &lse, lse_lo: Some(&lse_lo) },
+        OutputGradient { dout: dout.view(), dlse: problem.dlse.as_deref() },
+    );
+    attention.backward_into(inputs, saved, gradient, into, Hook::none())?;
     let (out, dq, dk, dv) = (dense(&out), dense(&dq), dense(&dk), dense(&dv));
     Ok(Values { out, lse, dq, dk, dv })
 }
@@ -68,7 +65,7 @@ fn attention(case: &AttentionCase, isa: Isa) -> Result<Attention> {
     })
 }
 
-/// One layout for all where one does, else one a batch entry and head.
+/// One layout where all heads share it, else one per batch entry and head.
 fn layouts(case: &AttentionCase) -> Result<Layouts> {
     let shape = shape(&case.layout)?;
     let text = case.pattern_text();
@@ -110,23 +107,23 @@ fn positions(steps: &[Steps]) -> Result<Positions> {
     Ok(Positions::new(steps)?)
 }
 
-/// The place of every number of the oracle's order, `[batch][head][token][dim]`, in another one.
+/// The index of every element of the oracle's order, `[batch][head][token][dim]`, in another order.
 fn places(dims: Dims, order: Order) -> impl Iterator<Item = usize> {
     let Dims { batch, tokens, heads, dim } = dims;
     let token = move |b: usize, h: usize, t: usize| match order {
-        Order::BatchTokenHeadDim => ((b * tokens + t) * heads + h) * dim,
-        Order::BatchHeadTokenDim => ((b * heads + h) * tokens + t) * dim,
+        Order::Bshd => ((b * tokens + t) * heads + h) * dim,
+        Order::Bhsd => ((b * heads + h) * tokens + t) * dim,
     };
     let all = (0..batch).flat_map(move |b| (0..heads).map(move |h| (b, h)));
     let all = all.flat_map(move |(b, h)| (0..tokens).map(move |t| token(b, h, t)));
     all.flat_map(move |first| first..first + dim)
 }
 
-/// The oracle's numbers in another order.
-fn arrange<E: Element>(numbers: &[f32], dims: Dims, order: Order) -> Result<Tensor<E>> {
-    let mut data = vec![E::default(); numbers.len()];
-    for (number, place) in numbers.iter().zip(places(dims, order)) {
-        data[place] = E::from_f32(*number);
+/// The oracle's elements in another order.
+fn arrange<E: Element>(elements: &[f32], dims: Dims, order: Order) -> Result<Tensor<E>> {
+    let mut data = vec![E::default(); elements.len()];
+    for (element, index) in elements.iter().zip(places(dims, order)) {
+        data[index] = E::from_f32(*element);
     }
     Tensor::new(data, dims, order)
 }
@@ -141,12 +138,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_where_views_find_them() -> Result<()> {
+    fn orders_agree_with_views() -> Result<()> {
         let dims = Dims { batch: 2, tokens: 3, heads: 4, dim: 5 };
         let numbers: Vec<f32> = (0..120).map(|x| x as f32).collect();
-        for order in [Order::BatchTokenHeadDim, Order::BatchHeadTokenDim] {
+        for order in [Order::Bshd, Order::Bhsd] {
             let tensor = arrange::<f32>(&numbers, dims, order)?;
-            // Batch 1, head 3, token 2, dim 4 is the last; head 1 comes 15 numbers after head 0.
+            // Batch 1, head 3, token 2, dim 4 is the last; head 1 starts 15 elements after head 0.
             assert_eq!(tensor.view().get(1, 2, 3, 4), Some(119.0));
             assert_eq!(tensor.view().get(0, 0, 1, 0), Some(15.0));
             assert_eq!(tensor.view().get(0, 1, 0, 0), Some(5.0));

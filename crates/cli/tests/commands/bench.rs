@@ -1,5 +1,5 @@
-//! Numbers that add up, and arguments that are honoured or refused. Time is only ever compared
-//! with zero.
+//! Consistency of `bench` reports, and validation of its arguments. Times are only compared with
+//! zero.
 
 use longspan::Isa;
 use serde_json::{Value, json};
@@ -46,7 +46,7 @@ fn both_passes_in_numbers() {
     for (object, (flops, bytes)) in objects.iter().zip([
         // Two products over 24 and 16 dims; queries, keys, values and output.
         (2 * (24 + 16), 4 * 2 * 300 * (4 * 24 + 2 * 24 + 2 * 16 + 4 * 16)),
-        // Five; the same, their gradients, and three numbers for each of 4 heads' queries.
+        // Five; the same, their gradients, and three elements for each query of 4 heads.
         (2 * (3 * 24 + 2 * 16), 4 * 2 * 300 * (2 * (4 * 24 + 2 * 24 + 2 * 16 + 4 * 16) + 3 * 4)),
     ]) {
         for (name, value) in expected.as_object().unwrap() {
@@ -70,7 +70,7 @@ fn half_types_take_half_the_bytes() {
     for dtype in ["bf16", "F16"] {
         let objects = bench(&[&args[..], &["--dtype", dtype, "--isa", "portable"]].concat());
         let tensors = 300 * (4 * 24 + 2 * 24 + 2 * 16 + 4 * 16);
-        // Log-sum-exp, its rest and one number more a row are f32.
+        // Three f32 per row: the log-sum-exp, its low part, and one more.
         let bytes = [2 * tensors, 2 * 2 * tensors + 4 * 3 * 4 * 300];
         for (object, bytes) in objects.json_lines().iter().zip(bytes) {
             assert_eq!(object["dtype"], dtype.to_lowercase());
@@ -81,7 +81,7 @@ fn half_types_take_half_the_bytes() {
 }
 
 #[test]
-fn the_matrix_unit_has_a_ceiling_of_its_own() {
+fn the_matrix_unit_has_its_own_peak() {
     if !Isa::Amx.is_available() {
         return;
     }
@@ -115,11 +115,11 @@ fn few_queries_are_compared_with_reading() {
         let always = ["--heads", "4", "--kv-heads", "2", "--repeat", "1", "--json"];
         bench(&[args, &always].concat()).json_lines().remove(0)
     };
-    // Two ways to say the same.
+    // Two spellings of the same problem.
     for lengths in [["--tokens", "5000", "--queries", "3"], ["--tokens", "3", "--keys", "5000"]] {
         let object = of(&[&["causal", "--pass", "forward"], &lengths[..]].concat());
         assert_eq!((&object["queries"], &object["keys"]), (&json!(3), &json!(5_000)));
-        // Keys and values, two heads of 64 numbers each.
+        // Keys and values, two heads of 64 elements each.
         let bytes = f64::from(2 * 2 * 5_000 * 64 * 4);
         let (rate, peak) = (number(&object, "read_gbps"), number(&object, "read_peak_gbps"));
         assert!((rate * number(&object, "ms") * 1e6 / bytes - 1.0).abs() < 1e-9);
@@ -148,7 +148,7 @@ fn passes_and_heads() {
         let density = (2.0 * 5_050.0 + 10_000.0) / 30_000.0;
         assert!((number(&objects[0], "density") - density).abs() < 1e-12);
     }
-    // Nothing to compute is no reason to fail.
+    // No tokens is not an error.
     let nothing = ["full", "--tokens", "0", "--repeat", "1", "--json"];
     assert!(bench(&nothing).json_lines().iter().all(|object| object["gflops"] == 0.0));
 }
@@ -162,7 +162,9 @@ fn the_environment_decides_where_no_option_does() {
     let best = Isa::best().to_string();
     let options = ["--threads", "1", "--isa", &best];
     let object = run_with(&variables, &[&args[..], &options].concat()).json();
-    assert_eq!((&object["isa"], &object["threads"]), (&json!(best), &json!(1)));
+    // f32 on a machine with AMX runs AVX-512 kernels.
+    let ran = if best == "amx" { "avx512" } else { &best };
+    assert_eq!((&object["isa"], &object["threads"]), (&json!(ran), &json!(1)));
 
     run_with(&[("LONGSPAN_THREADS", "many")], &args)
         .refused(&["LONGSPAN_THREADS is \"many\", expected a number of threads, 1 to 4096"]);
@@ -173,7 +175,7 @@ fn the_environment_decides_where_no_option_does() {
 }
 
 #[test]
-fn a_table_for_people() {
+fn text_report() {
     let args = "full --tokens 1k --queries 2 --heads 2 --kv-heads 1 --head-dim 16 --repeat 1 \
                 --isa portable --threads 1";
     let text = bench(&args.split_whitespace().collect::<Vec<_>>()).printed();
@@ -182,7 +184,7 @@ fn a_table_for_people() {
         line.unwrap_or_else(|| panic!("no {name}: {text}")).trim()
     };
     assert_eq!(line("tokens "), "2 queries × 1,024 keys, 100 % of all pairs");
-    let tensors = "f32, batch 1, 2 heads on 1 key head, head dim 16, [batch, head, token, dim]";
+    let tensors = "f32, batch 1, 2 heads on 1 KV head, head dim 16, [batch, head, token, dim]";
     assert_eq!(line("tensors "), tensors);
     assert_eq!(line("computed with "), "portable, 1 thread");
     let titles: Vec<&str> = line("pass ").split_whitespace().collect();

@@ -1,4 +1,4 @@
-//! What `doctor` says, and when it complains.
+//! The reports, warnings and errors of `doctor`.
 
 use longspan::{Isa, Threads};
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ fn texts(list: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn what_is_here_and_what_would_be_used() {
+fn hardware_and_choices_are_reported() {
     let object = run(&["doctor", "--json"]).json();
     assert_eq!(object["version"], env!("CARGO_PKG_VERSION"));
     assert_eq!(object["architecture"], std::env::consts::ARCH);
@@ -48,9 +48,9 @@ fn what_is_here_and_what_would_be_used() {
         assert_eq!(object[problems], json!([]), "{problems}");
     }
     let warnings = texts(&object["warnings"]);
-    let unoptimised = warnings.iter().any(|warning| warning.contains("without optimisation"));
-    assert_eq!(unoptimised, cfg!(debug_assertions), "{warnings:?}");
-    assert_eq!(object["optimised"], !cfg!(debug_assertions));
+    let unoptimized = warnings.iter().any(|warning| warning.contains("without optimization"));
+    assert_eq!(unoptimized, cfg!(debug_assertions), "{warnings:?}");
+    assert_eq!(object["optimized"], !cfg!(debug_assertions));
     if Threads::Auto.count().is_ok() && std::env::var_os("LONGSPAN_THREADS").is_none() {
         assert_eq!(object["threads"], Threads::Auto.count().unwrap());
     }
@@ -58,7 +58,7 @@ fn what_is_here_and_what_would_be_used() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn linux_tells_more() {
+fn linux_reports_more() {
     let object = run(&["doctor", "--json"]).json();
     for name in ["cpus", "cores", "allowed_cpus", "memory_bytes", "free_memory_bytes"] {
         assert!(object[name].as_u64().is_some_and(|number| number > 0), "{name}: {object}");
@@ -71,23 +71,23 @@ fn linux_tells_more() {
 
 /// More threads than any machine of today has CPUs: none of them is ever started.
 #[test]
-fn the_environment_is_believed_and_named() {
+fn the_environment_is_used_and_named() {
     let variables = [("LONGSPAN_ISA", "Portable"), ("LONGSPAN_THREADS", "1025")];
     let object = run_with(&variables, &["doctor", "--json"]).json();
     assert_eq!((&object["isa"], &object["threads"]), (&json!("portable"), &json!(1_025)));
-    assert_eq!(object["isa_why"], "LONGSPAN_ISA says so");
-    assert_eq!(object["threads_why"], "LONGSPAN_THREADS says so");
+    assert_eq!(object["isa_why"], "set by LONGSPAN_ISA");
+    assert_eq!(object["threads_why"], "set by LONGSPAN_THREADS");
     let warnings = texts(&object["warnings"]).join("\n");
     if cfg!(target_os = "linux") {
         assert!(warnings.contains("1,025 threads on"), "{warnings}");
     }
     if Isa::best() != Isa::Portable {
-        assert!(warnings.contains("LONGSPAN_ISA asks for portable"), "{warnings}");
+        assert!(warnings.contains("LONGSPAN_ISA selects portable"), "{warnings}");
     }
 }
 
 #[test]
-fn an_environment_without_sense_is_an_error() {
+fn an_invalid_environment_is_an_error() {
     let foreign = if cfg!(target_arch = "x86_64") { "neon" } else { "avx2" };
     let cases = [
         ("LONGSPAN_ISA", "sse9", "\"sse9\", expected portable, neon, avx2, avx512 or amx"),
@@ -102,7 +102,7 @@ fn an_environment_without_sense_is_an_error() {
             assert!(text.contains(name) && text.contains(rule), "{text}");
             assert!(text.contains(&format!("`unset {name}`")), "{text}");
         }
-        // Whatever else can be said is said.
+        // Everything else is still reported.
         assert!(run.stdout.contains("would use      ") && run.stdout.contains("FMA peak"));
 
         let run = run_with(&[(name, value)], &["doctor", "--json"]);
@@ -115,7 +115,7 @@ fn an_environment_without_sense_is_an_error() {
 }
 
 #[test]
-fn a_page_for_people() {
+fn text_report() {
     let text = run(&["doctor"]).printed();
     for name in [
         "longspan ",

@@ -4,18 +4,18 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// As long as a person doesn't notice.
+/// Below the threshold of perception.
 const LATEST: Duration = Duration::from_millis(200);
 
 const COMMANDS: [&[&str]; 5] = [
     &["inspect", "dilated(1048576, 65) & dilated(1048575, 67)", "--tokens", "1m"],
     &["bench", "full", "--tokens", "64k", "--repeat", "3", "--pass", "forward"],
     &["bench", "full", "--tokens", "64k", "--repeat", "3", "--pass", "backward"],
-    &["ring", "--ranks", "3", "--pattern", "causal", "--tokens", "48k", "--heads", "4"],
+    &["ring", "--ranks", "3", "causal", "--tokens", "48k", "--heads", "4"],
     &["verify"],
 ];
 
-/// How long a command goes on after Ctrl-C; nothing if it had ended before.
+/// How long a command goes on after Ctrl-C; `None` if it had ended before.
 fn latency(args: &[&str], delay: Duration) -> Option<Duration> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_longspan"));
     let command =
@@ -37,7 +37,7 @@ fn commands_end_at_once() {
         let mut ended = 0;
         for trial in 0..trials {
             let delay = |trial: u32| Duration::from_millis(u64::from(60 + 97 * trial % 900));
-            // The machine may have stood still: once more.
+            // The machine may have been stalled: repeat once.
             let latencies = [trial, trial + 7].map(|trial| latency(args, delay(trial)));
             let Some(fastest) = latencies.into_iter().flatten().min() else { continue };
             ended += 1;

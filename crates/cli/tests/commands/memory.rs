@@ -1,10 +1,10 @@
-//! Memory that isn't there is an error with a remedy, in every command that takes much of it.
+//! Out of memory is an error with a remedy, in every subcommand that allocates much.
 
 use std::process::{Command, Stdio};
 
 use crate::common::{Run, finish};
 
-/// The command with so many KiB of address space.
+/// The command with a limit of the address space in KiB.
 fn limited(kib: u64, args: &[&str]) -> Run {
     let mut command = Command::new("sh");
     command.args(["-c", &format!("ulimit -v {kib}; exec \"$@\""), "sh"]);
@@ -42,11 +42,11 @@ fn inspect() {
 /// Tensors of 2 GiB for each of two ranks.
 #[test]
 fn ring() {
-    let args = ["ring", "--ranks", "2", "--pattern", "causal", "--tokens", "1m", "--heads", "16"];
+    let args = ["ring", "--ranks", "2", "causal", "--tokens", "1m", "--heads", "16"];
     runs_out(1 << 20, &args);
 }
 
-/// With enough of it nothing is said.
+/// With enough memory there is no error.
 #[test]
 fn enough() {
     let run = limited(4 << 20, &["bench", "full", "--tokens", "64", "--heads", "1"]);

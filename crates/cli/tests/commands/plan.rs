@@ -1,9 +1,9 @@
-//! Plans whose bytes are those of a real ring, and arguments that are honoured or refused.
+//! Plans compared with real rings, and validation of arguments.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use longspan::{Arrived, Dims, Gradients, Heads, Inputs, Order, Output, Tensor, Threads};
+use longspan::{Dims, Gradients, Heads, Inputs, Order, Output, Tensor, Threads};
 use longspan_ring::{Local, Options, Problem, Ring, Shards};
 use serde_json::Value;
 
@@ -57,7 +57,7 @@ fn needed(problem: &Problem) -> Vec<(u64, u64)> {
 }
 
 #[test]
-fn bytes_are_those_of_a_ring() {
+fn bytes_are_those_of_ring() {
     for pattern in
         ["causal", "causal & (window(100, 0) | sinks(5))", "window(64, 64) | global_tokens(4)"]
     {
@@ -159,7 +159,7 @@ fn thousands_of_ranks_are_sampled() {
     let args = "'causal & (window(4096, 0) | sinks(64))' --tokens 1G --ranks 4096 --machine h100 --dtype bf16";
     let object = plan(&format!("{args} --json")).json();
     assert_eq!((object["simulated"].as_u64(), object["ranks"].as_u64()), (Some(8), Some(4_096)));
-    // A window of one neighbour and 64 sinks, bf16 keys and values of 8 heads.
+    // A window of one neighbor and 64 sinks, bf16 keys and values of 8 heads.
     let bytes = object["passes"][0]["bytes_received_most"].as_u64().unwrap();
     assert_eq!(bytes, (4_096 + 64) * 8 * (64 + 64) * 2);
     let text = plan(args).printed();
@@ -167,7 +167,7 @@ fn thousands_of_ranks_are_sampled() {
 }
 
 #[test]
-fn what_does_not_fit_says_so() {
+fn exceeded_memory_is_reported() {
     let object =
         plan("'causal & window(100, 0)' --tokens 64M --ranks 8 --heads 64 --machine h100 --json")
             .json();
@@ -177,7 +177,7 @@ fn what_does_not_fit_says_so() {
 }
 
 #[test]
-fn a_picture_of_what_ranks_do() {
+fn timeline_picture() {
     let svg = scratch("timeline.svg");
     let args = format!("causal --tokens 64k --ranks 12 --machine a100 --plot {}", svg.display());
     let text = plan(&args).printed();
@@ -198,9 +198,9 @@ fn a_picture_of_what_ranks_do() {
     assert_eq!(std::fs::read(&png).unwrap()[..8], *b"\x89PNG\r\n\x1a\n");
 }
 
-/// Measured by micro-benchmarks, kept in a file, and used from there.
+/// Measured by micro-benchmarks, saved to a file, and read from there.
 #[test]
-fn this_machine_is_measured_and_kept() {
+fn this_machine_is_measured_and_saved() {
     let cache = scratch("calibrated");
     let environment = [("XDG_CACHE_HOME", cache.to_str().unwrap())];
     let args = ["plan", "--calibrate", "--threads", "1", "--head-dim", "16", "--json"];
@@ -216,16 +216,16 @@ fn this_machine_is_measured_and_kept() {
     let object = run_with(&environment, &args).json();
     assert!(same(&object["machine"], &machine), "{object}");
     assert!(number(&object, "ms") > 0.0);
-    // The same from a file, and with a link that is no thread's.
+    // The same from a file, and with another link.
     let file = cache.join("longspan/machine.json");
     let more = ["--machine", file.to_str().unwrap(), "--gbits", "1", "--latency-us", "50"];
     let slower = run(&[&args[..], &more].concat()).json();
-    assert_eq!(slower["machine"]["far"]["bytes_a_second"], 125e6);
+    assert_eq!(slower["machine"]["far"]["bytes_per_second"], 125e6);
     assert!(number(&slower, "ms") >= number(&object, "ms"));
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn invalid_arguments_are_errors() {
     let empty = scratch("not-calibrated");
     let environment = [("XDG_CACHE_HOME", empty.to_str().unwrap())];
     run_with(&environment, &["plan", "causal", "--tokens", "4k", "--ranks", "2"])
@@ -264,21 +264,21 @@ fn around(pattern: &str, tokens: u64, ranks: usize, heads: usize) -> f64 {
         let ranks = Local::ranks(ranks).into_iter().enumerate().map(|(rank, transport)| {
             let (problem, held) = (problem.clone(), shards.rank(rank).len() as usize);
             scope.spawn(move || {
-                let threads = Threads::Count(std::num::NonZeroUsize::MIN);
+                let threads = Threads::Count(1);
                 let options = Options { threads, ..Options::default() };
                 let mut ring = Ring::new(transport, problem, options).unwrap();
                 let dims = Dims { batch: 1, tokens: held, heads, dim: 64 };
                 let numbers =
                     (0..held * heads * 64).map(|i| ((i * 7919 % 1009) as f32 - 504.0) / 504.0);
-                let x = Tensor::new(numbers.collect(), dims, Order::BatchHeadTokenDim).unwrap();
+                let x = Tensor::new(numbers.collect(), dims, Order::Bhsd).unwrap();
                 let inputs = Inputs { q: x.view(), k: x.view(), v: x.view() };
-                let mut output = Output::zeros(dims, Order::BatchHeadTokenDim).unwrap();
+                let mut output = Output::zeros(dims, Order::Bhsd).unwrap();
                 let mut gradients = Gradients::zeros(&inputs).unwrap();
                 let mut pass = || {
                     let start = Instant::now();
                     ring.forward_into(inputs, output.as_mut()).unwrap();
-                    let arrived = Arrived::of(&output, x.view());
-                    ring.backward_into(inputs, arrived, gradients.as_mut()).unwrap();
+                    let (saved, gradient) = (&output, x.view());
+                    ring.backward_into(inputs, saved, gradient, gradients.as_mut()).unwrap();
                     start.elapsed().as_secs_f64() * 1e3
                 };
                 (0..7).map(|_| pass()).fold(f64::INFINITY, f64::min)
@@ -291,7 +291,7 @@ fn around(pattern: &str, tokens: u64, ranks: usize, heads: usize) -> f64 {
 
 /// Micro-benchmarks alone predict what a ring of threads takes.
 fn comes_true(pattern: &str, tokens: u64, heads: usize) {
-    // One at a time: each wants the whole machine.
+    // One at a time: each needs the whole machine.
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let cache = scratch(&format!("predicting-{tokens}"));

@@ -1,5 +1,5 @@
-//! Ranks that are threads: results that one process has, bytes that add up, arguments that are
-//! honoured or refused. Processes are in `tests/mpi`.
+//! Ranks as threads: comparison with one process, bytes, validation of arguments. MPI processes are
+//! in `tests/mpi`.
 
 use serde_json::{Value, json};
 
@@ -7,7 +7,7 @@ use crate::common::{Run, run, run_with};
 
 fn ring(args: &str, pattern: &str) -> Run {
     let args: Vec<_> = args.split_whitespace().collect();
-    run(&[&["ring", "--pattern", pattern], &args[..]].concat())
+    run(&[&["ring", pattern], &args[..]].concat())
 }
 
 fn number(object: &Value, name: &str) -> f64 {
@@ -15,15 +15,15 @@ fn number(object: &Value, name: &str) -> f64 {
 }
 
 #[test]
-fn ranks_find_what_one_process_finds() {
+fn results_agree_with_one_process() {
     let cases = [
-        ("causal & window(90, 0)", "--ranks 3 --tokens 700 --heads 4 --key-heads 2 --dim 16"),
-        ("causal", "--ranks 4 --tokens 501 --shards zigzag --heads 1 --dim 24 --dtype f16"),
+        ("causal & window(90, 0)", "--ranks 3 --tokens 700 --heads 4 --kv-heads 2 --head-dim 16"),
+        ("causal", "--ranks 4 --tokens 501 --shards zigzag --heads 1 --head-dim 24 --dtype f16"),
         ("window(9, 9) | global_tokens(3)", "--ranks 5 --tokens 900 --shards striped --heads 2"),
         ("heads([causal, strided(7)])", "--ranks 2 --tokens 300 --dtype bf16 --repeat 2"),
         ("full", "--ranks 1 --tokens 90 --heads 1"),
         // Fewer tokens than ranks.
-        ("causal", "--ranks 7 --tokens 5 --heads 1 --dim 8"),
+        ("causal", "--ranks 7 --tokens 5 --heads 1 --head-dim 8"),
     ];
     for (pattern, args) in cases {
         let object = ring(&format!("{args} --threads 1 --check --json"), pattern).json();
@@ -36,16 +36,16 @@ fn ranks_find_what_one_process_finds() {
 }
 
 #[test]
-fn numbers_of_a_window() {
-    let args = "--ranks 4 --tokens 1200 --heads 2 --key-heads 1 --dim 16 --threads 1 --json";
+fn numbers_of_window() {
+    let args = "--ranks 4 --tokens 1200 --heads 2 --kv-heads 1 --head-dim 16 --threads 1 --json";
     let object = ring(args, "causal & window(100, 0)").json();
     let expected = json!({
         "version": env!("CARGO_PKG_VERSION"),
         "pattern": "causal & window(100, 0)",
         "tokens": 1200,
         "heads": 2,
-        "key_heads": 1,
-        "dim": 16,
+        "kv_heads": 1,
+        "head_dim": 16,
         "dtype": "f32",
         "threads": 1,
         "carrier": "threads",
@@ -67,10 +67,10 @@ fn numbers_of_a_window() {
     assert!((number(&object, "imbalance") - imbalance).abs() < 1e-9, "{object}");
 }
 
-/// In the reproducible order the bits are those of one rank.
+/// In the reproducible order the bits equal those of one rank.
 #[test]
 fn reproducible_bits() {
-    let args = "--ranks 3 --tokens 500 --heads 2 --dim 16 --threads 1 --shards zigzag";
+    let args = "--ranks 3 --tokens 500 --heads 2 --head-dim 16 --threads 1 --shards zigzag";
     let object = ring(&format!("{args} --fold reproducible --check --json"), "causal").json();
     assert_eq!((&object["bits_equal"], &object["fold"]), (&true.into(), &"reproducible".into()));
 }
@@ -78,15 +78,15 @@ fn reproducible_bits() {
 /// One process is a ring of one: the same bits.
 #[test]
 fn one_rank_has_the_bits_of_one_process() {
-    let args = "--ranks 1 --tokens 300 --heads 2 --dim 16 --threads 1 --check --json";
+    let args = "--ranks 1 --tokens 300 --heads 2 --head-dim 16 --threads 1 --check --json";
     let object = ring(args, "causal").json();
     assert_eq!(object["bits_equal"], true, "{object}");
     assert_eq!(object["max_error"].as_f64().map(|error| error < 1e-5), Some(true), "{object}");
 }
 
 #[test]
-fn a_report_for_people() {
-    let args = "--ranks 3 --tokens 600 --heads 2 --dim 16 --threads 1 --shards zigzag --check";
+fn text_report() {
+    let args = "--ranks 3 --tokens 600 --heads 2 --head-dim 16 --threads 1 --shards zigzag --check";
     let text = ring(args, "causal").printed();
     for part in [
         "3 ranks, threads of one process",
@@ -102,21 +102,21 @@ fn a_report_for_people() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
-    ring("--ranks 2 --tokens 100 --heads 4 --key-heads 3", "causal").refused(&["multiple", "3"]);
+fn invalid_arguments_are_errors() {
+    ring("--ranks 2 --tokens 100 --heads 4 --kv-heads 3", "causal").refused(&["multiple", "3"]);
     ring("--ranks 2 --tokens 9000 --check", "causal").refused(&["9000", "at most 8192"]);
     ring("--ranks 0 --tokens 100", "causal").refused(&["--ranks"]);
-    ring("--ranks 2 --tokens 100 --patience 0", "causal").refused(&["expected seconds"]);
+    ring("--ranks 2 --tokens 100 --timeout 0", "causal").refused(&["expected seconds"]);
     ring("--ranks 2 --tokens 100", "causl").refused(&["did you mean"]);
     ring("--ranks 2 --tokens 100 --heads 3", "heads([causal, full])").refused(&["3"]);
     let under_mpirun = [("OMPI_COMM_WORLD_SIZE", "4")];
-    let args = ["ring", "--ranks", "2", "--pattern", "causal", "--tokens", "100"];
+    let args = ["ring", "--ranks", "2", "causal", "--tokens", "100"];
     run_with(&under_mpirun, &args).refused(&["a launcher has started 4 processes"]);
 }
 
-/// Every rank says what is wrong, with its number.
+/// Every rank reports its error, with its rank.
 #[test]
-fn what_all_ranks_refuse() {
+fn errors_of_all_ranks() {
     let run = ring("--ranks 3 --tokens 100", "documents([50, 51])");
     assert_eq!((run.code, run.stdout.as_str()), (Some(1), ""), "{}", run.stderr);
     for rank in 0..3 {
@@ -126,6 +126,6 @@ fn what_all_ranks_refuse() {
 
 #[cfg(not(feature = "mpi"))]
 #[test]
-fn without_mpi_ranks_have_to_be_asked_for() {
+fn without_mpi_ranks_is_required() {
     ring("--tokens 100", "causal").refused(&["built without MPI", "--ranks", "--features mpi"]);
 }

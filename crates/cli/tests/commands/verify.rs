@@ -1,5 +1,5 @@
-//! What `verify` prints, and that it looks at every case. That it *can* fail is shown by the unit
-//! tests of `src/verify.rs`, which hand it wrong results.
+//! The reports of `verify`, and its coverage of cases. The unit tests of `src/verify.rs` show that
+//! wrong results fail.
 
 use longspan::Isa;
 use serde_json::json;
@@ -23,6 +23,8 @@ fn kernels_are_right() {
     for check in checks {
         assert_eq!(check["right"], true, "{check}");
         assert_eq!(check.get("complaints"), None);
+        let digest = check["digest"].as_str().expect("a digest");
+        assert!(digest.len() == 32 && u128::from_str_radix(digest, 16).is_ok(), "{check}");
         let error = |tensor: &&str| check["errors"][*tensor].as_f64().expect("an error");
         assert!(TENSORS.iter().map(error).all(|error| error >= 0.0), "{check}");
         let within = |tensor: &&str| match check["limits"][*tensor].as_f64() {
@@ -50,9 +52,13 @@ fn kernels_are_right() {
 }
 
 #[test]
-fn one_instruction_set_and_type_as_a_table() {
+fn one_instruction_set_and_type() {
     let args = ["verify", "--quick", "--isa", "portable", "--dtype", "bf16"];
-    let text = run(&args).printed();
+    let summary = run(&args).printed();
+    assert_eq!(summary.lines().count(), 1, "{summary}");
+    assert!(summary.contains("cases on portable, bf16: all right; worst"), "{summary}");
+
+    let text = run(&[&args[..], &["--verbose"]].concat()).printed();
     let lines: Vec<&str> = text.lines().collect();
     let words = |line: &str| line.split_whitespace().map(str::to_string).collect::<Vec<_>>();
     let header = ["case", "isa", "dtype", "out", "lse", "dq", "dk", "dv", "of", "limit"];
@@ -62,8 +68,24 @@ fn one_instruction_set_and_type_as_a_table() {
     assert_eq!([&cells[1], &cells[2], &cells[10]], ["portable", "bf16", "right"]);
     assert!(cells[3..8].iter().all(|cell| cell.parse::<f64>().is_ok()), "{causal}");
     let last = lines.last().unwrap();
-    assert!(last.contains("cases on portable, bf16: all right; worst"), "{last}");
+    assert_eq!(*last, summary.trim_end(), "{last}");
     assert!(!text.contains("WRONG"), "{text}");
+}
+
+/// Two runs of one build have the same digests.
+#[test]
+fn digests_compare_builds() {
+    let args = ["verify", "--quick", "--isa", "portable", "--dtype", "f32", "--json"];
+    let digests = |args: &[&str]| {
+        let object = run(args).json();
+        let checks = object["checks"].as_array().unwrap().clone();
+        checks.into_iter().map(|check| check["digest"].clone()).collect::<Vec<_>>()
+    };
+    let portable = digests(&args);
+    assert_eq!(portable, digests(&args));
+    let distinct: std::collections::HashSet<String> =
+        portable.iter().map(ToString::to_string).collect();
+    assert!(2 * distinct.len() > portable.len(), "{distinct:?}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
-//! The `longspan` command, run as a user runs it: what all tests of it share.
+//! The `longspan` command, run as a user runs it: shared by all tests.
 
-// Each test file uses another part of it.
+// Each test crate uses a part of it.
 #![allow(dead_code)]
 
 use std::path::PathBuf;
@@ -28,7 +28,7 @@ pub(crate) fn finish(command: &mut Command) -> Run {
 pub(crate) fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_longspan"));
     command.args(args).stdin(Stdio::null());
-    for variable in ["NO_COLOR", "LONGSPAN_ISA", "LONGSPAN_THREADS"] {
+    for variable in ["NO_COLOR", "COLUMNS", "TERM", "LONGSPAN_ISA", "LONGSPAN_THREADS"] {
         command.env_remove(variable);
     }
     command
@@ -41,7 +41,7 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// What it printed, which it must have done without complaint.
+    /// Its standard output, after success without standard error.
     pub(crate) fn printed(self) -> String {
         assert_eq!(self.code, Some(0), "{}", self.stderr);
         assert_eq!(self.stderr, "");
@@ -53,7 +53,7 @@ impl Run {
         serde_json::from_str(&self.printed()).expect("one JSON object")
     }
 
-    /// The JSON objects that it printed, a line each.
+    /// The JSON objects that it printed, one per line.
     pub(crate) fn json_lines(self) -> Vec<Value> {
         let text = self.printed();
         text.lines().map(|line| serde_json::from_str(line).expect("a JSON object")).collect()

@@ -1,4 +1,4 @@
-//! `longspan inspect`, and what all commands share.
+//! `longspan inspect`, and behavior of all subcommands.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -68,7 +68,7 @@ error: expected a pattern, found `windw`; did you mean `window`?
 }
 
 #[test]
-fn what_is_not_the_inputs_fault_has_another_code() {
+fn other_failures_have_another_exit_code() {
     let nowhere = scratch("no such directory").join("picture.png");
     let run = inspect(&["causal", "--tokens", "64", "--png", &nowhere.to_string_lossy()]);
     assert_eq!((run.code, run.stdout.as_str()), (Some(1), ""));
@@ -76,9 +76,9 @@ fn what_is_not_the_inputs_fault_has_another_code() {
 }
 
 #[test]
-fn a_reader_may_leave() {
-    // Three thousand heads print more than a pipe holds, so writing fails whenever the reader is
-    // gone.
+fn a_closed_pipe_is_not_an_error() {
+    // Three thousand heads print more than a pipe holds, so writing fails once the pipe is
+    // closed.
     let mut child = command(&["inspect", "causal", "--tokens", "64", "--heads", "3000"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

@@ -1,4 +1,4 @@
-//! What is printed: JSON, the summary, the picture in the terminal.
+//! Reports: JSON, the summary, the picture of characters.
 
 use serde_json::{Value, json};
 
@@ -31,7 +31,7 @@ fn causal_in_numbers() {
         "partial_blocks": ROWS,
         "active_pairs": pairs,
         "density": pairs as f64 / (N * N) as f64,
-        // Two products forward and five backward, two operations a pair and dim each.
+        // Two products forward and five backward, two FLOPs per pair and dim each.
         "forward_flops": pairs * 2 * 2 * 64,
         "backward_flops": pairs * 5 * 2 * 64,
         "stored_masks": 1,
@@ -42,14 +42,14 @@ fn causal_in_numbers() {
     let whole = |name: &str| object[name].as_u64().unwrap_or_else(|| panic!("{name}"));
     // A run is twelve bytes and a mask 64 words.
     assert!(whole("layout_bytes") >= (2 * ROWS - 1) * 12 + 512, "{}", object["layout_bytes"]);
-    assert!(whole("questions") > 0);
+    assert!(whole("coverage_queries") > 0);
     assert!(object["compile_ms"].as_f64().unwrap() > 0.0);
     let hash = object["hash"].as_str().unwrap();
     assert!(hash.len() == 32 && hash.bytes().all(|b| b.is_ascii_hexdigit()), "{hash}");
 }
 
 #[test]
-fn lengths_can_be_said_in_many_ways() {
+fn spellings_of_lengths() {
     let hash = |args: &[&str]| {
         let args = [&["causal & window(99, 3)", "--json"], args].concat();
         inspect(&args).json()["hash"].clone()
@@ -59,12 +59,14 @@ fn lengths_can_be_said_in_many_ways() {
     assert_eq!(hash(&["-n", "8k", "--queries", "8K", "-b", "64"]), plain);
     assert_eq!(hash(&["--tokens", "8k", "--query-offset", "0"]), plain);
     assert_ne!(hash(&["--tokens", "8k", "--query-offset", "-64"]), plain);
-    assert_ne!(hash(&["--tokens", "8k", "--key-offset", "-64"]), plain);
+    // The queries stay the last positions, and the pattern looks at distances alone.
+    assert_eq!(hash(&["--tokens", "8k", "--key-offset", "-64"]), plain);
+    assert_ne!(hash(&["--tokens", "8k", "--key-offset", "-64", "--query-offset", "0"]), plain);
     assert_ne!(hash(&["--tokens", "8k", "--block", "32"]), plain);
 }
 
 #[test]
-fn parts_of_an_attention() {
+fn queries_padding_and_rows() {
     let pairs = |args: &[&str]| {
         let object = inspect(&[args, &["--json"]].concat()).json();
         (object["active_pairs"].clone(), object["query_offset"].clone())
@@ -120,7 +122,7 @@ fn heads_in_numbers() {
     assert_eq!(heads[0]["hash"], heads[2]["hash"]);
     assert_ne!(heads[0]["hash"], heads[1]["hash"]);
 
-    // What is computed adds up over heads, what is held over layouts.
+    // Work is summed over heads, storage over layouts.
     let sum = |name: &str, of: &[usize]| {
         of.iter().map(|&head| heads[head][name].as_u64().unwrap()).sum::<u64>()
     };
@@ -142,7 +144,7 @@ fn heads_in_numbers() {
 }
 
 #[test]
-fn heads_for_people() {
+fn heads_as_text() {
     let pattern = "heads([causal, causal & window(128, 0), causal])";
     let text = inspect(&[pattern, "--tokens", "1024"]).printed();
     let lines: Vec<&str> = text.lines().collect();
@@ -164,7 +166,7 @@ fn heads_for_people() {
 }
 
 #[test]
-fn a_summary_and_a_picture_for_people() {
+fn summary_and_picture() {
     let args = ["causal & (window(40, 0) | sinks(4))", "--tokens", "96", "--block", "16"];
     let text = inspect(&args).printed();
     let (summary, picture) = text.split_once("\n\n").unwrap();
@@ -174,11 +176,11 @@ fn a_summary_and_a_picture_for_people() {
     };
     assert_eq!(line("pattern "), "causal & (window(40, 0) | sinks(4))");
     assert_eq!(line("tokens "), "96 queries × 96 keys");
-    assert_eq!(line("blocks "), "16 tokens a side, 6 rows × 6 columns");
+    assert_eq!(line("blocks "), "16 × 16 tokens, 6 rows × 6 columns");
     assert_eq!(line("active blocks "), "20 = 5 Full + 15 Partial, 55.6 % of all");
     assert_eq!(line("active pairs "), "3,330");
     assert_eq!(line("density "), "36.1 %, 2.77 times fewer pairs than dense");
-    assert_eq!(line("work "), "852 kFLOP forward, 2.13 MFLOP backward a head, head dim 64");
+    assert_eq!(line("work "), "852 kFLOP forward, 2.13 MFLOP backward per head, head dim 64");
     assert_eq!(line("hash ").len(), 32);
 
     let expected = "
@@ -212,8 +214,63 @@ position │▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒██████�
           █ Full, ▒ Partial
 ";
     assert_eq!(format!("\n{picture}"), expected);
-    assert!(!text.contains('\u{1b}'), "colours without a terminal");
+    assert!(!text.contains('\u{1b}'), "colors without a terminal");
 
     let bare = inspect(&[&args[..], &["--no-picture"]].concat()).printed();
     assert_eq!(bare.lines().count(), summary.lines().count());
+}
+
+#[test]
+fn pictures_follow_the_width_of_the_terminal() {
+    let width = |columns: &str, args: &[&str]| {
+        let args = [&["inspect", "causal", "--tokens", "4096", "--block", "16"], args].concat();
+        let text = crate::common::run_with(&[("COLUMNS", columns)], &args).printed();
+        let frame = text.lines().find(|line| line.contains('┌')).expect("a picture").to_string();
+        (frame.chars().count(), frame.matches('┌').count())
+    };
+    let (default, _) = width("", &[]);
+    assert_eq!(width("80", &[]).0, default);
+    assert!(width("160", &[]).0 > default && width("160", &[]).0 <= 160);
+    assert!(width("40", &[]).0 < default && width("40", &[]).0 <= 40);
+    let heads = ["--heads", "1"];
+    assert_eq!(width("40", &heads).1, 1);
+    let several = |columns: &str| {
+        let args = ["inspect", "heads([full, causal, window(99, 99)])", "--tokens", "640"];
+        let text = crate::common::run_with(&[("COLUMNS", columns)], &args).printed();
+        text.lines().map(|line| line.matches('┌').count()).max()
+    };
+    assert_eq!([several("100"), several("50"), several("20")], [Some(3), Some(2), Some(1)]);
+}
+
+/// Kernels compute whole blocks: patterns whose blocks hold few active pairs get a warning.
+#[test]
+fn sparse_blocks_get_warning() {
+    let warnings = |args: &[&str]| {
+        let run = inspect(&[args, &["--json"]].concat());
+        assert_eq!(run.code, Some(0), "{}", run.stderr);
+        let object: Value = serde_json::from_str(&run.stdout).expect("one JSON object");
+        let warnings = object["warnings"].as_array().unwrap().clone();
+        assert_eq!(run.stderr.lines().count(), warnings.len(), "{}", run.stderr);
+        warnings.iter().map(|text| text.as_str().unwrap().to_string()).collect::<Vec<_>>()
+    };
+    // One key in 64, and the same with blocks that can't be smaller.
+    let found = warnings(&["strided(64)", "--tokens", "2048"]);
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(found[0].starts_with("most blocks hold few active pairs (mean 1.56 %)"), "{found:?}");
+    assert!(
+        found[0].contains("64 times the active pairs; consider a smaller --block"),
+        "{found:?}"
+    );
+    let smallest = warnings(&["strided(16)", "--tokens", "2048", "--block", "16"]);
+    assert!(smallest.len() == 1 && !smallest[0].contains("--block"), "{smallest:?}");
+    // Per layout, with its heads.
+    let found = warnings(&["heads([causal, strided(64), strided(64)])", "--tokens", "2048"]);
+    assert!(found.len() == 1 && found[0].starts_with("heads 1, 2: most"), "{found:?}");
+    // One pair in eight; Full blocks; one query; no pairs at all.
+    for pattern in ["strided(8)", "causal", "!full"] {
+        assert!(warnings(&[pattern, "--tokens", "2048"]).is_empty(), "{pattern}");
+    }
+    assert!(warnings(&["causal", "--tokens", "2048", "--queries", "1"]).is_empty());
+    let run = inspect(&["strided(64)", "--tokens", "2048", "--no-picture"]);
+    assert!(run.stderr.starts_with("warning: most blocks hold few"), "{}", run.stderr);
 }

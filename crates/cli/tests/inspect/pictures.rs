@@ -5,12 +5,12 @@ use std::path::Path;
 
 use crate::{inspect, scratch};
 
-type Colour = [u8; 3];
+type Color = [u8; 3];
 
-const EMPTY: Colour = [246, 247, 248];
-const FULL: Colour = [10, 76, 140];
-const PARTIAL: Colour = [240, 134, 20];
-const FRAME: Colour = [196, 201, 207];
+const EMPTY: Color = [246, 247, 248];
+const FULL: Color = [10, 76, 140];
+const PARTIAL: Color = [240, 134, 20];
+const FRAME: Color = [196, 201, 207];
 /// Between the frame's outer edge and the first cell.
 const INSET: usize = 6;
 
@@ -18,7 +18,7 @@ const INSET: usize = 6;
 struct Image {
     width: usize,
     height: usize,
-    pixels: Vec<Colour>,
+    pixels: Vec<Color>,
 }
 
 impl Image {
@@ -37,13 +37,13 @@ impl Image {
         }
     }
 
-    fn at(&self, x: usize, y: usize) -> Colour {
+    fn at(&self, x: usize, y: usize) -> Color {
         self.pixels[y * self.width + x]
     }
 
     /// Left, top, width and height of the cells: inside of the largest frame.
     fn cells(&self) -> (usize, usize, usize, usize) {
-        let longest = |line: &[Colour]| {
+        let longest = |line: &[Color]| {
             let runs = line.chunk_by(|a, b| a == b).scan(0, |start, run| {
                 let first = *start;
                 *start += run.len();
@@ -104,7 +104,7 @@ fn few_tokens_show_every_pair() {
 }
 
 #[test]
-fn blocks_have_their_colours() {
+fn blocks_have_their_colors() {
     let (image, bytes) = draw("causal", &["--tokens", "8192"], "blocks.png");
     let (left, top, width, height) = image.cells();
     assert_eq!((width, height), (1_280, 1_280));
@@ -119,19 +119,19 @@ fn blocks_have_their_colours() {
             }
         }
     }
-    // Half of the pairs of every diagonal block are seen: one shade, between the pure ones.
+    // Half of the pairs of every diagonal block are active: one shade, between the pure ones.
     assert_eq!(diagonal.len(), 1);
     assert!(diagonal.iter().all(|[r, g, b]| *r > 200 && *g > 134 && *b < 200), "{diagonal:?}");
     assert!(bytes < 150_000, "{bytes} bytes");
 }
 
 #[test]
-fn a_thin_window_in_a_million_tokens_is_a_line() {
+fn a_thin_window_in_million_tokens_is_line() {
     let pattern = "causal & (window(1024, 0) | sinks(64))";
     let (image, bytes) = draw(pattern, &["--tokens", "1M"], "million.png");
     let (left, top, width, height) = image.cells();
     assert_eq!((width, height), (1_280, 1_280));
-    // As far from the ground as the eye needs.
+    // Contrast with the background.
     let visible = |x: usize, y: usize| {
         let pixel = image.at(left + x, top + y);
         pixel.iter().zip(EMPTY).map(|(a, b)| a.abs_diff(b) as u32).sum::<u32>() > 150
@@ -141,12 +141,12 @@ fn a_thin_window_in_a_million_tokens_is_a_line() {
         assert!(visible(0, at), "no sinks at {at}");
     }
     let count = (0..1_280 * 1_280).filter(|i| visible(i % 1_280, i / 1_280)).count();
-    assert!(count < 3 * 5 * 1_280, "{count} pixels, more than three cells a row");
+    assert!(count < 3 * 5 * 1_280, "{count} pixels, more than three cells per row");
     assert!(bytes < 150_000, "{bytes} bytes");
 }
 
 #[test]
-fn each_layout_has_a_panel() {
+fn each_layout_has_panel() {
     let heads = "heads([causal, full, causal, window(100, 100), butterfly(64)])";
     let path = scratch("panels.svg");
     let svg = ["--tokens", "2048", "--svg", &path.to_string_lossy()];
@@ -175,27 +175,27 @@ fn texts(path: &Path) -> Vec<String> {
 }
 
 #[test]
-fn svg_says_what_it_shows() {
+fn svg_has_title_axes_and_legend() {
     let path = scratch("blocks.svg");
     let pattern = "causal & (window(256, 0) | sinks(16))";
     inspect(&[pattern, "--tokens", "8192", "--svg", &path.to_string_lossy()]).printed();
     let texts = texts(&path);
     for text in [
         pattern,
-        "8,192 tokens · blocks of 64 · 3.28 % of pairs seen · 30.5× fewer than dense",
+        "8,192 tokens · blocks of 64 · 3.28 % of pairs active · 30.5× fewer than dense",
         "key position",
         "query position",
         "4,096",
-        "Full block: every pair seen",
-        "Partial block: few to most pairs seen",
+        "Full block: every pair active",
+        "Partial block: few to most pairs active",
         "block skipped",
     ] {
         assert!(texts.iter().any(|found| found == text), "no {text:?} in {texts:?}");
     }
     let source = std::fs::read_to_string(&path).unwrap();
     let document = roxmltree::Document::parse(&source).unwrap();
-    let filled = |colour: &str| {
-        let is = |node: &roxmltree::Node<'_, '_>| node.attribute("fill") == Some(colour);
+    let filled = |color: &str| {
+        let is = |node: &roxmltree::Node<'_, '_>| node.attribute("fill") == Some(color);
         document.descendants().filter(is).count()
     };
     // Rows 1 to 127 have Full blocks; those of the first four rows are squares of their own, and
@@ -218,17 +218,14 @@ fn svg_stays_small() {
 }
 
 #[test]
-fn numbers_are_not_positions() {
+fn axes_note_offsets() {
     let path = scratch("decode.svg");
     let args = ["causal", "--tokens", "640", "--queries", "64", "--key-offset", "-100"];
     inspect(&[&args[..], &["--svg", &path.to_string_lossy()]].concat()).printed();
     let texts = texts(&path);
-    for text in [
-        "key number",
-        "query number",
-        "key position = number − 100",
-        "query position = number + 576",
-    ] {
+    for text in
+        ["key index", "query index", "key position = index − 100", "query position = index + 476"]
+    {
         assert!(texts.iter().any(|found| found == text), "no {text:?} in {texts:?}");
     }
 }

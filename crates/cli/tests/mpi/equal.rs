@@ -1,4 +1,4 @@
-//! Ranks that are processes find what one process finds.
+//! MPI processes agree with one process.
 
 use serde_json::Value;
 
@@ -8,7 +8,7 @@ use crate::launch::{Launcher, mpirun};
 fn check(ranks: usize, args: &[&str]) -> Value {
     let mut command = mpirun(Launcher::EndsAll);
     command.args(["-n", &ranks.to_string(), env!("CARGO_BIN_EXE_longspan"), "ring"]);
-    command.args(args).args(["--check", "--json", "--patience", "30"]);
+    command.args(args).args(["--check", "--json", "--timeout", "30"]);
     let run = finish(&mut command);
     assert_eq!(run.code, Some(0), "{ranks} ranks, {args:?}: {}", run.stderr);
     let object: Value = serde_json::from_str(&run.stdout).expect("one JSON object, of rank 0");
@@ -20,22 +20,22 @@ fn check(ranks: usize, args: &[&str]) -> Value {
     object
 }
 
-/// Every kind of way: neighbours, everybody, sinks by a tree, queries that travel, gaps, patterns
-/// by head, types.
+/// Every kind of transfer: neighbors, all ranks, broadcast trees for sinks, remote queries, gaps;
+/// patterns per head, dtypes.
 const CASES: [(&str, &str, &str); 8] = [
-    ("causal & window(100, 0)", "contiguous", "--tokens 1031 --heads 2 --dim 16"),
-    ("causal", "zigzag", "--tokens 1000 --heads 4 --key-heads 2 --dim 24"),
-    ("causal & (window(64, 0) | sinks(8))", "striped", "--tokens 777 --heads 2 --dim 16"),
-    ("window(40, 40) | global_tokens(4)", "contiguous", "--tokens 1501 --heads 2 --dim 32"),
-    ("causal & (window(128, 0) | sinks(4))", "balanced", "--tokens 1100 --heads 2 --dim 16"),
-    ("dilated(256, 4, 1)", "striped", "--tokens 1024 --heads 1 --dim 8"),
-    ("heads([causal, documents([300, 1, 400])])", "zigzag", "--tokens 701 --dim 16"),
-    ("causal & window(200, 0)", "contiguous", "--tokens 900 --heads 2 --dim 32 --dtype bf16"),
+    ("causal & window(100, 0)", "contiguous", "--tokens 1031 --heads 2 --head-dim 16"),
+    ("causal", "zigzag", "--tokens 1000 --heads 4 --kv-heads 2 --head-dim 24"),
+    ("causal & (window(64, 0) | sinks(8))", "striped", "--tokens 777 --heads 2 --head-dim 16"),
+    ("window(40, 40) | global_tokens(4)", "contiguous", "--tokens 1501 --heads 2 --head-dim 32"),
+    ("causal & (window(128, 0) | sinks(4))", "balanced", "--tokens 1100 --heads 2 --head-dim 16"),
+    ("dilated(256, 4, 1)", "striped", "--tokens 1024 --heads 1 --head-dim 8"),
+    ("heads([causal, documents([300, 1, 400])])", "zigzag", "--tokens 701 --head-dim 16"),
+    ("causal & window(200, 0)", "contiguous", "--tokens 900 --heads 2 --head-dim 32 --dtype bf16"),
 ];
 
 fn cases(ranks: usize) {
     for (pattern, shards, rest) in CASES {
-        let mut args = vec!["--pattern", pattern, "--shards", shards];
+        let mut args = vec![pattern, "--shards", shards];
         args.extend(rest.split_whitespace());
         check(ranks, &args);
     }
@@ -56,12 +56,11 @@ fn four_ranks() {
     cases(4);
 }
 
-/// A window that reaches one neighbour talks to one neighbour; each keeps what a shorter sequence
-/// has.
+/// A window that reaches one neighbor needs messages from that neighbor only.
 #[test]
 fn bytes_are_those_of_the_window() {
-    let mut args = vec!["--pattern", "causal & window(100, 0)"];
-    args.extend("--tokens 1200 --heads 2 --dim 16".split_whitespace());
+    let mut args = vec!["causal & window(100, 0)"];
+    args.extend("--tokens 1200 --heads 2 --head-dim 16".split_whitespace());
     for ranks in [2, 3, 4] {
         let object = check(ranks, &args);
         // Each rank but the first: 100 keys and values in both passes, and their gradients back.
@@ -71,11 +70,11 @@ fn bytes_are_those_of_the_window() {
     }
 }
 
-/// In the reproducible order the forward pass has the bits of one rank.
+/// In the reproducible order the forward pass has the same bits as one rank.
 #[test]
 fn same_bits_for_any_number_of_ranks() {
-    let mut args = vec!["--pattern", "causal & (window(300, 0) | sinks(8))"];
-    args.extend("--tokens 1001 --heads 2 --dim 32 --fold reproducible".split_whitespace());
+    let mut args = vec!["causal & (window(300, 0) | sinks(8))"];
+    args.extend("--tokens 1001 --heads 2 --head-dim 32 --fold reproducible".split_whitespace());
     for (ranks, shards) in [(2, "zigzag"), (3, "contiguous"), (4, "striped")] {
         let args = [&args[..], &["--shards", shards]].concat();
         assert_eq!(check(ranks, &args)["bits_equal"], true, "{ranks} ranks, {shards}");
@@ -85,7 +84,7 @@ fn same_bits_for_any_number_of_ranks() {
 /// One process that `mpirun` hasn't started is a rank too.
 #[test]
 fn alone() {
-    let mut command = crate::common::command(&["ring", "--pattern", "causal", "--tokens", "300"]);
+    let mut command = crate::common::command(&["ring", "causal", "--tokens", "300"]);
     command.args(["--heads", "1", "--check", "--json"]);
     let object = finish(&mut command).json();
     assert_eq!((&object["ranks"], &object["carrier"]), (&1.into(), &"mpi".into()));
@@ -96,7 +95,7 @@ fn alone() {
 fn threads_beside_processes_are_refused() {
     let mut command = mpirun(Launcher::EndsAll);
     command.args(["-n", "2", env!("CARGO_BIN_EXE_longspan"), "ring"]);
-    command.args(["--ranks", "2", "--pattern", "causal", "--tokens", "100"]);
+    command.args(["--ranks", "2", "causal", "--tokens", "100"]);
     let run = finish(&mut command);
     assert_ne!(run.code, Some(0));
     assert!(run.stderr.contains("a launcher has started 2 processes"), "{}", run.stderr);

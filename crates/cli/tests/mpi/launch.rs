@@ -14,11 +14,11 @@ const MOST: u64 = 90;
 /// What the launcher does when a process dies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Launcher {
-    /// It ends all others.
+    /// It terminates all others.
     EndsAll,
-    /// It lets them live (ULFM), until one has ended with an error.
+    /// It keeps them running (ULFM), until one has exited with an error.
     LetsLive,
-    /// It lets them live then, too; its own status says nothing.
+    /// It keeps them running then, too; its own status is meaningless.
     LetsSpeak,
 }
 
@@ -38,7 +38,7 @@ pub(crate) fn mpirun(launcher: Launcher) -> Command {
     command
 }
 
-/// Tells where a process is, and where its complaints go; then becomes it.
+/// Records the process id, redirects standard error, then executes the command.
 const WRAPPER: &str = r#"#!/bin/sh
 rank=$OMPI_COMM_WORLD_RANK
 exec 2>"$JOB_FOLDER/err.$rank"
@@ -46,19 +46,19 @@ echo $$ >"$JOB_FOLDER/new.$rank" && mv "$JOB_FOLDER/new.$rank" "$JOB_FOLDER/pid.
 exec "$@"
 "#;
 
-/// Processes that something happens to.
+/// Processes that receive signals.
 pub(crate) struct Job {
     child: Child,
     folder: PathBuf,
     ranks: usize,
 }
 
-/// How a job came to its end.
+/// The end of a job.
 pub(crate) struct End {
     pub(crate) status: ExitStatus,
     /// What each rank wrote to standard error.
     pub(crate) said: Vec<String>,
-    /// When it last did.
+    /// When each last wrote.
     pub(crate) when: Vec<SystemTime>,
 }
 
@@ -94,8 +94,8 @@ impl Job {
         assert!(kill(signal, &self.pid(rank)), "rank {rank} ended before it should");
     }
 
-    /// Waits until these ranks have said something or their job is over, and then for its end,
-    /// killing whom nobody else does.
+    /// Waits until these ranks have reported an error or the job has ended, then kills the others and
+    /// waits for the end.
     pub(crate) fn end(mut self, survivors: &[usize]) -> End {
         let said = |folder: &Path, rank: usize| {
             let path = folder.join(format!("err.{rank}"));
@@ -106,7 +106,7 @@ impl Job {
         while self.child.try_wait().unwrap().is_none() && survivors.iter().any(silent) {
             std::thread::sleep(Duration::from_millis(20));
         }
-        // Those that have spoken end by themselves.
+        // Ranks that have reported exit by themselves.
         let start = Instant::now();
         while self.child.try_wait().unwrap().is_none() && start.elapsed() < Duration::from_secs(3) {
             std::thread::sleep(Duration::from_millis(20));
@@ -121,7 +121,7 @@ impl Job {
 }
 
 impl Drop for Job {
-    /// A test that has failed leaves nobody behind.
+    /// A failed test leaves no process behind.
     fn drop(&mut self) {
         if self.child.try_wait().is_ok_and(|ended| ended.is_none()) {
             let _ = self.child.kill();

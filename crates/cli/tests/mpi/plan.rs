@@ -17,7 +17,7 @@ fn number(object: &Value, name: &str) -> f64 {
 /// Milliseconds of both passes, the fastest of several.
 fn around(pattern: &str, tokens: &str, ranks: &str, heads: &str) -> f64 {
     let mut command = Command::new(NAMESPACES);
-    command.args([ranks, "1gbit", env!("CARGO_BIN_EXE_longspan"), "ring", "--pattern", pattern]);
+    command.args([ranks, "1gbit", env!("CARGO_BIN_EXE_longspan"), "ring", pattern]);
     command.args(["--tokens", tokens, "--heads", heads, "--shards", "balanced", "--threads", "1"]);
     command.args(["--repeat", "7", "--json"]).stdin(Stdio::null());
     let run = finish(&mut command);
@@ -27,7 +27,7 @@ fn around(pattern: &str, tokens: &str, ranks: &str, heads: &str) -> f64 {
 }
 
 fn comes_true(pattern: &str, tokens: u64, heads: usize) {
-    // One at a time: each wants the whole machine.
+    // One at a time: each needs the whole machine.
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let cache = scratch(&format!("predicting-link-{tokens}"));

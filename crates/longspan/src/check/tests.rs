@@ -5,11 +5,11 @@ use half::bf16;
 use longspan_pattern::{Layout, Pattern, Shape};
 
 use super::*;
-use crate::arguments::Hook;
-use crate::exec::Monitor;
-use crate::run;
+use crate::dims::Order;
+use crate::driver;
+use crate::exec::{Hook, Monitor};
 use crate::state::StateMut;
-use crate::view::{Order, ViewMut};
+use crate::tensor::ViewMut;
 
 fn monitor() -> Monitor<'static> {
     Monitor::new(Hook::none())
@@ -18,7 +18,7 @@ fn monitor() -> Monitor<'static> {
 const DIMS: Dims = Dims { batch: 1, tokens: 8, heads: 2, dim: 4 };
 /// What all outputs lie in, so that one that is too short is followed by memory of its own.
 const MEMORY: usize = 256;
-const ORDER: Order = Order::BatchHeadTokenDim;
+const ORDER: Order = Order::Bhsd;
 
 fn layouts() -> Layouts {
     Layout::compile(&Pattern::causal(), &Shape::new(8, 8)).unwrap().into()
@@ -40,22 +40,21 @@ fn a_forward_pass_refuses_rows_of_other_dims() {
     for (dims, right) in [(DIMS, true), (fewer, false), (Dims { dim: 3, ..DIMS }, false)] {
         let [mut out, mut lse, mut totals] = [(); 3].map(|()| vec![0.0; MEMORY]);
         let rows = dims.rows();
-        let output =
-            OutputMut { out: slice(&mut out, dims), lse: &mut lse[..rows], lse_rest: None };
-        let finish = run::Rows::Finish(output);
-        let result = run::forward(&options, &layouts, &inputs(&data), finish, &monitor());
+        let output = OutputMut { out: slice(&mut out, dims), lse: &mut lse[..rows], lse_lo: None };
+        let finish = driver::Target::Finish(output);
+        let result = driver::forward(&options, &layouts, &inputs(&data), finish, &monitor());
         assert_eq!(result.is_ok(), right, "{dims:?}");
 
         let sums = slice(&mut out, dims);
         let state = StateMut::over(&mut lse[..rows], &mut totals[..rows], sums).unwrap();
-        let extend = run::Rows::Extend(state);
-        let result = run::forward(&options, &layouts, &inputs(&data), extend, &monitor());
+        let extend = driver::Target::Extend(state);
+        let result = driver::forward(&options, &layouts, &inputs(&data), extend, &monitor());
         assert_eq!(result.is_ok(), right, "{dims:?}");
     }
     let [mut out, mut lse] = [(); 2].map(|()| vec![0.0; MEMORY]);
-    let output = OutputMut { out: slice(&mut out, DIMS), lse: &mut lse[..15], lse_rest: None };
-    let finish = run::Rows::Finish(output);
-    assert!(run::forward(&options, &layouts, &inputs(&data), finish, &monitor()).is_err());
+    let output = OutputMut { out: slice(&mut out, DIMS), lse: &mut lse[..15], lse_lo: None };
+    let finish = driver::Target::Finish(output);
+    assert!(driver::forward(&options, &layouts, &inputs(&data), finish, &monitor()).is_err());
 }
 
 #[test]
@@ -76,10 +75,11 @@ fn a_backward_pass_refuses_statistics_and_gradients_of_other_dims() {
             dk: slice(&mut dk, DIMS),
             dv: slice(&mut dv, DIMS),
         };
-        let rows = RowStatistics { lse: &data[..lse], lse_rest: None, delta: &data[..delta] };
+        let rows = RowStatistics { lse: &data[..lse], lse_lo: None, delta: &data[..delta] };
         let dout = View::new(&data[..dout.elements().unwrap()], dout, ORDER).unwrap();
         let inputs = inputs(&data);
-        let result = run::backward(&options, &layouts, &inputs, dout, rows, gradients, &monitor());
+        let result =
+            driver::backward(&options, &layouts, &inputs, dout, rows, gradients, &monitor());
         assert_eq!(result.is_ok(), right, "{:?}, {lse}, {delta}, {gradient:?}", dout.dims());
     }
 }
@@ -89,6 +89,9 @@ fn only_f32_outputs_hold_their_own_sums() {
     let (options, mut memory) = (Options::default(), vec![bf16::ONE; MEMORY]);
     let mut out = ViewMut::new(&mut memory[..64], DIMS, ORDER).unwrap();
     let [mut lse, mut totals] = [(); 2].map(|()| vec![1.0; 16]);
-    assert!(run::finish(&options, None, &mut out, &mut lse, &mut totals, &monitor()).is_err());
+    assert!(
+        crate::rowwise::finish(&options, None, &mut out, &mut lse, &mut totals, &monitor())
+            .is_err()
+    );
     assert!(memory[64..].iter().all(|&x| x == bf16::ONE));
 }

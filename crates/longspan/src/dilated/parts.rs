@@ -9,14 +9,14 @@ use std::sync::Arc;
 
 use longspan_pattern::{Layout, LayoutSet, Pattern, Positions, Progression, Shape};
 
-use super::{Branch, Counting};
-use crate::attention::Layouts;
-use crate::check::Sizes;
+use super::{Branch, Overlap};
+use crate::dims::Sizes;
 use crate::error::Result;
 use crate::exec::Monitor;
+use crate::layouts::Layouts;
 use crate::options::Options;
 use crate::score::Score;
-use crate::view::{Selection, Steps};
+use crate::tensor::{Selection, Steps};
 
 /// Segments of so many tokens of a branch, or fewer, are no calls of their own but blocks of one
 /// layout over all of them.
@@ -61,25 +61,25 @@ pub(super) struct Maker<'a, 'h> {
     pub(super) branches: &'a [Branch],
     pub(super) within: &'a Pattern,
     pub(super) also: Option<&'a Pattern>,
-    pub(super) counting: Counting,
+    pub(super) overlap: Overlap,
     /// The position of the first query.
     pub(super) query_offset: i64,
     pub(super) sizes: Sizes,
     pub(super) monitor: &'a Monitor<'h>,
 }
 
-/// A stretch of the sequence whose tokens of one offset are `first, first + rate, …`.
+/// A segment of the sequence whose tokens of one offset are `first, first + rate, …`.
 #[derive(Clone, Copy)]
-struct Stretch {
+struct Segment {
     start: i64,
     queries: Progression,
     keys: Progression,
 }
 
-impl Stretch {
+impl Segment {
     /// Whether a view of both with one stride is right: `later` looks like this one, moved.
-    fn looks_like(&self, later: &Stretch) -> bool {
-        let lens = |s: &Stretch| (s.queries.len, s.keys.len, s.queries.start - s.start);
+    fn looks_like(&self, later: &Segment) -> bool {
+        let lens = |s: &Segment| (s.queries.len, s.keys.len, s.queries.start - s.start);
         lens(self) == lens(later)
     }
 }
@@ -106,7 +106,7 @@ impl Maker<'_, '_> {
         let all = |count| Steps { first: 0, step: 1, count };
         let select = |tokens, heads| Selection {
             entry: 0,
-            stretches: all(1),
+            segments: all(1),
             tokens: all(tokens),
             heads: all(heads),
         };
@@ -122,10 +122,10 @@ impl Maker<'_, '_> {
     fn offset(&self, index: usize, offset: u64, parts: &mut Vec<Part>) -> Result<()> {
         let branch = self.branches[index];
         let whole = self.whole(branch);
-        let stretches = self.stretches(branch, offset, whole);
-        let mut rest = &stretches[..];
+        let segments = self.segments(branch, offset, whole);
+        let mut rest = &segments[..];
         while let [first, ..] = rest {
-            let alike = rest.iter().take_while(|stretch| first.looks_like(stretch)).count();
+            let alike = rest.iter().take_while(|segment| first.looks_like(segment)).count();
             let (group, others) = rest.split_at(alike);
             rest = others;
             for (query_heads, key_heads) in self.heads(branch.rate(), offset) {
@@ -149,13 +149,13 @@ impl Maker<'_, '_> {
                 if weight == 0 {
                     continue;
                 }
-                let select = |of: fn(&Stretch) -> Progression, origin: i64, heads| {
+                let select = |of: fn(&Segment) -> Progression, origin: i64, heads| {
                     let tokens = of(first);
                     let step = group.get(1).map_or(1, |next| of(next).start - tokens.start);
                     let start = (tokens.start - origin) as usize;
                     Selection {
                         entry: 0,
-                        stretches: Steps { first: start, step: step as usize, count: group.len() },
+                        segments: Steps { first: start, step: step as usize, count: group.len() },
                         tokens: Steps {
                             first: 0,
                             step: tokens.step as usize,
@@ -183,7 +183,7 @@ impl Maker<'_, '_> {
     }
 
     /// The segments that have queries and keys of an offset.
-    fn stretches(&self, branch: Branch, offset: u64, whole: bool) -> Vec<Stretch> {
+    fn segments(&self, branch: Branch, offset: u64, whole: bool) -> Vec<Segment> {
         let keys = self.sizes.keys as i64;
         let first_query = self.query_offset;
         let end_query = first_query + self.sizes.queries as i64;
@@ -191,7 +191,7 @@ impl Maker<'_, '_> {
         let last = keys.min(end_query);
         let segment = if whole { keys } else { (branch.segment().min(keys as u64)) as i64 };
         let rate = branch.rate().min(i64::MAX as u64) as i64;
-        let mut stretches = Vec::new();
+        let mut segments = Vec::new();
         let mut start = if segment == 0 { last } else { first_query.max(0) / segment * segment };
         while start < last {
             let end = (start + segment).min(keys);
@@ -205,11 +205,11 @@ impl Maker<'_, '_> {
             let keys = from(start, end);
             let queries = from(first_query.max(start), end.min(end_query));
             if keys.len > 0 && queries.len > 0 {
-                stretches.push(Stretch { start, queries, keys });
+                segments.push(Segment { start, queries, keys });
             }
             start += segment;
         }
-        stretches
+        segments
     }
 
     /// Query heads of an offset, in groups whose key heads have a step too.
@@ -229,10 +229,10 @@ impl Maker<'_, '_> {
         (first..heads).step_by(step).map(|head| (one(head), one(head / group))).collect()
     }
 
-    /// What a head of a branch may see of its stretches.
+    /// What a head of a branch may see of its segments.
     fn pattern(&self, index: usize, head: u64) -> Result<Pattern> {
         let mut pattern = self.within.clone();
-        if self.counting == Counting::Once {
+        if self.overlap == Overlap::Union {
             if let Some(also) = self.also {
                 pattern = pattern & !also.clone();
             }
@@ -259,15 +259,15 @@ impl Maker<'_, '_> {
         Ok(layout.counts_with(|_, _| self.monitor.flow())?.active_blocks() as usize)
     }
 
-    /// A layout for every stretch and head.
-    fn layouts(&self, stretches: &[Stretch], patterns: &[Pattern]) -> Result<LayoutSet> {
+    /// A layout for every segment and head.
+    fn layouts(&self, segments: &[Segment], patterns: &[Pattern]) -> Result<LayoutSet> {
         let shape = self.shape();
-        let mut layouts: Vec<Arc<Layout>> = Vec::with_capacity(stretches.len() * patterns.len());
-        for stretch in stretches {
+        let mut layouts: Vec<Arc<Layout>> = Vec::with_capacity(segments.len() * patterns.len());
+        for segment in segments {
             let shape = shape
                 .clone()
-                .query_map(Positions::new([stretch.queries])?)
-                .key_map(Positions::new([stretch.keys])?);
+                .query_map(Positions::new([segment.queries])?)
+                .key_map(Positions::new([segment.keys])?);
             let own = layouts.len();
             for (head, pattern) in patterns.iter().enumerate() {
                 let layout = match patterns[..head].iter().position(|earlier| earlier == pattern) {
@@ -277,7 +277,7 @@ impl Maker<'_, '_> {
                 layouts.push(layout);
             }
         }
-        let (entries, heads) = (stretches.len(), patterns.len());
+        let (entries, heads) = (segments.len(), patterns.len());
         Ok(LayoutSet::new_with(entries, heads, layouts, |_, _| self.monitor.flow())?)
     }
 }

@@ -9,8 +9,8 @@ pub type Step<'a> = dyn Fn() -> ControlFlow<()> + Sync + 'a;
 /// Threads that calls run on: a [`Pool`](crate::Pool), a rayon pool (feature `rayon`), or any other
 /// that can call a function on several threads at once.
 ///
-/// Results do not depend on the executor: an executor that calls `step` on the calling thread only is
-/// slow, not wrong.
+/// Results do not depend on the executor: an executor that calls `step` on the calling thread only
+/// is slow, not wrong.
 ///
 /// ```
 /// use std::ops::ControlFlow;
@@ -43,8 +43,8 @@ pub type Step<'a> = dyn Fn() -> ControlFlow<()> + Sync + 'a;
 /// # Ok::<_, longspan::Error>(())
 /// ```
 pub trait Executor: Debug + Send + Sync {
-    /// Threads of a call that leaves their number open ([`Threads::Auto`](crate::Threads::Auto)), the
-    /// calling thread included.
+    /// Threads of a call that leaves their number open ([`Threads::Auto`](crate::Threads::Auto)),
+    /// the calling thread included.
     fn threads(&self) -> usize;
 
     /// Calls `step` repeatedly on the calling thread and, at the same time, on up to `threads - 1`
@@ -52,9 +52,9 @@ pub trait Executor: Debug + Send + Sync {
     /// call of `step` is running. If `step` panics on any thread, `run` waits for the others, whose
     /// steps then break, and panics.
     ///
-    /// The calling thread has to take part: progress hooks run there. While it waits for the others, it
-    /// should call `step` again every few milliseconds, which then runs the hook and breaks; otherwise a
-    /// call can't be stopped while the last tasks run.
+    /// The calling thread has to take part: progress hooks run there. While it waits for the
+    /// others, it should call `step` again every few milliseconds, which then runs the hook and
+    /// breaks; otherwise a call can't be stopped while the last tasks run.
     fn run(&self, threads: usize, step: &Step<'_>);
 
     /// Returns idle threads and their memory to the system; later calls start them again.

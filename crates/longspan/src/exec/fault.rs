@@ -1,12 +1,13 @@
-//! Panics at chosen places, for tests of what happens then: with the feature `fault-injection` only,
-//! which no release enables.
+//! Panics at chosen places, for tests of what happens then: with the feature `fault-injection`
+//! only, which no release enables.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Where a panic can be injected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Site {
-    /// Inside a kernel: forward within a tile of rows, backward while the task holds its turn at dQ.
+    /// Inside a kernel: forward within a tile of rows, backward while the task holds its turn at
+    /// dQ.
     Kernel,
     /// Where a kernel reads the mask of a Partial block.
     Mask,

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread::ThreadId;
 
-use crate::arguments::{Hook, Progress};
 use crate::error::{Error, Result};
+use crate::exec::{Hook, Progress};
 
 /// The hook of a call, how far the call has come, and whether it is to stop.
 pub(crate) struct Monitor<'h> {
@@ -21,8 +21,8 @@ pub(crate) struct Monitor<'h> {
     polls: AtomicUsize,
 }
 
-/// Polls from inside a task per run of the hook: kernels poll per key tile, which takes from tens of
-/// microseconds to 10 ms.
+/// Polls from inside a task per run of the hook: kernels poll per key tile, which takes from tens
+/// of microseconds to 10 ms.
 const POLLS_PER_HOOK: usize = 4;
 
 // SAFETY: `Hook` is the one field that is not `Sync`. It is reached by `poll` alone, which returns
@@ -73,8 +73,8 @@ impl<'h> Monitor<'h> {
         std::thread::current().id() == self.thread
     }
 
-    /// Runs the hook every few times, if this is its thread. Returns whether the call is to stop: the
-    /// task then returns early, and since the call fails, what it has written does not matter.
+    /// Runs the hook every few times, if this is its thread. Returns whether the call is to stop:
+    /// the task then returns early, and since the call fails, what it has written does not matter.
     pub(crate) fn poll_in_task(&self) -> bool {
         if self.is_calling_thread() {
             let polls = self.polls.load(Ordering::Relaxed).wrapping_add(1);

@@ -30,8 +30,8 @@ fn empty() -> libc::cpu_set_t {
     unsafe { std::mem::zeroed() }
 }
 
-/// Pins the current thread to a CPU that [`check`] has accepted. If the CPU was taken away since, the
-/// thread stays where the system puts it.
+/// Pins the current thread to a CPU that [`check`] has accepted. If the CPU was taken away since,
+/// the thread stays where the system puts it.
 #[cfg(target_os = "linux")]
 pub(super) fn current_thread(cpu: usize) {
     let mut set = empty();

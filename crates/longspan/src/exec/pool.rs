@@ -1,7 +1,7 @@
 //! Worker threads that calls share.
 //!
-//! A call posts a job, a [`Step`] that claims and runs one task, and is the first to run it. Workers
-//! join the job that has the fewest of them and repeat its step until it breaks:
+//! A call posts a job, a [`Step`] that claims and runs one task, and is the first to run it.
+//! Workers join the job that has the fewest of them and repeat its step until it breaks:
 //!
 //! ```text
 //! caller:  post the job; repeat the step; close the job; wait until no worker runs its step, and call
@@ -10,12 +10,13 @@
 //!          another job has no worker, or two fewer
 //! ```
 //!
-//! A worker that wakes up after the job was closed is not waited for. A panic in a step closes the job
-//! and is rethrown by the caller; the worker lives on. No lock is held while a step runs, so a
+//! A worker that wakes up after the job was closed is not waited for. A panic in a step closes the
+//! job and is rethrown by the caller; the worker lives on. No lock is held while a step runs, so a
 //! panic leaves none poisoned, and steps may post jobs of their own.
 //!
 //! A child of `fork` has none of its parent's threads, and the parent's locks may be held for ever
-//! there: a pool remembers the process that its workers belong to, and starts from new ones in another.
+//! there: a pool remembers the process that its workers belong to, and starts from new ones in
+//! another.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -29,9 +30,9 @@ use crate::error::Result;
 
 /// A pool of worker threads, the default [`Executor`].
 ///
-/// Calls use [`Pool::global`] unless they are given another. A rank, a server thread or a NUMA node that
-/// needs threads of its own has its own pool. Calls that run at the same time share the workers of
-/// their pool. Workers are started by the first call that wants them, and ended by
+/// Calls use [`Pool::global`] unless they are given another. A rank, a server thread or a NUMA node
+/// that needs threads of its own has its own pool. Calls that run at the same time share the
+/// workers of their pool. Workers are started by the first call that wants them, and ended by
 /// [`trim`](Pool::trim) or when the pool is dropped.
 ///
 /// ```
@@ -48,7 +49,8 @@ use crate::error::Result;
 pub struct Pool {
     /// The workers of the process that used the pool last; null before the first use.
     shared: AtomicPtr<Shared>,
-    /// Threads of a call at most, the calling thread included; `None` grows with what calls ask for.
+    /// Threads of a call at most, the calling thread included; `None` grows with what calls ask
+    /// for.
     threads: Option<usize>,
     /// Worker `i`, counted from 1, runs on CPU `cpus[i % cpus.len()]`; anywhere if empty.
     cpus: Vec<usize>,
@@ -61,8 +63,8 @@ static GLOBAL: Pool =
     Pool { shared: AtomicPtr::new(std::ptr::null_mut()), threads: None, cpus: Vec::new() };
 
 impl Pool {
-    /// A pool for calls on up to `threads` threads, 1 to 4,096: the calling thread and `threads - 1`
-    /// workers.
+    /// A pool for calls on up to `threads` threads, 1 to 4,096: the calling thread and `threads -
+    /// 1` workers.
     pub fn new(threads: usize) -> Result<Self> {
         let threads = Some(threads::check(threads)?);
         Ok(Pool { shared: AtomicPtr::default(), threads, cpus: Vec::new() })
@@ -87,8 +89,8 @@ impl Pool {
         Ok(self)
     }
 
-    /// The pool of calls that are given no other. It has as many workers as the largest call so far has
-    /// asked for.
+    /// The pool of calls that are given no other. It has as many workers as the largest call so far
+    /// has asked for.
     pub fn global() -> &'static Pool {
         &GLOBAL
     }
@@ -103,8 +105,8 @@ impl Pool {
     }
 
     fn existing(&self) -> Option<&Shared> {
-        // SAFETY: the pointer is null or comes from `Arc::into_raw`, and the pool owns that count until
-        // it is dropped.
+        // SAFETY: the pointer is null or comes from `Arc::into_raw`, and the pool owns that count
+        // until it is dropped.
         unsafe { self.shared.load(Ordering::Acquire).as_ref() }
     }
 
@@ -125,8 +127,8 @@ impl Pool {
                 }
             }
         };
-        // SAFETY: `shared` came from `Arc::into_raw` here or in an earlier call, and the pool owns that
-        // count while `self` is borrowed.
+        // SAFETY: `shared` came from `Arc::into_raw` here or in an earlier call, and the pool owns
+        // that count while `self` is borrowed.
         unsafe {
             Arc::increment_strong_count(shared);
             Arc::from_raw(shared)
@@ -216,8 +218,8 @@ struct Job {
     panic: Option<Box<dyn Any + Send>>,
 }
 
-// SAFETY: the step is `Sync`, so that workers may call it, and `Shared::close` keeps the caller from
-// returning while one does.
+// SAFETY: the step is `Sync`, so that workers may call it, and `Shared::close` keeps the caller
+// from returning while one does.
 unsafe impl Send for Job {}
 
 impl Default for Shared {
@@ -277,8 +279,8 @@ impl Shared {
         id
     }
 
-    /// Keeps further workers from joining a job, and waits for those that did; calls `waiting` every
-    /// [`WAIT`]. Returns the panic of one of them.
+    /// Keeps further workers from joining a job, and waits for those that did; calls `waiting`
+    /// every [`WAIT`]. Returns the panic of one of them.
     fn close(&self, id: u64, mut waiting: impl FnMut()) -> Option<Box<dyn Any + Send>> {
         let mut state = self.lock();
         state.job(id).free = 0;
@@ -323,8 +325,8 @@ impl Shared {
             };
             self.balance(&state);
             drop(state);
-            // SAFETY: `join` counted this worker as running, so that `close` and with it the caller,
-            // whose step this is, wait for it.
+            // SAFETY: `join` counted this worker as running, so that `close` and with it the
+            // caller, whose step this is, wait for it.
             let step = unsafe { &*step };
             let outcome = catch_unwind(AssertUnwindSafe(|| {
                 loop {
@@ -340,8 +342,8 @@ impl Shared {
             let job = state.job(id);
             job.running -= 1;
             match outcome {
-                // One more may join it in place of this one, unless the job was closed meanwhile: then
-                // that does no harm, since nothing is left to claim.
+                // One more may join it in place of this one, unless the job was closed meanwhile:
+                // then that does no harm, since nothing is left to claim.
                 Ok(true) => job.free += 1,
                 Ok(false) => job.free = 0,
                 Err(panic) => {
@@ -363,7 +365,8 @@ impl State {
         self.jobs.iter_mut().find(|job| job.id == id).expect("its caller has not closed it")
     }
 
-    /// Joins the job that has the fewest workers, of several the one that was joined least recently.
+    /// Joins the job that has the fewest workers, of several the one that was joined least
+    /// recently.
     fn join(&mut self) -> Option<(u64, *const Step<'static>)> {
         self.clock += 1;
         let open = self.jobs.iter_mut().filter(|job| job.free > 0);
@@ -391,7 +394,7 @@ thread_local! {
 }
 
 /// The number of this worker in its pool; 0 for other threads.
-pub(super) fn worker_index() -> usize {
+pub(crate) fn worker_index() -> usize {
     INDEX.get()
 }
 

@@ -2,8 +2,8 @@
 
 use super::{Executor, Step};
 
-/// Calls run on the pool's threads and on the calling thread. rayon allocates a job per participating
-/// thread and call.
+/// Calls run on the pool's threads and on the calling thread. rayon allocates a job per
+/// participating thread and call.
 impl Executor for rayon::ThreadPool {
     fn threads(&self) -> usize {
         self.current_num_threads()

@@ -15,8 +15,8 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::{Executor, Monitor, Pool};
-use crate::arguments::Progress;
 use crate::error::Result;
+use crate::exec::Progress;
 
 /// Threads of a call: an executor and how many of its threads take part, the caller included.
 #[derive(Debug, Clone, Copy)]

@@ -27,8 +27,8 @@ macro_rules! avx512 {
     };
 }
 
-/// What packing for [`Amx`](crate::tile::Amx) needs. The unit itself is no feature that Rust
-/// detects: [`unit`](crate::tile::amx_unit) reads its bits.
+/// What packing for AMX needs. The unit itself is no feature that Rust
+/// detects: [`unit`](super::amx::unit) reads its bits.
 macro_rules! amx {
     ($then:ident $($rest:tt)*) => {
         $crate::isa::features::$then! {

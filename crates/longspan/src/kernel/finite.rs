@@ -5,9 +5,9 @@
 //! and what was [left out](left_out) is added for those that see it. To all others it is as if the
 //! number had been any other, to the bit.
 
-use crate::element::{Element, load};
+use crate::dtype::{Element, load};
 use crate::simd::{Operation, Simd};
-use crate::tile::Strided;
+use crate::tensor::Strided;
 
 /// Whether every number of a matrix is finite.
 ///

@@ -4,7 +4,7 @@
 //! for each row of query blocks, for the query heads that share a key head:
 //!     pack the queries, LANES side by side:            Qᵗ[dim × lanes]
 //!     (m, l, A) ← the state so far, or (−∞, 0, 0)
-//!     for each stretch of keys that the row sees:
+//!     for each key tile that the row sees:
 //!         S[keys × lanes] ← K · Qᵗ                     scores, transformed; masked ones −∞
 //!         m' ← max(m, S);  a ← exp(m − m');  P ← exp(S − m')
 //!         l ← a·l + ΣP;    A ← a·A + Vᵗ · P            A[dim × lanes]
@@ -14,52 +14,53 @@
 //! Sums over keys run down the columns, so each lane is a query and nothing is summed across a
 //! vector. K and V are read where they lie.
 
-// Only matrix units want it, and the only one so far is x86-64's.
-#[cfg(target_arch = "x86_64")]
-pub(crate) mod coarse;
-mod ends;
-mod few;
+mod decode;
+mod epilogue;
 mod lists;
-mod parts;
+mod masked;
 mod scratch;
 pub(crate) mod softmax;
+// Its only user is the matrix unit of x86-64.
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod softmax_bf16;
 
 use longspan_pattern::Masks;
 
 pub(crate) use self::lists::Lists;
 use self::lists::{Piece, even, touching};
-use self::parts::{Part, Ready};
-use self::scratch::Room;
+use self::masked::{Part, Ready};
+use self::scratch::Workspace;
 
-use super::Raw;
 use super::pack::transpose_bits;
+use crate::exec::Monitor;
 use crate::exec::fault::{Site, fault};
-use crate::exec::{Monitor, Scratch};
-use crate::plan::{Stream, Unit};
+use crate::kernel::Scratch;
+use crate::kernel::fused::FusedKernel;
 use crate::score::Transform;
 use crate::simd::LANES;
-use crate::state::RawState;
-use crate::tile::Tiles;
+use crate::softmax::RawState;
+use crate::tasks::{Stream, Unit};
+use crate::tensor::Raw;
 
 /// The most keys between two looks at the maximum: their scores and values stay in the first-level
 /// cache, and it divides by the rows of a register tile.
-const STRETCH: usize = 128;
+const KV_TILE: usize = 128;
 
-/// The most keys of a stretch of few lanes, which has as many scores as one of all.
-const LONGEST: usize = 4 * STRETCH;
+/// The most keys of a key tile of few lanes, which has as many scores as one of all.
+const MAX_KV_TILE: usize = 4 * KV_TILE;
 
-/// The most keys of a stretch of so many lanes.
-fn most_keys<X: Tiles>(lanes: usize) -> usize {
-    (X::MOST_SCORES / lanes).min(LONGEST)
+/// The most keys of a key tile of so many lanes.
+fn most_keys<X: FusedKernel>(lanes: usize) -> usize {
+    (X::MOST_SCORES / lanes).min(MAX_KV_TILE)
 }
 
-/// Keys whose sums are added up before they are added to those of all others: a third level of sums,
-/// so that errors of a row of thousands of keys stay those of a short one.
+/// Keys whose sums are added up before they are added to those of all others: a third level of
+/// sums, so that errors of a row of thousands of keys stay those of a short one.
 const FOLD: u32 = 1024;
 
 /// Everything that is the same for all rows of a call.
 #[derive(Clone, Copy)]
-pub(crate) struct Forward<'a, X: Tiles, T> {
+pub(crate) struct Forward<'a, X: FusedKernel, T> {
     pub(crate) tiles: X,
     pub(crate) transform: T,
     pub(crate) scale: f32,
@@ -77,7 +78,7 @@ pub(crate) struct Forward<'a, X: Tiles, T> {
 #[derive(Clone, Copy)]
 pub(crate) enum Target<E> {
     /// To output and log-sum-exp; its rest may be null.
-    Output { out: Raw<E>, lse: *mut f32, lse_rest: *mut f32 },
+    Output { out: Raw<E>, lse: *mut f32, lse_lo: *mut f32 },
     /// On from a state, back into it: a row for each batch entry, head and token.
     Extend(RawState),
     /// Into a state of its own: the lanes of this unit are rows from the given one on.
@@ -94,7 +95,7 @@ unsafe impl<E: Sync> Sync for Target<E> {}
 struct Stack<'a, E> {
     stream: &'a Stream<'a>,
     rows: (u32, u32),
-    /// Tiles a full row has.
+    /// FusedKernel a full row has.
     per_row: usize,
     target: Target<E>,
     /// Whether products leave out what is masked.
@@ -117,7 +118,7 @@ impl<E> Stack<'_, E> {
     }
 }
 
-impl<X: Tiles, T: Transform> Forward<'_, X, T> {
+impl<X: FusedKernel, T: Transform> Forward<'_, X, T> {
     /// Computes the rows of `unit`.
     ///
     /// # Safety
@@ -126,7 +127,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     /// `value_dim` wide, with the entry and heads of the stream, the queries of its layout and
     /// `keys` keys, which are those of the layout too. `dim` and `value_dim` must be at least 1.
     /// The target must have the rows of this unit, `value_dim` wide, and no other thread may read
-    /// or write them. A [session](Tiles::session) of this thread must be alive.
+    /// or write them. A [session](crate::gemm::MicroKernel::session) of this thread must be alive.
     pub(crate) unsafe fn rows(
         &self,
         stream: &Stream<'_>,
@@ -140,22 +141,22 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         let tiles = per_row * (unit.rows.1 - unit.rows.0) as usize;
         let lone = tiles == 1;
         let mut stack = Stack { stream, rows: unit.rows, per_row, target, careful: false, lone };
-        if unit.rows.1 - unit.rows.0 == 1 && stack.lanes(unit.rows.0) <= few::FEW {
-            // SAFETY: `few` has the condition of `rows`, for one row of at most `FEW` lanes.
-            return unsafe { self.few(&mut stack, unit, masks, scratch, monitor) };
+        if unit.rows.1 - unit.rows.0 == 1 && stack.lanes(unit.rows.0) <= decode::MAX_LANES {
+            // SAFETY: `decode` has the condition of `rows`, for one row of at most `FEW` lanes.
+            return unsafe { self.decode(&mut stack, unit, masks, scratch, monitor) };
         }
-        let mut room = self.cut(&mut scratch.numbers, tiles);
+        let mut workspace = self.carve(&mut scratch.elements, tiles);
         let lists = &mut scratch.lists;
-        // SAFETY: `attempt` has the condition of `rows`, and `room` was cut for the tiles of all
-        // rows; a second attempt has room for clean values.
+        // SAFETY: `attempt` has the condition of `rows`, and `workspace` was cut for the tiles of
+        // all rows; a second attempt has room for clean values.
         unsafe {
-            if self.attempt(&stack, unit, &room, masks, lists, monitor) {
+            if self.attempt(&stack, unit, &workspace, masks, lists, monitor) {
                 return;
             }
             // A sum isn't finite, and something was masked: was it only 0 · ∞?
             stack.careful = true;
-            room.clean = scratch.clean.room(self.clean_room());
-            self.attempt(&stack, unit, &room, masks, lists, monitor);
+            workspace.clean = scratch.clean.reserve(self.finite_copy_len());
+            self.attempt(&stack, unit, &workspace, masks, lists, monitor);
         }
     }
 
@@ -163,14 +164,15 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     ///
     /// # Safety
     ///
-    /// That of [`rows`](Self::rows) for the rows of `stack`, which are those of `unit`. `room` must
-    /// be what [`cut`](Self::cut) gave for their tiles, with [`clean_room`](Self::clean_room)
-    /// elements for clean values if the stack is careful, and be used by nothing else.
+    /// That of [`rows`](Self::rows) for the rows of `stack`, which are those of `unit`. `workspace`
+    /// must be what [`carve`](Self::carve) gave for their tiles, with
+    /// [`finite_copy_len`](Self::finite_copy_len) elements for clean values if the stack is
+    /// careful, and be used by nothing else.
     unsafe fn attempt(
         &self,
         stack: &Stack<'_, X::Element>,
         unit: &Unit,
-        room: &Room,
+        workspace: &Workspace,
         masks: &mut Masks<'_>,
         lists: &mut Lists,
         monitor: &Monitor<'_>,
@@ -178,13 +180,13 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         let layout = stack.stream.layout;
         let mut masked = false;
         // SAFETY: all functions here have the condition of `attempt`, and are given rows of the
-        // unit, and keys of the layout: `Lists` takes them from its runs. `ready` is given at most
-        // `LONGEST` keys, from the start of a block or a multiple of `GRAIN` behind it; tiles are
-        // started before they attend, and positions placed before they are looked at. Each stretch
-        // attends to scores of its own, which nothing needs once it is done.
+        // unit, and keys of the layout: `Lists` takes them from its runs. `packed` is given at most
+        // `MAX_KV_TILE` keys, from the start of a block or a multiple of `GRAIN` behind it; tiles
+        // are started before they attend, and positions placed before they are looked at. Each key
+        // tile attends to scores of its own, which nothing needs once it is done.
         unsafe {
             for row in unit.rows.0..unit.rows.1 {
-                for tile in self.tiles_of(room, stack, row) {
+                for tile in self.tiles_of(workspace, stack, row) {
                     self.start(&tile, stack, row);
                 }
             }
@@ -199,37 +201,40 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
                     }
                     let keys = even(end - key, most_keys::<X>(X::MOST_LANES));
                     let keys = keys.next_multiple_of(X::GRAIN).min(end - key);
-                    let ready = self.ready(room, stack, key, keys);
+                    let packed = self.packed(workspace, stack, key, keys);
                     // Positions are counted from those of a row, so rows can't go together then.
                     let together = if T::PLACED { 1 } else { unit.rows.1 - unit.rows.0 };
                     for first in (unit.rows.0..unit.rows.1).step_by(together as usize) {
-                        self.place_keys(room, stack, first, key, keys);
+                        self.place_keys(workspace, stack, first, key, keys);
                         let tiles = (first..first + together)
-                            .flat_map(|row| self.tiles_of(room, stack, row));
+                            .flat_map(|row| self.tiles_of(workspace, stack, row));
                         let all = |lanes| Part { keys: (key, keys), offset: 0, lanes, bits: None };
                         self.tiles.attend(tiles.clone().flat_map(|tile| {
                             let parts = self.parts(all((0, tile.lanes)));
-                            parts.map(move |part| self.stretch(&tile, room, stack, &ready, part))
+                            parts.map(move |part| {
+                                self.key_tile(&tile, workspace, stack, &packed, part)
+                            })
                         }));
                         tiles.for_each(|tile| self.count(&tile, keys));
                     }
                     key += keys;
                 }
             }
-            // Where it takes time to make keys ready, that is done once for all rows too, in parts
+            // Where it takes time to make keys packed, that is done once for all rows too, in parts
             // that start where blocks do.
             let aligned = layout.block().get().is_multiple_of(X::GRAIN);
             if X::PACKS && aligned && lists.unite(layout, unit) {
                 for span in 0..lists.united.len() {
                     let (mut key, end) = lists.united[span];
                     while key < end {
-                        let keys = even(end - key, LONGEST);
+                        let keys = even(end - key, MAX_KV_TILE);
                         let keys = keys.next_multiple_of(X::GRAIN).min(end - key);
-                        let ready = self.ready(room, stack, key, keys);
+                        let packed = self.packed(workspace, stack, key, keys);
                         for row in unit.rows.0..unit.rows.1 {
                             lists.rest(layout, row, unit.columns);
-                            let ready = Some(&ready);
-                            masked |= self.row(stack, room, row, ready, masks, lists, monitor);
+                            let packed = Some(&packed);
+                            masked |=
+                                self.row(stack, workspace, row, packed, masks, lists, monitor);
                         }
                         key += keys;
                     }
@@ -237,17 +242,17 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
             } else {
                 for row in unit.rows.0..unit.rows.1 {
                     lists.rest(layout, row, unit.columns);
-                    masked |= self.row(stack, room, row, None, masks, lists, monitor);
+                    masked |= self.row(stack, workspace, row, None, masks, lists, monitor);
                 }
             }
             if monitor.is_stopped() {
                 return true;
             }
-            if masked && !stack.careful && !self.all_finite(stack, unit, room) {
+            if masked && !stack.careful && !self.all_finite(stack, unit, workspace) {
                 return false;
             }
             for row in unit.rows.0..unit.rows.1 {
-                for tile in self.tiles_of(room, stack, row) {
+                for tile in self.tiles_of(workspace, stack, row) {
                     self.end(&tile, stack, row);
                 }
             }
@@ -259,43 +264,44 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     ///
     /// # Safety
     ///
-    /// `room` must be as [`attempt`](Self::attempt) demands, and `keys` at most `LONGEST`.
+    /// `workspace` must be as [`attempt`](Self::attempt) demands, and `keys` at most `MAX_KV_TILE`.
     unsafe fn place_keys(
         &self,
-        room: &Room,
+        workspace: &Workspace,
         stack: &Stack<'_, X::Element>,
         row: u32,
         key: usize,
         keys: usize,
     ) {
         if T::PLACED {
-            // SAFETY: the room holds `LONGEST` of them (`lengths`), and nothing else refers to it.
-            let into = unsafe { std::slice::from_raw_parts_mut(room.key_positions, keys) };
+            // SAFETY: the room holds `MAX_KV_TILE` of them (`lengths`), and nothing else refers to
+            // it.
+            let into = unsafe { std::slice::from_raw_parts_mut(workspace.key_positions, keys) };
             let layout = stack.stream.layout;
             let base = super::base(layout, stack.tokens(row).0);
             super::positions(layout.key_positions(), key, base, into);
         }
     }
 
-    /// The listed pieces of a row, or what is in them of keys that are ready. Returns whether any were
-    /// masked.
+    /// The listed pieces of a row, or what is in them of keys that are packed. Returns whether any
+    /// were masked.
     ///
     /// # Safety
     ///
     /// That of [`attempt`](Self::attempt), for a row of the stack whose tiles are started. What is
-    /// ready must be in `room`, and the pieces of `lists` be those of the row.
+    /// packed must be in `workspace`, and the pieces of `lists` be those of the row.
     #[allow(clippy::too_many_arguments)]
     unsafe fn row(
         &self,
         stack: &Stack<'_, X::Element>,
-        room: &Room,
+        workspace: &Workspace,
         row: u32,
-        ready: Option<&Ready<X>>,
+        packed: Option<&Ready<X>>,
         masks: &mut Masks<'_>,
         lists: &mut Lists,
         monitor: &Monitor<'_>,
     ) -> bool {
-        let (first, end) = ready.map_or((0, usize::MAX), |ready| (ready.first, ready.end));
+        let (first, end) = packed.map_or((0, usize::MAX), |packed| (packed.first, packed.end));
         let (mut pieces, bits) = (&lists.pieces[..], &mut lists.bits);
         let mut masked = false;
         while let Some((group, rest)) = pieces.split_at_checked(touching(pieces)) {
@@ -306,13 +312,14 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
                 if monitor.poll_in_task() {
                     return masked;
                 }
-                let keys = even(to - key, LONGEST);
-                // SAFETY: `ready` and `mixed` have the condition of `attempt`; `even` gives at most
-                // `LONGEST` keys, those of the pieces, and they are among those that are ready.
+                let keys = even(to - key, MAX_KV_TILE);
+                // SAFETY: `packed` and `mixed` have the condition of `attempt`; `even` gives at
+                // most `MAX_KV_TILE` keys, those of the pieces, and they are among those that are
+                // packed.
                 masked |= unsafe {
-                    let own = ready.is_none().then(|| self.ready(room, stack, key, keys));
-                    let ready = ready.or(own.as_ref()).expect("one of both");
-                    self.mixed(stack, room, row, group, ready, (key, keys), masks, bits)
+                    let own = packed.is_none().then(|| self.packed(workspace, stack, key, keys));
+                    let packed = packed.or(own.as_ref()).expect("one of both");
+                    self.mixed(stack, workspace, row, group, packed, (key, keys), masks, bits)
                 };
                 key += keys;
             }
@@ -321,23 +328,23 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         masked
     }
 
-    /// A stretch of keys of one row, some of them masked. Returns whether any were.
+    /// A key tile of one row, some of them masked. Returns whether any were.
     ///
     /// # Safety
     ///
-    /// That of [`row`](Self::row); the keys must be at most `LONGEST` and among those that are
-    /// ready.
+    /// That of [`row`](Self::row); the keys must be at most `MAX_KV_TILE` and among those that are
+    /// packed.
     #[allow(clippy::too_many_arguments)]
     unsafe fn mixed(
         &self,
         stack: &Stack<'_, X::Element>,
-        room: &Room,
+        workspace: &Workspace,
         row: u32,
         pieces: &[Piece],
-        ready: &Ready<X>,
+        packed: &Ready<X>,
         (key, keys): (usize, usize),
         masks: &mut Masks<'_>,
-        bits: &mut [[u64; LONGEST]],
+        bits: &mut [[u64; MAX_KV_TILE]],
     ) -> bool {
         let (layout, tokens) = (stack.stream.layout, stack.tokens(row).1);
         let per_row = layout.block().words();
@@ -345,7 +352,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         // SAFETY: all functions here have the condition of `row`, and are given its tiles and its
         // keys; there is a word of bits per key.
         unsafe {
-            self.place_keys(room, stack, row, key, keys);
+            self.place_keys(workspace, stack, row, key, keys);
             for piece in pieces {
                 let (from, to) = (piece.from as usize, piece.to as usize);
                 let (from, to) = (from.max(key), to.min(key + keys));
@@ -362,7 +369,7 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
                 fault(Site::Mask);
                 let words = masks.get(row, column, &run);
                 let start = layout.column_tokens(column).start as usize;
-                for tile in self.tiles_of(room, stack, row) {
+                for tile in self.tiles_of(workspace, stack, row) {
                     let by_key = &mut bits[tile.first / LANES];
                     for word in (from - start) / LANES..(to - start).div_ceil(LANES) {
                         let mut square = [0; LANES];
@@ -377,17 +384,17 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
                     }
                 }
             }
-            for tile in self.tiles_of(room, stack, row) {
+            for tile in self.tiles_of(workspace, stack, row) {
                 if masked {
                     let bits = &bits[tile.first / LANES][..keys];
-                    self.masked(&tile, room, stack, ready, key, bits);
+                    self.masked(&tile, workspace, stack, packed, key, bits);
                 } else {
                     let lanes = (0, tile.lanes);
-                    self.stretches(
+                    self.key_tiles(
                         &tile,
-                        room,
+                        workspace,
                         stack,
-                        ready,
+                        packed,
                         Part { keys: (key, keys), offset: 0, lanes, bits: None },
                     );
                 }

@@ -1,8 +1,9 @@
 //! Tokens of a tile, between the caller's rows and lanes.
 
-use crate::element::{Element, ElementType, load, store};
+use crate::dtype::{Element, ElementType, load, store};
+use crate::gemm::Rows;
 use crate::simd::{LANES, Operation, Simd, WIDEST};
-use crate::tile::{Rows, Strided};
+use crate::tensor::Strided;
 
 /// The widest vector there is, squared.
 const SQUARE: usize = WIDEST * WIDEST;

@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn exp_of_a_difference_doesnt_round_it() {
+    fn exp_of_difference_doesnt_round_it() {
         for (isa, fused) in isas() {
             for i in 0..20_000 {
                 let x = (i as f32 * 0.618).sin() * 3.0;

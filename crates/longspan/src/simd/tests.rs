@@ -1,10 +1,10 @@
-//! Conversions of half types against the `half` crate, and sums of vectors, on every instruction set of
-//! this CPU.
+//! Conversions of half types against the `half` crate, and sums of vectors, on every instruction
+//! set of this CPU.
 
 use half::{bf16, f16};
 
 use super::*;
-use crate::element::{Element, load, load_pairs, paired, store};
+use crate::dtype::{Element, load, load_pairs, paired, store};
 use crate::isa::Isa;
 
 /// A half type's bits.

@@ -10,7 +10,7 @@ use longspan_testing::Precision;
 
 /// The order that the oracle's tensors have.
 pub(crate) fn dense_order() -> Order {
-    Order::BatchHeadTokenDim
+    Order::Bhsd
 }
 
 /// How a tensor lies in memory.
@@ -32,16 +32,16 @@ pub(crate) enum Placement {
 
 impl Placement {
     pub(crate) const ALL: [Placement; 11] = [
-        Placement::Contiguous(Order::BatchTokenHeadDim),
-        Placement::Contiguous(Order::BatchHeadTokenDim),
-        Placement::Gaps(Order::BatchTokenHeadDim),
-        Placement::Gaps(Order::BatchHeadTokenDim),
-        Placement::Reversed(Order::BatchTokenHeadDim),
-        Placement::Reversed(Order::BatchHeadTokenDim),
-        Placement::AllReversed(Order::BatchTokenHeadDim),
-        Placement::AllReversed(Order::BatchHeadTokenDim),
-        Placement::Spread(Order::BatchTokenHeadDim),
-        Placement::Spread(Order::BatchHeadTokenDim),
+        Placement::Contiguous(Order::Bshd),
+        Placement::Contiguous(Order::Bhsd),
+        Placement::Gaps(Order::Bshd),
+        Placement::Gaps(Order::Bhsd),
+        Placement::Reversed(Order::Bshd),
+        Placement::Reversed(Order::Bhsd),
+        Placement::AllReversed(Order::Bshd),
+        Placement::AllReversed(Order::Bhsd),
+        Placement::Spread(Order::Bshd),
+        Placement::Spread(Order::Bhsd),
         Placement::DimOutermost,
     ];
 
@@ -57,8 +57,8 @@ impl Placement {
             Dim,
         }
         let inner = |order| match order {
-            Order::BatchTokenHeadDim => [Axis::Dim, Axis::Heads, Axis::Tokens, Axis::Batch],
-            Order::BatchHeadTokenDim => [Axis::Dim, Axis::Tokens, Axis::Heads, Axis::Batch],
+            Order::Bshd => [Axis::Dim, Axis::Heads, Axis::Tokens, Axis::Batch],
+            Order::Bhsd => [Axis::Dim, Axis::Tokens, Axis::Heads, Axis::Batch],
         };
         let (order, step, gap, backwards) = match self {
             Placement::Contiguous(order) => (inner(order), 1, 0, [false; 4]),

@@ -14,7 +14,7 @@ mod observed;
 mod run;
 
 pub(crate) use buffer::{Buffer, BufferOf, Number, Placement, dense_order};
-pub(crate) use observed::{Idle, Observed};
+pub(crate) use observed::{CallerOnly, Observed};
 pub(crate) use run::{
     Engine, Rest, Run, Tensors, TensorsOf, attention, bits, check, check_all, compile, compile_set,
     dims_k, dims_out, dims_q, dims_v, layouts, measures, number, score,

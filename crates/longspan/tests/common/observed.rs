@@ -56,9 +56,9 @@ impl<P: Executor> Executor for Observed<P> {
 
 /// An executor that runs at most one step, on the calling thread.
 #[derive(Debug)]
-pub(crate) struct Idle;
+pub(crate) struct CallerOnly;
 
-impl Executor for Idle {
+impl Executor for CallerOnly {
     fn threads(&self) -> usize {
         5
     }

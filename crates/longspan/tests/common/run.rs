@@ -1,12 +1,10 @@
 //! A case, run on real tensors, and how wrong it is.
 
-use std::num::NonZeroUsize;
-
 use half::bf16;
 use longspan::{
-    Arrived, Attention, BlockSize, Dilated, Dims, Element, GradientsMut, Heads, Hook, Inputs, Isa,
-    Layout, LayoutSet, Layouts, Order, OutputMut, Padding, Pattern, Positions, Progression, Score,
-    Shape, Threads,
+    Attention, BlockSize, Dilated, Dims, Element, GradientsMut, Heads, Hook, Inputs, Isa, Layout,
+    LayoutSet, Layouts, Order, OutputGradient, OutputMut, OutputRef, Padding, Pattern, Positions,
+    Progression, Score, Shape, Threads,
 };
 use longspan_testing::{
     Answer, AttentionCase, Axes, Case, Measure, Problem, Sample, Sizes, Steps, Transform, Values,
@@ -100,7 +98,7 @@ pub(crate) fn score(transform: &Transform) -> Score {
 
 /// A case's layouts and options on an instruction set.
 pub(crate) fn attention(case: &AttentionCase, isa: Isa, threads: usize) -> Attention {
-    let threads = Threads::Count(NonZeroUsize::new(threads).unwrap());
+    let threads = Threads::Count(threads);
     let attention = Attention::new(layouts(case)).score(score(&case.transform)).isa(isa);
     let attention = attention.threads(threads);
     match case.scale {
@@ -160,7 +158,8 @@ pub(crate) trait Engine<E: Element> {
     fn backward(
         &self,
         inputs: Inputs<'_, E>,
-        arrived: Arrived<'_, E>,
+        saved: OutputRef<'_, E>,
+        gradient: OutputGradient<'_, E>,
         gradients: GradientsMut<'_, E>,
     ) -> longspan::Result<()>;
 }
@@ -179,10 +178,11 @@ macro_rules! engine {
             fn backward(
                 &self,
                 inputs: Inputs<'_, E>,
-                arrived: Arrived<'_, E>,
+                saved: OutputRef<'_, E>,
+                gradient: OutputGradient<'_, E>,
                 gradients: GradientsMut<'_, E>,
             ) -> longspan::Result<()> {
-                self.backward_into(inputs, arrived, gradients, Hook::none())
+                self.backward_into(inputs, saved, gradient, gradients, Hook::none())
             }
         }
     };
@@ -209,19 +209,20 @@ impl<E: Number> Run<'_, E> {
     pub(crate) fn both_with(&self, rest: Rest) -> Values<f32> {
         let TensorsOf { sizes, dout, dlse, .. } = self.tensors;
         let inputs = self.tensors.inputs();
-        let (out, lse, lse_rest) = self.forward();
+        let (out, lse, lse_lo) = self.forward();
         let mut dq = BufferOf::poisoned(dims_q(sizes), self.results);
         let mut dk = BufferOf::poisoned(dims_k(sizes), self.results);
         let mut dv = BufferOf::poisoned(dims_v(sizes), self.results);
         let gradients = GradientsMut { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() };
-        let arrived = Arrived {
-            out: out.view(),
-            lse: &lse,
-            lse_rest: (rest == Rest::Given).then_some(&lse_rest[..]),
-            dout: dout.view(),
-            dlse: dlse.as_deref(),
-        };
-        self.attention.backward(inputs, arrived, gradients).unwrap();
+        let (saved, gradient) = (
+            OutputRef {
+                out: out.view(),
+                lse: &lse,
+                lse_lo: (rest == Rest::Given).then_some(&lse_lo[..]),
+            },
+            OutputGradient { dout: dout.view(), dlse: dlse.as_deref() },
+        );
+        self.attention.backward(inputs, saved, gradient, gradients).unwrap();
         let (dq, dk, dv) = (dq.dense(), dk.dense(), dv.dense());
         Values { out: out.dense(), lse, dq, dk, dv }
     }
@@ -231,11 +232,11 @@ impl<E: Number> Run<'_, E> {
         let sizes = &self.tensors.sizes;
         let mut out = BufferOf::poisoned(dims_out(sizes), self.results);
         let mut lse = vec![f32::NAN; sizes.rows()];
-        let mut lse_rest = lse.clone();
-        let rest = Some(&mut lse_rest[..]);
-        let output = OutputMut { out: out.view_mut(), lse: &mut lse, lse_rest: rest };
+        let mut lse_lo = lse.clone();
+        let rest = Some(&mut lse_lo[..]);
+        let output = OutputMut { out: out.view_mut(), lse: &mut lse, lse_lo: rest };
         self.attention.forward(self.tensors.inputs(), output).unwrap();
-        (out, lse, lse_rest)
+        (out, lse, lse_lo)
     }
 }
 
@@ -259,8 +260,8 @@ pub(crate) fn check<E: Number>(case: &AttentionCase, placement: Option<Placement
     let problem = case.problem().rounded(E::PRECISION);
     let (truth, naive) = (truth(&problem, case.sample), naive(&problem, case.sample));
     let order = match case.axes {
-        Axes::TokenHead => Order::BatchTokenHeadDim,
-        Axes::HeadToken => Order::BatchHeadTokenDim,
+        Axes::TokenHead => Order::Bshd,
+        Axes::HeadToken => Order::Bhsd,
     };
     let placement = placement.unwrap_or(Placement::Contiguous(order));
     let tensors = TensorsOf::<E>::of(&problem, placement);

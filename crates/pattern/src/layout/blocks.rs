@@ -1,4 +1,4 @@
-//! Layouts from blocks that were chosen elsewhere.
+//! Layouts from a given list of blocks.
 
 use super::compile::push_run;
 use super::masks::{Interner, MaskTable};
@@ -6,39 +6,37 @@ use super::{FULL, Layout, Run};
 use crate::error::{Error, Result};
 use crate::shape::Shape;
 
-/// Rows of blocks, as other libraries have them: a compressed sparse row matrix of blocks.
+/// Rows of blocks in block compressed sparse row (BSR) form.
 #[derive(Debug, Clone, Copy)]
 pub struct Blocks<'a> {
-    /// The blocks of row `r` are those from `starts[r]` to `starts[r + 1]`.
+    /// The blocks of row `r` are `starts[r]..starts[r + 1]`.
     pub starts: &'a [usize],
     /// The column of each block, ascending within a row.
     pub columns: &'a [u32],
-    /// What of the blocks is seen.
+    /// The masks of the blocks.
     pub masks: BlockMasks<'a>,
 }
 
-/// What of each block is seen.
+/// The masks of a list of blocks.
 #[derive(Debug, Clone, Copy)]
 pub enum BlockMasks<'a> {
-    /// Everything.
+    /// No masks: all pairs of every block are active.
     Full,
-    /// Each block's mask by number, or everything.
+    /// One mask number per block.
     Numbered {
-        /// For each block the number of its mask; `None` is everything.
+        /// The mask number of each block; `None` is a Full block.
         numbers: &'a [Option<u32>],
-        /// The masks one after the other, in the form that [`Masks`](super::Masks) has.
+        /// The masks, contiguous, in the format of [`Masks`](super::Masks).
         words: &'a [u64],
     },
 }
 
 impl Layout {
-    /// A layout of blocks that were chosen elsewhere, from the content or by another library. The
-    /// shape gives lengths, rows and block size; offsets, maps, padding and a mask budget have no
-    /// place in it and are refused.
+    /// A layout of given blocks, selected by content or by another library. The shape has lengths,
+    /// rows and block size; offsets, maps, padding and a mask budget are errors.
     ///
     /// Blocks out of order, outside the shape, or with bits past the last token are errors. A
-    /// block whose mask lets nothing through is left out, and one whose mask lets everything
-    /// through is Full.
+    /// block whose mask is all zeros is dropped; one whose mask is all ones becomes Full.
     ///
     /// ```
     /// use longspan_pattern::{BlockMasks, Blocks, Layout, Shape};
@@ -53,10 +51,12 @@ impl Layout {
         let rows = frame.rows.len();
         let fail = |message: String| Err(Error::Blocks(message));
         if shape.is_moved() {
-            return fail("offsets, maps and padding are part of the blocks; leave them out".into());
+            return fail(
+                "offsets, maps and padding are part of the blocks; omit them from the shape".into(),
+            );
         }
         if shape.has_mask_budget() {
-            return fail("masks made elsewhere are all stored; leave the mask budget out".into());
+            return fail("all given masks are stored; omit the mask budget from the shape".into());
         }
         let Blocks { starts, columns, masks } = blocks;
         if starts.len() != rows + 1 {
@@ -73,7 +73,7 @@ impl Layout {
             BlockMasks::Numbered { numbers, words } => (Some(numbers), words),
         };
         if numbers.is_some_and(|numbers| numbers.len() != columns.len()) {
-            return fail(format!("mask numbers must be one a block, {} blocks", columns.len()));
+            return fail(format!("expected one mask number per block, {} blocks", columns.len()));
         }
         if words.len() % size != 0 {
             return fail(format!("{} mask words, expected a multiple of {size}", words.len()));
@@ -83,7 +83,7 @@ impl Layout {
         let mut interner = Interner::default();
         let mut runs = Vec::new();
         let mut run_starts = vec![0u32];
-        let edges = Edges { block: frame.block.get(), per_row: frame.block.words() };
+        let edges = MaskForm { block: frame.block.get(), per_row: frame.block.words() };
         for (index, row) in frame.rows.clone().enumerate() {
             let (from, to) = (starts[index], starts[index + 1]);
             if from > to || to > columns.len() {
@@ -128,7 +128,7 @@ impl Layout {
                 push_run(&mut runs, row_start, Run { start: column, len: 1, mask });
             }
             match u32::try_from(runs.len()) {
-                Ok(len) if size_of_val(&runs[..]) as u64 <= frame.max_bytes => run_starts.push(len),
+                Ok(len) if runs.len() <= frame.max_runs() => run_starts.push(len),
                 _ => {
                     let (limit, row) = (frame.max_bytes, row.into());
                     return Err(Error::TooLarge { limit, row, rows: rows as u64 });
@@ -141,13 +141,13 @@ impl Layout {
     }
 }
 
-/// The form of a mask.
-struct Edges {
+/// Dimensions of a mask.
+struct MaskForm {
     block: usize,
     per_row: usize,
 }
 
-impl Edges {
+impl MaskForm {
     /// Whether all bits lie within the given tokens.
     fn fits(&self, mask: &[u64], queries: usize, keys: usize) -> bool {
         let beyond = |word: usize| match keys.saturating_sub(word * 64) {

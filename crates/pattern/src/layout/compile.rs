@@ -1,51 +1,52 @@
-//! Rows of runs from a pattern.
+//! Compilation of a pattern to rows of runs.
 //!
 //! ```text
 //! for each row of query blocks
-//!     for each stretch of blocks that the walker finds
+//!     for each range of blocks (`Evaluator::row`)
 //!         Full     one run
-//!         Mixed    one run; its mask by signature, or on demand
-//!         Unknown  look at one period of it, then as above
-//!     while the walker knows that rows repeat
-//!         the runs of the row above, moved
-//! keep the masks that are used most, within the budget; the rest are made on demand
+//!         Partial  one run; its mask by signature, or on demand
+//!         Unknown  classify the blocks of one period, then as above
+//!     while rows repeat (`Evaluator::repeating_rows`)
+//!         copy the runs of the row above, moved
+//! store the most used masks within the budget; the others are computed on demand
 //! ```
 
-use super::diagonal::COSTLY;
-use super::pool::{ALL, Kind, LATER, Pool};
-use super::walk::{Stretch, Walker};
+use super::block_ranges::BlockRange;
+use super::diagonal::DIAGONAL_WORK;
+use super::evaluate::Evaluator;
+use super::pool::{BlockKind, FULL_BLOCK, ON_DEMAND_BLOCK, Pool};
 use super::{Layout, Run};
+use crate::coverage::interval::KeyCoverage;
 use crate::error::{Error, Result};
 use crate::meter::{Meter, Progress};
 use crate::pattern::Pattern;
-use crate::plan::segment::Class;
 use crate::shape::{Frame, Shape};
 
-/// A stretch of at most this many blocks with different masks becomes a run for each, so that its
-/// masks can be stored; a longer one stays one run.
+/// A range of at most this many blocks with different masks is split into one run per block, so
+/// that its masks can be stored; a longer one stays one run.
 const SHORT: u32 = 4;
 
-/// Blocks of one period that are remembered while it repeats.
-const MOST_KINDS: u32 = 1 << 16;
+/// Maximum number of blocks per period whose kinds are buffered.
+const MAX_KINDS: u32 = 1 << 16;
 
-/// Units of a row, and of a run of it, whose memory is touched for the first time.
+/// Units per row.
 const ROW: u64 = 16;
+/// Units per run, first touch of its memory included.
 const RUN: u64 = 8;
 
-/// Rows that are moved at one go, so that progress is still told.
+/// Maximum number of rows copied between two searches, so that progress is reported.
 const ROWS_AT_ONCE: u32 = 1 << 20;
 
-/// Rows that room is made for beyond those that are moved, so that the list needn't grow for the
-/// few rows at the end.
+/// Additional rows to reserve memory for, so that the last few rows do not reallocate the list.
 const ROWS_TO_SPARE: usize = 64;
 
-/// Rows that must repeat for the work of finding out to be saved.
+/// Minimum number of repeating rows that pays for the search.
 const WORTH_MOVING: u32 = 3;
 
-/// Rows to let pass, at most, when the last look found none that repeat: more where a look goes
-/// through many progressions of keys.
-fn longest_pause(frame: &Frame) -> u32 {
-    (frame.keys.pieces().len() / 8).clamp(2, 8) as u32
+/// Maximum number of rows between two searches for repeating rows after one that failed; more
+/// where a search covers many progressions of keys.
+fn max_pause(frame: &Frame) -> u32 {
+    (frame.keys.token_ranges().len() / 8).clamp(2, 8) as u32
 }
 
 pub(super) fn compile(
@@ -58,7 +59,7 @@ pub(super) fn compile(
     pattern.fits(frame.tokens_q, frame.query_offset, frame.key_end)?;
     let rows = frame.rows.len() as u64;
     let too_large = |row| Error::TooLarge { limit: frame.max_bytes, row, rows };
-    if rows * 4 > frame.max_bytes {
+    if rows > frame.max_starts() {
         return Err(too_large(0));
     }
     let mut progress = |row, rows| progress(row, rows);
@@ -75,27 +76,27 @@ pub(super) fn compile(
         });
     }
     let Builder { mut runs, pool, mut meter, .. } = builder;
-    let table = pool.settle(&mut runs, &mut starts, &mut meter);
+    let table = pool.select(&mut runs, &mut starts, &mut meter);
     if meter.halted() {
         return Err(meter.error("compiling", |row| costliest(pattern, &frame, row)));
     }
-    let questions = meter.questions;
+    let coverage_queries = meter.coverage_queries;
     let work = meter.spent();
     runs.shrink_to_fit();
-    Ok(Layout::new(frame, Some(pattern.clone()), starts, runs, table, (questions, work)))
+    Ok(Layout::new(frame, Some(pattern.clone()), starts, runs, table, (coverage_queries, work)))
 }
 
-/// Units that a sub-expression may take while it is found out how much one row of it costs.
+/// Work limit for measuring one row of a sub-expression.
 const PROBE: u64 = 1 << 19;
 
-/// Sub-expressions of one expression that are tried, at most.
-const MOST_PROBES: usize = 16;
+/// Maximum number of operands measured per expression.
+const MAX_PROBES: usize = 16;
 
-/// Characters of a sub-expression that an error shows.
-const MOST_TEXT: usize = 80;
+/// Maximum number of characters of a sub-expression in an error.
+const MAX_TEXT: usize = 80;
 
-/// The sub-expression that makes one row of blocks cost most: from the whole pattern on, a part
-/// that alone costs at least half of what it stands in.
+/// The sub-expression with the highest cost in one row of blocks: descends from the whole pattern
+/// as long as one operand alone costs at least half of its parent.
 pub(super) fn costliest(pattern: &Pattern, frame: &Frame, row: u64) -> String {
     let last = frame.rows.end.saturating_sub(1).max(frame.rows.start);
     let row = (u64::from(frame.rows.start) + row).min(last.into()) as u32;
@@ -105,35 +106,35 @@ pub(super) fn costliest(pattern: &Pattern, frame: &Frame, row: u64) -> String {
         builder.meter.spent()
     };
     let (mut found, mut whole) = (pattern, cost(pattern));
-    for _ in 0..MOST_PROBES {
-        let parts = found.parts().iter().take(MOST_PROBES);
-        let Some((part, most)) = parts.map(|part| (part, cost(part))).max_by_key(|(_, cost)| *cost)
+    for _ in 0..MAX_PROBES {
+        let parts = found.parts().iter().take(MAX_PROBES);
+        let Some((part, max)) = parts.map(|part| (part, cost(part))).max_by_key(|(_, cost)| *cost)
         else {
             break;
         };
-        if most < whole / 2 {
+        if max < whole / 2 {
             break;
         }
-        (found, whole) = (part, most);
+        (found, whole) = (part, max);
     }
     shortened(&found.to_string())
 }
 
-/// At most so many characters of a text, its middle left out.
+/// The text, its middle elided beyond `MAX_TEXT` characters.
 fn shortened(text: &str) -> String {
     let count = text.chars().count();
-    if count <= MOST_TEXT {
+    if count <= MAX_TEXT {
         return text.to_owned();
     }
-    let half = MOST_TEXT / 2;
+    let half = MAX_TEXT / 2;
     let (head, tail) = (text.chars().take(half), text.chars().skip(count - half + 1));
     head.chain(['…']).chain(tail).collect()
 }
 
-/// Why rows aren't compiled to the end.
+/// Why compilation ended early.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Refused {
-    /// The runs would outgrow their bound.
+    /// The runs exceed their limit.
     TooLarge,
     /// The meter has halted.
     Halted,
@@ -141,43 +142,44 @@ pub(super) enum Refused {
 
 pub(super) struct Builder<'a, 'm> {
     pub(super) meter: Meter<'m>,
-    pub(super) walker: Walker<'a>,
+    pub(super) evaluator: Evaluator<'a>,
     pub(super) pool: Pool<'a>,
     pub(super) runs: Vec<Run>,
-    pub(super) most_runs: usize,
-    /// Units of work after which diagonals are looked at instead.
-    costly: u64,
-    /// First run of the row at hand, and of the one above it.
+    pub(super) max_runs: usize,
+    /// Units of work after which rows are compiled along diagonals.
+    diagonal_work: u64,
+    /// First run of the current row.
     row_start: usize,
+    /// First run of the row above.
     above: usize,
-    stretches: Vec<Stretch>,
-    /// Rows to let pass before looking again for rows that repeat.
+    ranges: Vec<BlockRange>,
+    /// Rows until the next search for repeating rows.
     pause: u32,
     last_pause: u32,
-    longest_pause: u32,
-    kinds: Vec<Kind>,
+    max_pause: u32,
+    kinds: Vec<BlockKind>,
 }
 
 impl<'a, 'm> Builder<'a, 'm> {
     fn new(pattern: &Pattern, frame: &'a Frame, meter: Meter<'m>) -> Self {
         Builder {
             meter,
-            walker: Walker::new(pattern, frame),
+            evaluator: Evaluator::new(pattern, frame),
             pool: Pool::new(frame),
             runs: Vec::new(),
-            most_runs: frame.most_runs(),
-            costly: COSTLY,
+            max_runs: frame.max_runs(),
+            diagonal_work: DIAGONAL_WORK,
             row_start: 0,
             above: 0,
-            stretches: Vec::new(),
+            ranges: Vec::new(),
             pause: 0,
             last_pause: 0,
-            longest_pause: longest_pause(frame),
+            max_pause: max_pause(frame),
             kinds: Vec::new(),
         }
     }
 
-    /// Compiles every row; a failure comes with the number of rows that are done.
+    /// Compiles every row; an error carries the number of completed rows.
     fn all_rows(&mut self, starts: &mut Vec<u32>) -> Result<(), (Refused, u64)> {
         let rows = self.pool.frame().rows.clone();
         let mut row = rows.start;
@@ -187,8 +189,8 @@ impl<'a, 'm> Builder<'a, 'm> {
             starts.push(self.runs.len() as u32);
             row += 1;
             row += self.repeat(row, starts).map_err(|refused| (refused, done))?;
-            if self.meter.spent() > self.costly && self.walker.by_difference() {
-                self.costly = u64::MAX;
+            if self.meter.spent() > self.diagonal_work && self.evaluator.is_toeplitz() {
+                self.diagonal_work = u64::MAX;
                 row += self.along_diagonals(row, starts).map_err(|refused| (refused, done))?;
             }
         }
@@ -197,28 +199,31 @@ impl<'a, 'm> Builder<'a, 'm> {
 
     fn row(&mut self, row: u32) -> Result<(), Refused> {
         self.begin_row(row);
-        let mut stretches = std::mem::take(&mut self.stretches);
-        self.walker.row(row, &mut self.meter, &mut stretches);
+        let mut ranges = std::mem::take(&mut self.ranges);
+        self.evaluator.row(row, &mut self.meter, &mut ranges);
         self.check()?;
-        for stretch in &stretches {
-            let (start, end) = (stretch.start, stretch.end);
-            match stretch.class {
-                Class::Full => self.push(start, end, ALL)?,
-                Class::Mixed if stretch.period == 1 => {
-                    let kind = self.pool.mixed(&mut self.walker, row, start, &mut self.meter);
+        for range in &ranges {
+            let (start, end) = (range.start, range.end);
+            match range.coverage {
+                KeyCoverage::Full => self.push(start, end, FULL_BLOCK)?,
+                KeyCoverage::Partial if range.period == 1 => {
+                    let kind = self.pool.partial(&mut self.evaluator, row, start, &mut self.meter);
                     self.push(start, end, kind)?;
                 }
-                Class::Mixed if end - start > SHORT => self.push(start, end, LATER)?,
-                Class::Mixed => {
+                KeyCoverage::Partial if end - start > SHORT => {
+                    self.push(start, end, ON_DEMAND_BLOCK)?
+                }
+                KeyCoverage::Partial => {
                     for column in start..end {
-                        let kind = self.pool.mixed(&mut self.walker, row, column, &mut self.meter);
+                        let kind =
+                            self.pool.partial(&mut self.evaluator, row, column, &mut self.meter);
                         self.push(column, column + 1, kind)?;
                     }
                 }
-                Class::Unknown => self.unknown(row, stretch)?,
+                KeyCoverage::Unknown => self.unknown(row, range)?,
             }
         }
-        self.stretches = stretches;
+        self.ranges = ranges;
         Ok(())
     }
 
@@ -239,15 +244,14 @@ impl<'a, 'm> Builder<'a, 'm> {
         }
     }
 
-    /// Writes the rows from `next` on that repeat the one before it, and tells how many they are.
-    /// The first is asked about like any other row; how its runs lie to those above tells which of
-    /// them move.
+    /// Writes the rows from `next` on that repeat the one before it; returns their number. The first
+    /// is compiled like any other row and compared with the row above to find the moving runs.
     fn repeat(&mut self, next: u32, starts: &mut Vec<u32>) -> Result<u32, Refused> {
         if self.pause > 0 {
             self.pause -= 1;
             return Ok(0);
         }
-        let rows = match self.walker.steady(next - 1, &mut self.meter) {
+        let rows = match self.evaluator.repeating_rows(next - 1, &mut self.meter) {
             Some(rows) => rows.min(ROWS_AT_ONCE),
             None => {
                 self.pause = u32::MAX;
@@ -255,7 +259,7 @@ impl<'a, 'm> Builder<'a, 'm> {
             }
         };
         if rows < WORTH_MOVING {
-            self.last_pause = (2 * self.last_pause + 1).min(self.longest_pause);
+            self.last_pause = (2 * self.last_pause + 1).min(self.max_pause);
             self.pause = self.last_pause;
             return Ok(0);
         }
@@ -264,7 +268,13 @@ impl<'a, 'm> Builder<'a, 'm> {
         starts.push(self.runs.len() as u32);
         let Some(moves) = self.moves() else { return Ok(1) };
         let more = (rows - 1) as usize;
-        self.runs.reserve(moves.len().saturating_mul(more + ROWS_TO_SPARE).min(self.most_runs));
+        let room = self.max_runs.saturating_sub(self.runs.len());
+        let copies = moves.len().saturating_mul(more + ROWS_TO_SPARE).min(room);
+        if self.runs.capacity() - self.runs.len() < copies {
+            // At least twice as long as before, so that many families of rows do not copy the list
+            // each; never beyond the bound.
+            self.runs.reserve_exact(copies.max(self.runs.len()).min(room));
+        }
         for copied in 1..rows {
             self.meter.at_row(u64::from(next + copied - self.pool.frame().rows.start));
             self.meter.spend(ROW + RUN * moves.len() as u64);
@@ -277,7 +287,7 @@ impl<'a, 'm> Builder<'a, 'm> {
                 self.pool.count_use(&run);
                 self.runs.push(run);
             }
-            if self.runs.len() > self.most_runs {
+            if self.runs.len() > self.max_runs {
                 return Err(Refused::TooLarge);
             }
             starts.push(self.runs.len() as u32);
@@ -285,35 +295,34 @@ impl<'a, 'm> Builder<'a, 'm> {
         Ok(rows)
     }
 
-    /// By how much each run of the last row starts later and is longer than the one above it;
-    /// `None` if the two rows aren't alike after all, which is when room for masks ran out between
-    /// them.
+    /// The differences of start and length between each run of the last row and the one above;
+    /// `None` if the rows differ otherwise, as when the mask pool filled up between them.
     fn moves(&self) -> Option<Vec<(u32, u32)>> {
         let (above, here) = self.runs[self.above..].split_at(self.row_start - self.above);
         let alike = above.len() == here.len();
         let moves = above.iter().zip(here).map(|(above, here)| {
             let start = here.start.wrapping_sub(above.start);
             let end = here.end().wrapping_sub(above.end());
-            // A run may grow or move, or lose its first block as it stands at its end.
-            let steady = start <= 1 && end <= 1 && above.mask == here.mask;
-            steady.then_some((start, end.wrapping_sub(start)))
+            // A run may move, grow, or lose its first block.
+            let shifted = start <= 1 && end <= 1 && above.mask == here.mask;
+            shifted.then_some((start, end.wrapping_sub(start)))
         });
         if alike { moves.collect() } else { None }
     }
 
-    fn unknown(&mut self, row: u32, stretch: &Stretch) -> Result<(), Refused> {
-        let (start, end) = (stretch.start, stretch.end);
-        let period = match stretch.period {
+    fn unknown(&mut self, row: u32, range: &BlockRange) -> Result<(), Refused> {
+        let (start, end) = (range.start, range.end);
+        let period = match range.period {
             0 => end - start,
             period => period.min(end - start),
         };
         if period == 1 {
-            let kind = self.pool.look(&mut self.walker, row, start, &mut self.meter);
+            let kind = self.pool.classify(&mut self.evaluator, row, start, &mut self.meter);
             return self.push(start, end, kind);
         }
-        if period == end - start || period > MOST_KINDS {
+        if period == end - start || period > MAX_KINDS {
             for column in start..end {
-                let kind = self.pool.look(&mut self.walker, row, column, &mut self.meter);
+                let kind = self.pool.classify(&mut self.evaluator, row, column, &mut self.meter);
                 self.push(column, column + 1, kind)?;
             }
             return Ok(());
@@ -321,13 +330,13 @@ impl<'a, 'm> Builder<'a, 'm> {
         let mut kinds = std::mem::take(&mut self.kinds);
         kinds.clear();
         for column in start..start + period {
-            kinds.push(self.pool.look(&mut self.walker, row, column, &mut self.meter));
+            kinds.push(self.pool.classify(&mut self.evaluator, row, column, &mut self.meter));
             self.check()?;
         }
         let result = if end - start > SHORT
-            && !kinds.iter().any(|kind| matches!(*kind, Kind::Empty | ALL))
+            && !kinds.iter().any(|kind| matches!(*kind, BlockKind::Empty | FULL_BLOCK))
         {
-            self.push(start, end, LATER)
+            self.push(start, end, ON_DEMAND_BLOCK)
         } else {
             (start..end)
                 .zip(kinds.iter().cycle())
@@ -337,13 +346,13 @@ impl<'a, 'm> Builder<'a, 'm> {
         result
     }
 
-    pub(super) fn push(&mut self, start: u32, end: u32, kind: Kind) -> Result<(), Refused> {
-        let Kind::Active(mask) = kind else { return self.check() };
+    pub(super) fn push(&mut self, start: u32, end: u32, kind: BlockKind) -> Result<(), Refused> {
+        let BlockKind::Active(mask) = kind else { return self.check() };
         let run = Run { start, len: end - start, mask };
         self.meter.spend(RUN);
         self.pool.count_use(&run);
         push_run(&mut self.runs, self.row_start, run);
-        if self.runs.len() > self.most_runs { Err(Refused::TooLarge) } else { self.check() }
+        if self.runs.len() > self.max_runs { Err(Refused::TooLarge) } else { self.check() }
     }
 }
 

@@ -1,11 +1,11 @@
-//! How much there is to compute.
+//! Counts of active blocks and pairs, and FLOPs.
 
 use super::Layout;
-use super::parts::{Comb, Content, Fold, Parts};
+use super::contents::{Accumulator, BlockContent, BlockGroup, Contents};
 use crate::error::Result;
 use crate::meter::Meter;
 
-/// What a layout holds, counted in closed form a run.
+/// Active blocks and pairs of a layout, counted in closed form per run.
 ///
 /// ```
 /// use longspan_pattern::{Layout, Pattern, Shape};
@@ -19,16 +19,16 @@ use crate::meter::Meter;
 /// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Blocks of which every pair is seen.
+    /// Blocks of which every pair is active.
     pub full_blocks: u128,
-    /// Blocks of which some pairs are seen.
+    /// Blocks of which some pairs are active and some masked.
     pub partial_blocks: u128,
-    /// Pairs of query and key that are seen.
+    /// Pairs of query and key that are not masked.
     pub active_pairs: u128,
 }
 
 impl Counts {
-    /// Blocks of which any pair is seen.
+    /// Blocks with an active pair.
     pub fn active_blocks(&self) -> u128 {
         self.full_blocks + self.partial_blocks
     }
@@ -39,7 +39,7 @@ impl Counts {
     }
 
     /// Floating-point operations of a backward pass of one head: five products, three over the
-    /// key dim (the scores again, `dQ`, `dK`) and two over the value dim (`dP`, `dV`).
+    /// key dim (recomputed scores, `dQ`, `dK`) and two over the value dim (`dP`, `dV`).
     pub fn backward_flops(&self, key_dim: u32, value_dim: u32) -> u128 {
         self.active_pairs * 2 * (3 * u128::from(key_dim) + 2 * u128::from(value_dim))
     }
@@ -47,7 +47,7 @@ impl Counts {
 
 pub(super) fn count(layout: &Layout, meter: Meter<'_>) -> Result<Counts> {
     let mut counter = Counter { layout, counts: Counts::default(), window: Counts::default() };
-    Parts::new(layout, meter).add_rows("counting", &mut counter)?;
+    Contents::new(layout, meter).add_rows("counting", &mut counter)?;
     Ok(counter.counts)
 }
 
@@ -58,37 +58,37 @@ struct Counter<'a> {
 }
 
 impl Counter<'_> {
-    /// What a whole block holds.
-    fn block(&self, content: Option<Content>) -> Counts {
+    /// The counts of one whole block.
+    fn block(&self, content: Option<BlockContent>) -> Counts {
         let block = self.layout.block().get() as u128;
         match content {
             None => Counts::default(),
-            Some(Content::Full) => {
+            Some(BlockContent::Full) => {
                 Counts { full_blocks: 1, partial_blocks: 0, active_pairs: block * block }
             }
-            Some(Content::Mask(pairs, _)) => {
+            Some(BlockContent::Mask(pairs, _)) => {
                 Counts { full_blocks: 0, partial_blocks: 1, active_pairs: pairs.into() }
             }
         }
     }
 }
 
-impl Fold for Counter<'_> {
-    fn add(&mut self, row: u32, comb: Comb, content: Content) {
+impl Accumulator for Counter<'_> {
+    fn add(&mut self, row: u32, group: BlockGroup, content: BlockContent) {
         let Counter { layout, counts, .. } = self;
         let block = layout.block().get() as u128;
-        // Keys that the last column lacks.
+        // Keys missing from the last column.
         let missing = u128::from(layout.columns()) * block - u128::from(layout.keys());
         let tokens = layout.row_tokens(row);
         let queries = u128::from(tokens.end - tokens.start);
-        let blocks = u128::from(comb.count);
+        let blocks = u128::from(group.count);
         match content {
-            Content::Full => {
-                let last = comb.start + comb.count == layout.columns();
+            BlockContent::Full => {
+                let last = group.start + group.count == layout.columns();
                 counts.full_blocks += blocks;
                 counts.active_pairs += queries * (blocks * block - u128::from(last) * missing);
             }
-            Content::Mask(pairs, _) => {
+            BlockContent::Mask(pairs, _) => {
                 counts.partial_blocks += blocks;
                 counts.active_pairs += blocks * u128::from(pairs);
             }
@@ -97,7 +97,7 @@ impl Fold for Counter<'_> {
 
     fn end_row(&mut self) {}
 
-    fn slide(&mut self, _: u32, enters: Option<Content>, leaves: Option<Content>) {
+    fn slide(&mut self, _: u32, enters: Option<BlockContent>, leaves: Option<BlockContent>) {
         let (enters, leaves) = (self.block(enters), self.block(leaves));
         let window = &mut self.window;
         window.full_blocks = window.full_blocks + enters.full_blocks - leaves.full_blocks;

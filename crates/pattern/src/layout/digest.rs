@@ -1,8 +1,8 @@
-//! A hash of what a layout lets through.
+//! A hash of the active pairs of a layout.
 //!
-//! Two layouts are equal when every block has the same mask in both. How the blocks are grouped
-//! into runs, which masks are stored, and whether a pattern or a foreign list made them must not
-//! matter. So the hash is a polynomial over all blocks,
+//! Two layouts are equal if every block has the same mask in both, however blocks are grouped into
+//! runs, whichever masks are stored, and whether the layout was compiled or imported. The hash is
+//! a polynomial over all blocks,
 //!
 //! ```text
 //! Σ  content(r, c) · x^r · y^c      (mod 2^61 − 1)
@@ -13,16 +13,16 @@
 //! `Σ_i y^(s + t i) = y^s (y^(t n) − 1) / (y^t − 1)`.
 //!
 //! The two sums are hashed once more, with the lengths. Layouts that differ collide with a chance
-//! of about 2^-100; the points are public, so this is no defence against someone who tries.
+//! of about 2^-100. The points are public: the hash is not cryptographic.
 
 use twox_hash::XxHash3_128;
 
 use super::Layout;
-use super::parts::{Comb, Content, Fold, Parts};
+use super::contents::{Accumulator, BlockContent, BlockGroup, Contents};
 use crate::error::Result;
 use crate::meter::Meter;
 
-/// A hash of what a layout lets through; prints as 32 hexadecimal digits.
+/// A hash of the active pairs of a layout; prints as 32 hexadecimal digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LayoutHash(pub u128);
 
@@ -32,12 +32,12 @@ impl std::fmt::Display for LayoutHash {
     }
 }
 
-/// Changes whenever the meaning of the hash does.
+/// Version of the hash; part of its input.
 const VERSION: u64 = 1;
 
 pub(super) fn digest(layout: &Layout, meter: Meter<'_>) -> Result<LayoutHash> {
     let mut digest = Digest { lanes: POINTS.map(Lane::new), full: XxHash3_128::oneshot(b"full") };
-    Parts::new(layout, meter).add_rows("hashing", &mut digest)?;
+    Contents::new(layout, meter).add_rows("hashing", &mut digest)?;
     let lanes = &digest.lanes;
     let rows = layout.rows();
     let words = [
@@ -56,24 +56,24 @@ pub(super) fn digest(layout: &Layout, meter: Meter<'_>) -> Result<LayoutHash> {
 
 struct Digest {
     lanes: [Lane; 2],
-    /// The content's hash of a Full block.
+    /// Content hash of a Full block.
     full: u128,
 }
 
 impl Digest {
-    fn hash(&self, content: Content) -> u128 {
+    fn hash(&self, content: BlockContent) -> u128 {
         match content {
-            Content::Full => self.full,
-            Content::Mask(_, hash) => hash,
+            BlockContent::Full => self.full,
+            BlockContent::Mask(_, hash) => hash,
         }
     }
 }
 
-impl Fold for Digest {
-    fn add(&mut self, _: u32, comb: Comb, content: Content) {
+impl Accumulator for Digest {
+    fn add(&mut self, _: u32, group: BlockGroup, content: BlockContent) {
         let content = self.hash(content);
         for lane in &mut self.lanes {
-            lane.add(content, comb.start, comb.step, comb.count);
+            lane.add(content, group.start, group.step, group.count);
         }
     }
 
@@ -81,7 +81,7 @@ impl Fold for Digest {
         self.lanes.iter_mut().for_each(Lane::next_row);
     }
 
-    fn slide(&mut self, columns: u32, enters: Option<Content>, leaves: Option<Content>) {
+    fn slide(&mut self, columns: u32, enters: Option<BlockContent>, leaves: Option<BlockContent>) {
         let (enters, leaves) = (enters.map(|c| self.hash(c)), leaves.map(|c| self.hash(c)));
         for lane in &mut self.lanes {
             let value = |content: Option<u128>| content.map_or(0, |hash| lane.value(hash));
@@ -94,7 +94,7 @@ impl Fold for Digest {
 
     fn add_window(&mut self) {
         for lane in &mut self.lanes {
-            lane.sum = plus(lane.sum, times(lane.row, lane.window));
+            lane.row_sum = plus(lane.row_sum, lane.window);
         }
     }
 }
@@ -105,50 +105,55 @@ pub(super) fn hash_mask(words: &[u64]) -> u128 {
     hasher.finish_128()
 }
 
-/// A Mersenne prime: remainders are an addition and a shift.
+/// A Mersenne prime: reduction is a shift and an addition.
 const PRIME: u64 = (1 << 61) - 1;
 
-/// `(x, y)` of each lane: digits of π and e, cut to 61 bits.
+/// `(x, y)` per lane: digits of π and e, truncated to 61 bits.
 const POINTS: [(u64, u64); 2] = [
     (0x043F_6A88_85A3_08D3, 0x1319_8A2E_0370_7344),
     (0x0B7E_1516_28AE_D2A6, 0x0BF7_1588_09CF_4F3C),
 ];
 
-/// Powers of `y` come from three tables of this many bits each, which cover 32-bit columns.
-const BITS: u32 = 11;
+/// Bits of the column index per table of powers of `y`: 32 in all. Most layouts have fewer columns
+/// than the first table has entries.
+const BITS: [u32; 3] = [14, 9, 9];
 
 struct Lane {
     x: u64,
     y: u64,
-    /// `x` to the power of the row at hand.
+    /// `x` to the power of the current row.
     row: u64,
     sum: u64,
-    /// The sum over the columns of one row, while rows are moved along.
+    /// The sum over the columns of the current row.
+    row_sum: u64,
+    /// The sum over the sliding window.
     window: u64,
     powers: [Vec<u64>; 3],
-    /// The last step of a comb, and `1 / (y^step − 1)`.
+    /// The last step of a group, and `1 / (y^step − 1)`.
     inverse: (u32, u64),
 }
 
 impl Lane {
     fn new((x, y): (u64, u64)) -> Self {
         let mut base = y;
-        let powers = [(); 3].map(|()| {
+        let powers = BITS.map(|bits| {
             let mut table = vec![1];
-            while table.len() < 1 << BITS {
+            while table.len() < 1 << bits {
                 table.push(times(table[table.len() - 1], base));
             }
             base = times(table[table.len() - 1], base);
             table
         });
-        Lane { x, y, row: 1, sum: 0, window: 0, powers, inverse: (0, 0) }
+        Lane { x, y, row: 1, sum: 0, row_sum: 0, window: 0, powers, inverse: (0, 0) }
     }
 
     fn next_row(&mut self) {
+        let row_sum = std::mem::take(&mut self.row_sum);
+        self.sum = plus(self.sum, times(self.row, row_sum));
         self.row = times(self.row, self.x);
     }
 
-    /// Each lane takes half of the content's hash; never 0, or a block would go unnoticed.
+    /// Each lane takes half of the content hash, mapped to a nonzero value.
     fn value(&self, content: u128) -> u64 {
         let half = if self.x == POINTS[0].0 { content as u64 } else { (content >> 64) as u64 };
         half % (PRIME - 1) + 1
@@ -167,14 +172,18 @@ impl Lane {
             let end = self.column(u64::from(start) + u64::from(step) * u64::from(count));
             times(minus(end, first), self.inverse.1)
         };
-        self.sum = plus(self.sum, times(times(content, self.row), columns));
+        self.row_sum = plus(self.row_sum, times(content, columns));
     }
 
     fn column(&self, column: u64) -> u64 {
-        let digit = |i: u32| (column >> (BITS * i)) as usize & ((1 << BITS) - 1);
+        let digit = |shift: u32, bits: u32| (column >> shift) as usize & ((1 << bits) - 1);
         let [low, middle, high] = &self.powers;
-        let power = times(low[digit(0)], middle[digit(1)]);
-        if digit(2) == 0 { power } else { times(power, high[digit(2)]) }
+        let power = low[digit(0, BITS[0])];
+        if column >> BITS[0] == 0 {
+            return power;
+        }
+        let power = times(power, middle[digit(BITS[0], BITS[1])]);
+        times(power, high[digit(BITS[0] + BITS[1], BITS[2])])
     }
 }
 

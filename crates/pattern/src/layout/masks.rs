@@ -1,19 +1,19 @@
-//! The masks of Partial blocks, stored or made on demand, read alike.
+//! Masks of Partial blocks, stored or computed on demand.
 //!
-//! A mask is one row of bit-words for each query of the block, in order; bit `j` of word `w` is
+//! A mask is one row of 64-bit words per query of the block, in order; bit `j` of word `w` is
 //! key `64 w + j` of the block. Rows and bits past the last token are 0. On a little-endian
-//! machine the same bytes are rows of 32-bit words, which is what a GPU reads.
+//! machine the same bytes are rows of 32-bit words, as GPU kernels read them.
 
 use rustc_hash::FxHashMap;
 
-use super::walk::Walker;
+use super::evaluate::Evaluator;
 use super::{Layout, Run, RunKind};
 use crate::meter::Meter;
 
-/// Distinct masks, one after the other.
+/// Distinct masks, contiguous.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct MaskTable {
-    /// Words a mask.
+    /// Words per mask.
     size: usize,
     words: Vec<u64>,
 }
@@ -46,7 +46,7 @@ impl MaskTable {
         self.size * 8
     }
 
-    /// The same masks without the spare room.
+    /// Releases spare capacity.
     pub(crate) fn shrink(&mut self) {
         self.words.shrink_to_fit();
     }
@@ -56,10 +56,10 @@ pub(crate) fn ones(words: &[u64]) -> u32 {
     words.iter().map(|word| word.count_ones()).sum()
 }
 
-/// Gives equal masks the same number.
+/// Deduplicates masks.
 #[derive(Default)]
 pub(crate) struct Interner {
-    /// By hash, the masks that have it.
+    /// Masks by hash.
     by_hash: FxHashMap<u64, Vec<u32>>,
 }
 
@@ -78,8 +78,7 @@ impl Interner {
     }
 }
 
-/// Reads the masks of a layout's Partial blocks. Each thread has its own: it holds the scratch
-/// that masks are made in.
+/// Reads the masks of a layout's Partial blocks. Owns scratch memory; use one per thread.
 ///
 /// ```
 /// use longspan_pattern::{Layout, Pattern, RunKind, Shape};
@@ -93,16 +92,16 @@ impl Interner {
 /// ```
 pub struct Masks<'a> {
     layout: &'a Layout,
-    maker: Option<Walker<'a>>,
+    evaluator: Option<Evaluator<'a>>,
     words: Vec<u64>,
 }
 
 impl<'a> Masks<'a> {
     pub(crate) fn new(layout: &'a Layout, words: Vec<u64>) -> Self {
-        Masks { layout, maker: None, words }
+        Masks { layout, evaluator: None, words }
     }
 
-    /// The memory that masks were made in, for [`Layout::masks_in`].
+    /// The scratch memory, for [`Layout::masks_in`].
     pub fn into_words(self) -> Vec<u64> {
         self.words
     }
@@ -118,7 +117,7 @@ impl<'a> Masks<'a> {
         self.get_with(row, column, run, &mut Meter::unlimited())
     }
 
-    /// The same, with its work counted.
+    /// The same, charged to `meter`.
     pub(crate) fn get_with(
         &mut self,
         row: u32,
@@ -147,14 +146,14 @@ impl<'a> Masks<'a> {
                 }
             }
         } else {
-            let maker = match &mut self.maker {
-                Some(maker) => maker,
+            let evaluator = match &mut self.evaluator {
+                Some(evaluator) => evaluator,
                 None => {
-                    let pattern = self.layout.pattern.as_ref().expect("foreign masks are stored");
-                    self.maker.insert(Walker::new(pattern, frame))
+                    let pattern = self.layout.pattern.as_ref().expect("imported masks are stored");
+                    self.evaluator.insert(Evaluator::new(pattern, frame))
                 }
             };
-            maker.mask(row, column, meter, &mut self.words);
+            evaluator.mask(row, column, meter, &mut self.words);
         }
         &self.words
     }

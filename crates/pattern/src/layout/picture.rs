@@ -1,31 +1,31 @@
-//! What a picture of a layout shows: blocks, binned to a given number of cells.
+//! Down-sampled pictures: blocks binned to a given number of cells.
 
 use std::ops::ControlFlow;
 
 use super::{Layout, RunKind};
 use crate::error::Result;
-use crate::meter::go_on;
+use crate::meter::ignore_progress;
 
-/// Units of a cell, and of a run that is drawn; a cell takes as many bytes.
+/// Units per cell and per run; also the bytes per cell.
 const CELL: u64 = 8;
 
-/// Shares of a cell's blocks.
+/// Fractions of a cell's blocks.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Cell {
-    /// Blocks of which every pair is seen.
+    /// Full blocks.
     pub full: f32,
-    /// Blocks of which some pairs are seen.
+    /// Partial blocks.
     pub partial: f32,
 }
 
-/// A layout seen from afar: rows of cells, each the shares of the blocks that fall into it.
+/// A down-sampled layout: rows of cells, each with the fractions of its blocks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Picture {
-    /// Cells across, over the columns.
+    /// Cells per row.
     pub width: u32,
-    /// Cells down, over the rows.
+    /// Rows of cells.
     pub height: u32,
-    /// Row by row.
+    /// Cells, row-major.
     pub cells: Vec<Cell>,
 }
 
@@ -42,7 +42,7 @@ impl Picture {
 }
 
 impl Layout {
-    /// The layout as at most `width` × `height` cells; a cell is one block where they suffice.
+    /// The layout as at most `width` × `height` cells, each at least one block.
     ///
     /// ```
     /// use longspan_pattern::{Layout, Pattern, Shape};
@@ -54,10 +54,10 @@ impl Layout {
     /// # Ok::<_, longspan_pattern::Error>(())
     /// ```
     pub fn picture(&self, width: u32, height: u32) -> Result<Picture> {
-        self.picture_with(width, height, go_on)
+        self.picture_with(width, height, ignore_progress)
     }
 
-    /// The same, with a hook that may end the work: see [`compile_with`](Self::compile_with).
+    /// The same with a progress hook: see [`compile_with`](Self::compile_with).
     pub fn picture_with(
         &self,
         width: u32,
@@ -68,45 +68,42 @@ impl Layout {
         let (rows, columns) = (self.rows(), self.columns());
         let height = height.min(rows.len() as u32);
         let width = width.min(columns);
-        // Before memory is taken for them.
+        // Checked before the cells are allocated.
         meter.spend(CELL * u64::from(width) * u64::from(height));
         if meter.halted() {
             return Err(self.halted(&meter, "drawing"));
         }
         let mut cells = vec![Cell::default(); width as usize * height as usize];
-        // Ends of a cell's blocks, rounded down.
-        let edge = |cell: u32, cells: u32, blocks: u32| {
-            (u64::from(cell) * u64::from(blocks) / u64::from(cells)) as u32
-        };
-        for y in 0..height {
-            let line = &mut cells[y as usize * width as usize..][..width as usize];
-            let first = rows.start + edge(y, height, rows.len() as u32);
-            let last = rows.start + edge(y + 1, height, rows.len() as u32);
-            for (row, run) in
-                (first..last).flat_map(|row| self.row(row).iter().map(move |run| (row, run)))
-            {
+        let (across, down) = (edges(columns, width), edges(rows.len() as u32, height));
+        for (y, ends) in down.windows(2).enumerate() {
+            let line = &mut cells[y * width as usize..][..width as usize];
+            for row in rows.start + ends[0]..rows.start + ends[1] {
                 meter.at_row((row - rows.start).into());
-                meter.spend(CELL);
-                if meter.halted() {
-                    return Err(self.halted(&meter, "drawing"));
-                }
-                let mut x = cell_of(run.start, width, columns);
-                let mut at = run.start;
-                while at < run.end() {
-                    let end = edge(x + 1, width, columns).min(run.end());
-                    let blocks = (end - at) as f32;
-                    meter.spend(1);
-                    match run.kind() {
-                        RunKind::Full => line[x as usize].full += blocks,
-                        RunKind::Partial => line[x as usize].partial += blocks,
+                let mut x = 0;
+                for run in self.row(row) {
+                    meter.spend(CELL);
+                    if meter.halted() {
+                        return Err(self.halted(&meter, "drawing"));
                     }
-                    at = end;
-                    x += 1;
+                    let mut at = run.start;
+                    while at < run.end() {
+                        // Runs ascend, so cells only advance.
+                        while across[x + 1] <= at {
+                            x += 1;
+                        }
+                        let end = across[x + 1].min(run.end());
+                        let blocks = (end - at) as f32;
+                        meter.spend(1);
+                        match run.kind() {
+                            RunKind::Full => line[x].full += blocks,
+                            RunKind::Partial => line[x].partial += blocks,
+                        }
+                        at = end;
+                    }
                 }
             }
-            for (x, cell) in (0..).zip(line) {
-                let across = edge(x + 1, width, columns) - edge(x, width, columns);
-                let blocks = f64::from(across) * f64::from(last - first);
+            for (cell, columns) in line.iter_mut().zip(across.windows(2)) {
+                let blocks = f64::from(columns[1] - columns[0]) * f64::from(ends[1] - ends[0]);
                 cell.full = (f64::from(cell.full) / blocks) as f32;
                 cell.partial = (f64::from(cell.partial) / blocks) as f32;
             }
@@ -115,8 +112,8 @@ impl Layout {
     }
 }
 
-/// The cell that a column falls into: the last whose first column isn't beyond it.
-fn cell_of(column: u32, cells: u32, columns: u32) -> u32 {
-    let (column, cells, columns) = (u64::from(column), u64::from(cells), u64::from(columns));
-    (((column + 1) * cells - 1) / columns) as u32
+/// The first block of each cell and the end of the last cell.
+fn edges(blocks: u32, cells: u32) -> Vec<u32> {
+    let edge = |cell: u32| u64::from(cell) * u64::from(blocks) / u64::from(cells.max(1));
+    (0..=cells).map(|cell| edge(cell) as u32).collect()
 }

@@ -1,53 +1,53 @@
 //! Which masks a layout stores.
 //!
-//! While rows are compiled every mask that has a signature is a candidate: it is made once and
-//! counted each time it is used. When all rows are there, those that are used most are stored,
-//! within the budget, and the rest are forgotten: their runs are made on demand.
+//! During compilation every mask that has a signature is a candidate: it is computed once and its
+//! uses are counted. At the end the most used masks are stored, within the budget; the others are
+//! dropped and computed on demand.
 
 use rustc_hash::FxHashMap;
 
+use super::evaluate::{BlockClass, Evaluator};
 use super::masks::{Interner, MaskTable, ones};
-use super::walk::{Seen, Walker};
 use super::{FULL, ON_DEMAND, Run};
 use crate::meter::Meter;
 use crate::shape::Frame;
 
-/// Signatures that are remembered; a pattern with more has masks that are hardly shared.
-const MOST_SIGNATURES: usize = 4096;
+/// Maximum number of cached signatures; a pattern with more hardly shares masks.
+const MAX_SIGNATURES: usize = 4096;
 
-/// Bytes that candidates may take.
+/// Memory limit of the candidates.
 const CANDIDATE_BYTES: u64 = 2 << 20;
 
-/// Masks that a small layout may store whatever its runs take: a window has two or three.
+/// Masks that a small layout may store regardless of its runs: a window has two or three.
 const FEW_MASKS: u64 = 6;
 
-/// Units of looking a signature up.
+/// Units per signature lookup.
 const RECALL: u64 = 32;
 
-/// What became of a block.
+/// Kind of a compiled block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum BlockKind {
     Empty,
     /// The `mask` of its run.
     Active(u32),
 }
 
-/// Every pair is seen.
-pub(super) const ALL: Kind = Kind::Active(FULL);
+/// A Full block.
+pub(super) const FULL_BLOCK: BlockKind = BlockKind::Active(FULL);
 
-/// The mask is made when it is read.
-pub(super) const LATER: Kind = Kind::Active(ON_DEMAND);
+/// A Partial block whose mask is computed on demand.
+pub(super) const ON_DEMAND_BLOCK: BlockKind = BlockKind::Active(ON_DEMAND);
 
 pub(super) struct Pool<'a> {
     frame: &'a Frame,
     candidates: MaskTable,
     candidate_bytes: u64,
-    /// Masks without a signature are candidates too: the caller gave a budget for them.
+    /// Masks without a signature are candidates, too: the shape has a mask budget.
     store_all: bool,
-    /// Blocks that have each candidate.
+    /// Blocks per candidate.
     uses: Vec<u64>,
     interner: Interner,
-    by_signature: FxHashMap<Box<[i64]>, Kind>,
+    by_signature: FxHashMap<Box<[i64]>, BlockKind>,
     mask: Vec<u64>,
 }
 
@@ -70,49 +70,49 @@ impl<'a> Pool<'a> {
         self.frame
     }
 
-    /// The mask of a block that is known to be Partial.
-    pub(super) fn mixed(
+    /// The kind of a block known to be Partial.
+    pub(super) fn partial(
         &mut self,
-        walker: &mut Walker<'_>,
+        evaluator: &mut Evaluator<'_>,
         row: u32,
         column: u32,
         meter: &mut Meter<'_>,
-    ) -> Kind {
-        self.recall(walker, row, column, meter).unwrap_or(LATER)
+    ) -> BlockKind {
+        self.recall(evaluator, row, column, meter).unwrap_or(ON_DEMAND_BLOCK)
     }
 
-    /// What there is in a block of which nothing is known.
-    pub(super) fn look(
+    /// The kind of an Unknown block.
+    pub(super) fn classify(
         &mut self,
-        walker: &mut Walker<'_>,
+        evaluator: &mut Evaluator<'_>,
         row: u32,
         column: u32,
         meter: &mut Meter<'_>,
-    ) -> Kind {
-        self.recall(walker, row, column, meter).unwrap_or_else(|| {
-            match walker.classify(row, column, meter) {
-                Seen::Nothing => Kind::Empty,
-                Seen::Everything => ALL,
-                Seen::Some => LATER,
+    ) -> BlockKind {
+        self.recall(evaluator, row, column, meter).unwrap_or_else(|| {
+            match evaluator.classify(row, column, meter) {
+                BlockClass::Empty => BlockKind::Empty,
+                BlockClass::Full => FULL_BLOCK,
+                BlockClass::Partial => ON_DEMAND_BLOCK,
             }
         })
     }
 
-    /// The kind of a block by its signature; made once, then remembered. `None` where it has no
-    /// signature or there is no more room.
+    /// The kind of a block by its signature, cached. `None` if it has no signature or the pool is
+    /// full.
     fn recall(
         &mut self,
-        walker: &mut Walker<'_>,
+        evaluator: &mut Evaluator<'_>,
         row: u32,
         column: u32,
         meter: &mut Meter<'_>,
-    ) -> Option<Kind> {
+    ) -> Option<BlockKind> {
         let room = (self.candidates.bytes() as u64) < self.candidate_bytes
-            && (self.store_all || self.by_signature.len() < MOST_SIGNATURES);
+            && (self.store_all || self.by_signature.len() < MAX_SIGNATURES);
         meter.spend(RECALL);
-        let Some(signature) = walker.signature(row, column, meter) else {
+        let Some(signature) = evaluator.signature(row, column, meter) else {
             let make = room && self.store_all;
-            return make.then(|| self.make(walker, row, column, meter));
+            return make.then(|| self.make(evaluator, row, column, meter));
         };
         if let Some(&kind) = self.by_signature.get(signature) {
             return Some(kind);
@@ -121,35 +121,35 @@ impl<'a> Pool<'a> {
             return None;
         }
         let signature = signature.into();
-        let kind = self.make(walker, row, column, meter);
+        let kind = self.make(evaluator, row, column, meter);
         self.by_signature.insert(signature, kind);
         Some(kind)
     }
 
-    /// Makes the mask of a block and finds out what it is.
+    /// Computes the mask of a block and its kind.
     fn make(
         &mut self,
-        walker: &mut Walker<'_>,
+        evaluator: &mut Evaluator<'_>,
         row: u32,
         column: u32,
         meter: &mut Meter<'_>,
-    ) -> Kind {
-        walker.mask(row, column, meter, &mut self.mask);
+    ) -> BlockKind {
+        evaluator.mask(row, column, meter, &mut self.mask);
         let tokens = |range: std::ops::Range<i64>| (range.end - range.start) as u64;
         let frame = self.frame;
         let pairs = tokens(frame.row_tokens(row)) * tokens(frame.column_tokens(column));
         match u64::from(ones(&self.mask)) {
-            0 => Kind::Empty,
-            ones if ones == pairs => ALL,
+            0 => BlockKind::Empty,
+            ones if ones == pairs => FULL_BLOCK,
             _ => {
                 let id = self.interner.intern(&mut self.candidates, &self.mask);
                 self.uses.resize(self.candidates.len(), 0);
-                Kind::Active(id)
+                BlockKind::Active(id)
             }
         }
     }
 
-    /// Counts the blocks of a run for its mask.
+    /// Adds the blocks of a run to the uses of its mask.
     #[inline]
     pub(super) fn count_use(&mut self, run: &Run) {
         if let Some(id) = run.stored() {
@@ -157,8 +157,8 @@ impl<'a> Pool<'a> {
         }
     }
 
-    /// Keeps the masks that are used most, within the budget, and rewrites the runs accordingly.
-    pub(super) fn settle(
+    /// Keeps the most used masks within the budget and renumbers the runs.
+    pub(super) fn select(
         self,
         runs: &mut Vec<Run>,
         starts: &mut [u32],
@@ -182,35 +182,39 @@ impl<'a> Pool<'a> {
         by_use.sort_unstable();
 
         let mut table = MaskTable::new(frame.block.get() * frame.block.words());
-        let mut renamed = vec![ON_DEMAND; candidates.len()];
+        let mut renumbered = vec![ON_DEMAND; candidates.len()];
         for id in by_use {
-            renamed[id as usize] = table.push(candidates.get(id));
+            renumbered[id as usize] = table.push(candidates.get(id));
         }
         table.shrink();
 
-        rename_masks(runs, starts, &renamed, meter);
+        renumber_masks(runs, starts, &renumbered, meter);
         table
     }
 }
 
-/// Units of a run that is written again.
-const RENAMED: u64 = 2;
+/// Units per renumbered run.
+const RENUMBERED: u64 = 2;
 
-/// Gives each run the new number of its mask. Runs that lost theirs may touch, so the list is
-/// written anew over itself.
-fn rename_masks(runs: &mut Vec<Run>, starts: &mut [u32], renamed: &[u32], meter: &mut Meter<'_>) {
+/// Renumbers the masks of the runs in place. Adjacent runs whose masks were dropped are joined.
+fn renumber_masks(
+    runs: &mut Vec<Run>,
+    starts: &mut [u32],
+    renumbered: &[u32],
+    meter: &mut Meter<'_>,
+) {
     let mut written = 0;
     let mut from = 0;
     for start in starts.iter_mut().skip(1) {
         let (row_start, to) = (written, *start as usize);
-        meter.spend(RENAMED * (1 + to - from) as u64);
+        meter.spend(RENUMBERED * (1 + to - from) as u64);
         if meter.halted() {
             return;
         }
         for read in from..to {
             let mut run = runs[read];
             if run.mask < ON_DEMAND {
-                run.mask = renamed[run.mask as usize];
+                run.mask = renumbered[run.mask as usize];
             }
             let joins = written > row_start && {
                 let last = &runs[written - 1];

@@ -1,8 +1,7 @@
-//! Colours of pictures, and what they stand for.
+//! Colors of pictures.
 //!
-//! Blue and orange differ in lightness too, so they stay apart for every kind of colour vision
-//! and in print. A lighter shade stands for a smaller share, but never so light that a cell with
-//! something in it could be taken for an empty one.
+//! Blue and orange also differ in lightness, so they stay distinct with color blindness and in
+//! print. A lighter shade is a smaller fraction; the lightest is still distinct from empty.
 
 use super::Cell;
 
@@ -13,12 +12,12 @@ const EMPTY: Rgb = [246, 247, 248];
 const FULL: Rgb = [10, 76, 140];
 const PARTIAL: Rgb = [240, 134, 20];
 
-/// How far the lightest shade is from [`EMPTY`] towards the pure colour.
+/// How far the lightest shade is from [`EMPTY`] towards the pure color.
 const LIGHTEST: f64 = 0.42;
-/// How far a masked pair is.
+/// The same for a masked pair.
 const MASKED: f64 = 0.14;
 
-/// What a cell of a picture shows.
+/// Color class of a cell.
 ///
 /// ```
 /// use longspan_pattern::{Cell, Shade};
@@ -29,9 +28,9 @@ const MASKED: f64 = 0.14;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Shade {
-    /// Nothing is seen, nothing is computed.
+    /// No active pair: nothing is computed.
     Empty,
-    /// A pair of a Partial block that isn't seen.
+    /// A masked pair of a Partial block.
     Masked,
     /// Partial, from 1 to [`LEVELS`](Self::LEVELS).
     Partial(u8),
@@ -40,15 +39,14 @@ pub enum Shade {
 }
 
 impl Shade {
-    /// Steps from light to dark. Few, so that neighbours merge and a shade can be recognised.
+    /// Steps from light to dark; few, so that adjacent cells merge and shades are recognizable.
     pub const LEVELS: u8 = 8;
-    /// A Full block, or nothing but such.
+    /// Full blocks only.
     pub const FULL: Shade = Shade::Full(Self::LEVELS);
-    /// A Partial block, or nothing but such.
+    /// Partial blocks only.
     pub const PARTIAL: Shade = Shade::Partial(Self::LEVELS);
 
-    /// What a cell of many blocks shows: the kind that most of them are, the darker the more of
-    /// them are active.
+    /// The shade of a cell: the kind of most of its active blocks, darker with their fraction.
     pub fn of(cell: Cell) -> Self {
         let active = cell.full + cell.partial;
         match Shade::level(active.into()) {
@@ -58,7 +56,7 @@ impl Shade {
         }
     }
 
-    /// The level of a share that isn't 0.
+    /// The level of a nonzero fraction.
     pub fn level(share: f64) -> u8 {
         ((share * f64::from(Self::LEVELS)).ceil() as u8).clamp(1, Self::LEVELS)
     }
@@ -78,9 +76,9 @@ impl Shade {
     }
 }
 
-fn mix(colour: Rgb, strength: f64) -> Rgb {
+fn mix(color: Rgb, strength: f64) -> Rgb {
     let part = |from: u8, to: u8| {
         (f64::from(from) + (f64::from(to) - f64::from(from)) * strength).round() as u8
     };
-    std::array::from_fn(|part_of| part(EMPTY[part_of], colour[part_of]))
+    std::array::from_fn(|channel| part(EMPTY[channel], color[channel]))
 }

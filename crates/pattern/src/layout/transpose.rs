@@ -1,23 +1,23 @@
-//! Columns of runs, from rows of runs.
+//! The transpose: columns of runs from rows of runs.
 //!
-//! Going down the rows, a column's run opens where a row has a block that the row above hasn't,
-//! and closes where that ends. Comparing two neighbouring rows run by run finds just the columns
-//! that change, so the work is that of reading the rows and writing the columns: a run of a
-//! million blocks that the next row has too is looked at once.
+//! Going down the rows, a column's run opens at the first row that has the block and closes after
+//! the last. Comparing adjacent rows run by run finds exactly the columns that change, so the work
+//! is that of reading the rows and writing the columns: a run of a million blocks that the next
+//! row repeats is one comparison.
 
 use super::{Layout, Run};
 use crate::error::{Error, Result};
 use crate::meter::Meter;
 
-/// The columns of a layout: for each column of key blocks the runs of query blocks that see it.
-/// Masks are those of the rows, not turned: read them with the same
+/// The columns of a layout: for each column of key blocks the runs of query blocks that attend to
+/// it. Masks are those of the rows, not transposed: read them with the same
 /// [`Masks`](super::Masks).
 ///
 /// ```
 /// use longspan_pattern::{Layout, Pattern, Shape};
 ///
 /// let layout = Layout::compile(&Pattern::causal(), &Shape::new(640, 640))?;
-/// // Key block 3 is seen in part by query block 3 and wholly by the six behind it.
+/// // Key block 3 is Partial for query block 3 and Full for the six after it.
 /// let column = layout.transpose()?.column(3);
 /// assert_eq!(column.iter().map(|run| (run.start, run.len)).collect::<Vec<_>>(), [(3, 1), (4, 6)]);
 /// # Ok::<_, longspan_pattern::Error>(())
@@ -29,7 +29,7 @@ pub struct Transpose {
 }
 
 impl Transpose {
-    /// The runs of query blocks that see a column of key blocks, ascending.
+    /// The runs of query blocks that attend to a column of key blocks, ascending.
     ///
     /// # Panics
     ///
@@ -39,12 +39,12 @@ impl Transpose {
         &self.runs[self.starts[column] as usize..self.starts[column + 1] as usize]
     }
 
-    /// How many runs all columns have.
+    /// Number of runs in all columns.
     pub fn run_count(&self) -> usize {
         self.runs.len()
     }
 
-    /// Bytes held.
+    /// Memory in bytes.
     pub fn bytes(&self) -> usize {
         self.starts.capacity() * size_of::<u32>() + self.runs.capacity() * size_of::<Run>()
     }
@@ -52,10 +52,9 @@ impl Transpose {
 
 pub(super) fn transpose(layout: &Layout, mut meter: Meter<'_>) -> Result<Transpose> {
     let columns = layout.columns() as usize;
-    // A column costs four bytes even if no row sees it.
     let limit = layout.frame.max_bytes;
     let rows = layout.rows().len() as u64;
-    if columns as u64 * 4 > limit {
+    if columns as u64 > layout.frame.max_starts() {
         return Err(Error::TooLarge { limit, row: rows, rows });
     }
     let mut starts = vec![0u32; columns + 1];
@@ -63,14 +62,14 @@ pub(super) fn transpose(layout: &Layout, mut meter: Meter<'_>) -> Result<Transpo
     changes(layout, &mut meter, |_, from, to, before, _| {
         if before.is_some() {
             total += u64::from(to - from);
-            // Past the bound the counts no longer matter.
+            // Beyond the limit the counts are not used.
             starts[from as usize..to as usize].iter_mut().for_each(|n| *n = n.wrapping_add(1));
         }
     })?;
-    if total * size_of::<Run>() as u64 > limit || total > u32::MAX.into() {
+    if total > layout.frame.max_runs() as u64 {
         return Err(Error::TooLarge { limit, row: rows, rows });
     }
-    // From counts to the place where each column's next run goes.
+    // Exclusive prefix sum: the index of each column's next run.
     let mut sum = 0;
     for start in &mut starts {
         sum += std::mem::replace(start, sum);
@@ -78,7 +77,7 @@ pub(super) fn transpose(layout: &Layout, mut meter: Meter<'_>) -> Result<Transpo
     let mut runs = vec![Run { start: 0, len: 0, mask: 0 }; total as usize];
     changes(layout, &mut meter, |row, from, to, before, after| {
         for column in from as usize..to as usize {
-            // The run that is open in a column lies, unfinished, where it will stay.
+            // The open run of a column is at its final index, without its length.
             if before.is_some() {
                 let run = &mut runs[starts[column] as usize];
                 run.len = row - run.start;
@@ -89,15 +88,15 @@ pub(super) fn transpose(layout: &Layout, mut meter: Meter<'_>) -> Result<Transpo
             }
         }
     })?;
-    // Each start has moved to its column's end, which is the next column's start.
+    // Each start has advanced to its column's end, the next column's start.
     starts.rotate_right(1);
     starts[0] = 0;
     Ok(Transpose { starts, runs })
 }
 
-/// Units of a run that is read, and of a column in which one opens or closes: those lie far apart
-/// in memory.
+/// Units per run read.
 const READ: u64 = 4;
+/// Units per column in which a run opens or closes: a scattered write.
 const CHANGE: u64 = 16;
 
 /// Calls `visit(row, from, to, before, after)` for the columns `from..to` whose mask is `before`

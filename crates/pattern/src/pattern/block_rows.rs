@@ -5,9 +5,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::pattern::LARGEST;
+use crate::pattern::MAX_ARGUMENT;
 
-/// For each row of query blocks the ranges of key blocks it sees; neighbours joined, shared.
+/// The ranges of key blocks per row of query blocks, adjacent ones joined. Clones share memory.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct BlockRows(Arc<Inner>);
 
@@ -28,7 +28,7 @@ impl BlockRows {
             for Range { start, end } in ranges {
                 let joined = inner.ranges.len() > first;
                 let before = if joined { inner.ranges[inner.ranges.len() - 1].1 } else { 0 };
-                if start >= end || (start as i64) < before || end > LARGEST {
+                if start >= end || (start as i64) < before || end > MAX_ARGUMENT {
                     return Err(Error::BlockRow { row, first: start, end });
                 }
                 let (start, end) = (start as i64, end as i64);
@@ -50,7 +50,7 @@ impl BlockRows {
         self.0.starts.len() - 1
     }
 
-    /// What the row sees; nothing past the last row.
+    /// The ranges of a row; empty past the last row.
     pub(crate) fn row(&self, row: i64) -> &[(i64, i64)] {
         match usize::try_from(row) {
             Ok(row) if row < self.len() => {

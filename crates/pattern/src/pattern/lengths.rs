@@ -1,4 +1,4 @@
-//! Lengths of documents or sequences laid end to end, shared and found by position.
+//! Lengths of consecutive documents or sequences, with lookup by position.
 
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -6,18 +6,18 @@ use std::sync::Arc;
 use twox_hash::XxHash3_128;
 
 use crate::error::{Error, Result};
-use crate::pattern::LARGEST;
+use crate::pattern::MAX_ARGUMENT;
 
-/// A list of lengths, held once however often the pattern is cloned. Its digest is made with it,
-/// so that looking a layout up in a cache doesn't read a million lengths.
+/// A list of lengths. Clones share memory. The digest is computed once, so that a cache lookup does
+/// not read a million lengths.
 #[derive(Clone)]
 pub(crate) struct Lengths(Arc<Inner>);
 
-/// How many steps from a hint are tried before all lengths are searched.
+/// Steps from the hint before a binary search.
 const NEAR: usize = 4;
 
 struct Inner {
-    /// `ends[i]` is the sum of the lengths up to and including the `i`-th.
+    /// Inclusive prefix sums of the lengths.
     ends: Vec<i64>,
     digest: u128,
 }
@@ -32,7 +32,7 @@ impl Lengths {
         let mut end = 0i64;
         for length in lengths {
             let sum = u128::from(length) + end as u128;
-            if sum > (LARGEST / 2).into() {
+            if sum > (MAX_ARGUMENT / 2).into() {
                 let rule = "lengths that add up to at most 2^60";
                 return Err(Error::Argument { primitive, argument, value: sum, rule });
             }
@@ -74,14 +74,14 @@ impl Lengths {
         self.end(index) - self.start(index)
     }
 
-    /// The one (never empty) that holds `position`, which must be in `0..total`. Looks around
-    /// `hint` first: neighbouring questions have neighbouring answers.
+    /// The index of the nonempty range that contains `position`, which must be in `0..total`.
+    /// Searches around `hint` first: consecutive lookups have nearby results.
     #[inline]
     pub(crate) fn find(&self, position: i64, hint: usize) -> usize {
         debug_assert!((0..self.total()).contains(&position));
         let ends = &self.0.ends[..];
         let mut at = hint.min(ends.len() - 1);
-        // The answer is the first whose end lies beyond the position.
+        // The first range whose end lies beyond the position.
         for _ in 0..NEAR {
             if ends[at] <= position {
                 at += 1;

@@ -1,4 +1,4 @@
-//! A pattern from its text.
+//! The parser.
 
 use std::str::FromStr;
 
@@ -9,10 +9,9 @@ use winnow::stream::Stream;
 use winnow::token::{any, take_while};
 use winnow::{Parser, Result as Parsed};
 
-use super::ParseError;
-use crate::error::{Error, Result};
+use crate::error::{Error, ParseError, Result};
 use crate::heads::Heads;
-use crate::pattern::{DEEPEST, Level, Pattern};
+use crate::pattern::{Level, MAX_DEPTH, Pattern};
 
 impl FromStr for Pattern {
     type Err = Error;
@@ -63,7 +62,7 @@ impl TryFrom<String> for Heads {
     }
 }
 
-/// Runs a parser over all of a text.
+/// Parses a complete text.
 fn whole<T>(text: &str, parser: impl Fn(&mut &str) -> Parsed<T, Failure>) -> Result<T> {
     let mut input = text;
     let result = multispace0.parse_next(&mut input).and_then(|_: &str| parser(&mut input));
@@ -75,11 +74,11 @@ fn whole<T>(text: &str, parser: impl Fn(&mut &str) -> Parsed<T, Failure>) -> Res
     Err(failure.into_error(text).into())
 }
 
-/// Why parsing stopped: what was expected, and how many bytes were left.
+/// Why parsing failed, and how many bytes were left.
 #[derive(Debug, PartialEq)]
 struct Failure {
     left: usize,
-    /// Bytes at fault, 0 for whatever stands there.
+    /// Length of the offending text; 0 for the token at the position.
     len: usize,
     reason: Reason,
 }
@@ -109,7 +108,7 @@ impl Failure {
         Failure { left: input.len(), len: 0, reason: Reason::Expected(what) }
     }
 
-    /// What was read from where `start` bytes were left is refused.
+    /// The text read since `start` bytes were left is invalid.
     fn because(start: usize, input: &str, error: Error) -> Self {
         Failure { left: start, len: start - input.len(), reason: Reason::Because(Box::new(error)) }
     }
@@ -142,8 +141,8 @@ impl Failure {
 }
 
 fn shortened(word: &str) -> String {
-    const MOST: usize = 32;
-    if word.len() <= MOST { word.to_owned() } else { format!("{}…", &word[..MOST]) }
+    const MAX_CHARS: usize = 32;
+    if word.len() <= MAX_CHARS { word.to_owned() } else { format!("{}…", &word[..MAX_CHARS]) }
 }
 
 const NAMES: [&str; 15] = [
@@ -164,18 +163,18 @@ const NAMES: [&str; 15] = [
     "blocks",
 ];
 
-/// The name that a misspelt one is nearest to.
+/// The primitive with the most similar name.
 fn suggestion(word: &str) -> Option<&'static str> {
-    let distance = |name: &&str| (strsim::jaro_winkler(word, name) * 1000.0) as u32;
-    let nearest = NAMES.into_iter().chain(["heads"]).max_by_key(distance)?;
-    (distance(&nearest) > 800).then_some(nearest)
+    let similarity = |name: &&str| (strsim::jaro_winkler(word, name) * 1000.0) as u32;
+    let nearest = NAMES.into_iter().chain(["heads"]).max_by_key(similarity)?;
+    (similarity(&nearest) > 800).then_some(nearest)
 }
 
 fn in_name(c: char) -> bool {
     c.is_ascii_alphanumeric() || c == '_'
 }
 
-/// A symbol and the space behind it.
+/// A symbol and trailing whitespace.
 fn symbol(symbol: &'static str) -> impl Fn(&mut &str) -> Parsed<(), Failure> {
     let expected = match symbol {
         "(" => "`(`",
@@ -194,7 +193,7 @@ fn symbol(symbol: &'static str) -> impl Fn(&mut &str) -> Parsed<(), Failure> {
     }
 }
 
-/// A name and the space behind it.
+/// A name and trailing whitespace.
 fn name<'a>(input: &mut &'a str) -> Parsed<&'a str, Failure> {
     let failure = Failure { left: input.len(), len: 0, reason: Reason::Name };
     (take_while(1.., in_name), multispace0)
@@ -222,7 +221,7 @@ fn and(input: &mut &str, depth: usize) -> Parsed<Pattern, Failure> {
 
 #[inline(never)]
 fn unary(input: &mut &str, depth: usize) -> Parsed<Pattern, Failure> {
-    if depth > usize::from(DEEPEST) {
+    if depth > usize::from(MAX_DEPTH) {
         return Err(Failure::expected(input, "at most 64 levels of nesting"));
     }
     match opt(peek(any)).parse_next(input)? {
@@ -247,7 +246,7 @@ fn unary(input: &mut &str, depth: usize) -> Parsed<Pattern, Failure> {
     }
 }
 
-/// `packed`, apart from other primitives: what stands inside it is read with little stack taken.
+/// `packed`, separate from other primitives: its inner pattern is parsed with a small stack frame.
 #[inline(never)]
 fn packed(input: &mut &str, depth: usize) -> Parsed<Pattern, Failure> {
     let start = input.len();
@@ -291,7 +290,7 @@ fn primitive(input: &mut &str) -> Parsed<Pattern, Failure> {
         _ => None,
     };
     if let Some(pattern) = plain {
-        // `causal()` is what Rust and Python write.
+        // `causal()` as in Rust and Python.
         if opt(symbol("(")).parse_next(input)?.is_some() {
             symbol(")")(input)?;
         }
@@ -307,7 +306,7 @@ fn primitive(input: &mut &str) -> Parsed<Pattern, Failure> {
     made.map_err(|error| Failure::because(start.len(), &end[1..], error))
 }
 
-/// Reads the arguments of a primitive; whether they are legal is for the pattern to say.
+/// Parses the arguments of a primitive; the constructors validate them.
 fn arguments(name: &str, input: &mut &str) -> Parsed<Result<Pattern>, Failure> {
     let number = |input: &mut &str, name| number(input, name);
     let next = |input: &mut &str, name| {
@@ -361,7 +360,7 @@ fn arguments(name: &str, input: &mut &str) -> Parsed<Result<Pattern>, Failure> {
     })
 }
 
-/// `[`, items with commas between, `]`.
+/// `[`, comma-separated items, `]`.
 fn list<T>(
     input: &mut &str,
     mut item: impl FnMut(&mut &str) -> Parsed<T, Failure>,
@@ -378,7 +377,7 @@ fn list<T>(
     Ok(items)
 }
 
-/// A number, underscores allowed between its digits, and the space behind it.
+/// A number, with underscores allowed between digits, and trailing whitespace.
 fn number(input: &mut &str, name: &'static str) -> Parsed<u64, Failure> {
     let start = input.checkpoint();
     let left = input.len();

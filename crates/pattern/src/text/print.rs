@@ -1,4 +1,4 @@
-//! A pattern as text that parses back to it.
+//! The printer: text that parses back to the same pattern.
 
 use std::fmt::{self, Display, Formatter};
 

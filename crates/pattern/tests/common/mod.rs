@@ -1,4 +1,4 @@
-//! One random case, checked in every way: shared by the exactness test and the fuzz target.
+//! All checks of one random case, shared by the exactness test and the fuzz target.
 
 use std::ops::Range;
 
@@ -39,10 +39,10 @@ fn shape(case: &Case) -> Shape {
     shape
 }
 
-/// Checks one case in every way; tells whether it had a Partial block.
+/// Runs all checks of one case; returns whether it had a Partial block.
 pub(crate) fn check(case: &Case) -> Result<bool, String> {
     let text = case.rule.to_string();
-    let pattern: Pattern = text.parse().map_err(|e| format!("{text} doesn't parse: {e}"))?;
+    let pattern: Pattern = text.parse().map_err(|e| format!("{text} does not parse: {e}"))?;
     let printed = pattern.to_string();
     if printed.parse::<Pattern>() != Ok(pattern.clone()) {
         return Err(format!("printed as {printed}, which is another pattern"));
@@ -52,15 +52,15 @@ pub(crate) fn check(case: &Case) -> Result<bool, String> {
     if (layout.queries(), layout.keys()) != (truth.queries() as u64, truth.keys() as u64) {
         return Err(format!("covers {} × {}", layout.queries(), layout.keys()));
     }
-    let seen = Seen::read(&layout)?;
-    seen.compare(&layout, &truth)?;
+    let active = ActivePairs::read(&layout)?;
+    active.compare(&layout, &truth)?;
     check_transpose(&layout)?;
-    check_foreign(&layout, case)?;
-    Ok(seen.partial > 0)
+    check_given_blocks(&layout, case)?;
+    Ok(active.partial > 0)
 }
 
-/// What a layout says of each pair, read block by block.
-struct Seen {
+/// The active pairs of a layout, read block by block.
+struct ActivePairs {
     first: usize,
     rows: Vec<Vec<bool>>,
     full: u128,
@@ -72,17 +72,17 @@ fn size(range: Range<u64>) -> usize {
     (range.end - range.start) as usize
 }
 
-impl Seen {
+impl ActivePairs {
     fn read(layout: &Layout) -> Result<Self, String> {
         let keys = layout.keys() as usize;
         let rows = layout.rows();
         let first = if rows.is_empty() { 0 } else { layout.row_tokens(rows.start).start as usize };
-        let mut seen = Seen { first, rows: Vec::new(), full: 0, partial: 0, pairs: 0 };
+        let mut active = ActivePairs { first, rows: Vec::new(), full: 0, partial: 0, pairs: 0 };
         let mut masks = layout.masks();
         for row in rows {
             let queries = size(layout.row_tokens(row));
-            let start = seen.rows.len();
-            seen.rows.resize(start + queries, vec![false; keys]);
+            let start = active.rows.len();
+            active.rows.resize(start + queries, vec![false; keys]);
             let mut next = 0;
             for run in layout.row(row) {
                 if run.len == 0 || run.start < next || run.end() > layout.columns() {
@@ -100,7 +100,7 @@ impl Seen {
                         for j in 0..per_row * 64 {
                             let set = bit(i, j);
                             if i < queries && j < width {
-                                seen.rows[start + i][from + j] = set;
+                                active.rows[start + i][from + j] = set;
                             } else if set {
                                 return Err(format!("block ({row}, {column}) has bit ({i}, {j})"));
                             }
@@ -109,19 +109,19 @@ impl Seen {
                     }
                     let all = (queries * width) as u128;
                     match run.kind() {
-                        RunKind::Full if ones == all => seen.full += 1,
-                        RunKind::Partial if 0 < ones && ones < all => seen.partial += 1,
+                        RunKind::Full if ones == all => active.full += 1,
+                        RunKind::Partial if 0 < ones && ones < all => active.partial += 1,
                         kind => {
                             return Err(format!(
                                 "block ({row}, {column}) is {kind:?} with {ones} of {all} pairs"
                             ));
                         }
                     }
-                    seen.pairs += ones;
+                    active.pairs += ones;
                 }
             }
         }
-        Ok(seen)
+        Ok(active)
     }
 
     fn compare(&self, layout: &Layout, truth: &Truth) -> Result<(), String> {
@@ -147,7 +147,7 @@ impl Seen {
     }
 }
 
-/// The columns hold the same blocks with the same masks as the rows.
+/// The columns have the same blocks with the same masks as the rows.
 fn check_transpose(layout: &Layout) -> Result<(), String> {
     let transpose = layout.transpose().map_err(|e| e.to_string())?;
     let mut by_rows = Vec::new();
@@ -177,9 +177,9 @@ fn check_transpose(layout: &Layout) -> Result<(), String> {
     if by_rows != by_columns { Err("the transpose differs".into()) } else { Ok(()) }
 }
 
-/// The same blocks handed in as a foreign layout, with their masks, make the same layout, hash
-/// included; and with one bit turned they don't.
-fn check_foreign(layout: &Layout, case: &Case) -> Result<(), String> {
+/// A layout of the same given blocks and masks is equal, hash included; with one bit cleared it is
+/// not.
+fn check_given_blocks(layout: &Layout, case: &Case) -> Result<(), String> {
     let shape = Shape::new(layout.queries(), layout.keys()).block(layout.block());
     let rows = layout.rows();
     let shape = shape.rows(rows.start.into()..rows.end.into());
@@ -199,25 +199,25 @@ fn check_foreign(layout: &Layout, case: &Case) -> Result<(), String> {
         }
         starts.push(columns.len());
     }
-    let foreign = |words: &[u64]| {
+    let given = |words: &[u64]| {
         let masks = BlockMasks::Numbered { numbers: &numbers, words };
         let blocks = Blocks { starts: &starts, columns: &columns, masks };
         Layout::from_blocks(&shape, blocks).map_err(|e| e.to_string())
     };
-    let same = foreign(&words)?;
+    let same = given(&words)?;
     if same.hash() != layout.hash()
         || same.same_pairs(layout) != Ok(true)
         || same.counts() != layout.counts()
     {
-        return Err("the same blocks made another layout".into());
+        return Err("a layout of the same blocks differs".into());
     }
-    // Any set bit will do: take one that depends on the case.
+    // An arbitrary set bit, chosen by the case.
     let set: Vec<usize> = (0..words.len()).filter(|&i| words[i] != 0).collect();
     if !set.is_empty() {
         let word = set[case.tokens_k as usize % set.len()];
         words[word] &= words[word] - 1;
-        if foreign(&words)?.hash() == layout.hash() {
-            return Err("a bit was turned and the hash stayed".into());
+        if given(&words)?.hash() == layout.hash() {
+            return Err("a bit was cleared and the hash is unchanged".into());
         }
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! The backward pass: every rank adds up the gradients that its queries and its keys cause.
+//! The backward pass: every rank accumulates the gradients of its queries, keys and values.
 
 use std::ops::Range;
 
@@ -7,60 +7,56 @@ use longspan::{
     Dims, Element, GradientsMut, Hook, Inputs, Order, RowStatistics, Strides, View, ViewMut,
 };
 
+use super::gradients::GradientSums;
 use super::keys::Keys;
-use super::{Held, Pass, gather, gather_rows, numbers, scatter};
+use super::rows::{elements, gather, gather_rows, scatter};
+use super::{Pass, ReceivedPart};
+use crate::buffer::Buffer;
 use crate::error::Result;
-use crate::ring::{Piece, Works};
-use crate::schedule::{About, Part, Way};
+use crate::layouts::{CompiledSchedule, KeyChunk};
+use crate::problem::Problem;
+use crate::schedule::{Leg, Part, Payload};
 use crate::tokens;
 
-/// What one rank holds during the backward pass.
+/// State of the backward pass on one rank.
 pub(crate) struct Backward<'a, E> {
-    works: &'a Works,
+    compiled: &'a CompiledSchedule,
     inputs: Inputs<'a, E>,
     dout: View<'a, E>,
     rows: RowStatistics<'a>,
-    /// Of this rank's own tokens, `[batch, head, token, dim]`.
-    sums: Sums<'a>,
+    sums: GradientSums<'a>,
     keys: Keys<'a, E>,
-    /// Gradients of each arrival, its children's included.
+    /// Gradients of received keys, including those of tree children.
     gradients: Vec<Vec<f32>>,
-    /// Queries of each hosting; then their gradients.
-    guests: Vec<Option<Held>>,
-    hosted: Vec<Option<Vec<f32>>>,
-    /// What comes back, until it is added.
-    back: Vec<(Part, Held)>,
+    /// Received remote queries, and their gradients.
+    remote: Vec<Option<ReceivedPart>>,
+    results: Vec<Option<Vec<f32>>>,
+    /// Returned gradients, until they are added.
+    returned: Vec<(Part, ReceivedPart)>,
 }
 
-/// Sums of gradients; zero at first.
-pub(crate) struct Sums<'a> {
-    pub(crate) dq: &'a mut [f32],
-    pub(crate) dk: &'a mut [f32],
-    pub(crate) dv: &'a mut [f32],
-}
-
-const ORDER: Order = Order::BatchHeadTokenDim;
+const ORDER: Order = Order::Bhsd;
 
 impl<'a, E: Element + Pod> Backward<'a, E> {
     pub(crate) fn new(
-        works: &'a Works,
+        compiled: &'a CompiledSchedule,
         inputs: Inputs<'a, E>,
         dout: View<'a, E>,
         rows: RowStatistics<'a>,
-        sums: Sums<'a>,
+        sums: GradientSums<'a>,
     ) -> Self {
-        let schedule = &works.schedule;
+        let schedule = &compiled.schedule;
         Backward {
-            works,
+            compiled,
             inputs,
             dout,
             rows,
             sums,
-            keys: Keys::new(works, &inputs),
-            gradients: schedule.arrivals.iter().map(|_| Vec::new()).collect(),
-            guests: schedule.hostings.iter().map(|_| None).collect(),
-            hosted: schedule.hostings.iter().map(|_| None).collect(),
-            back: Vec::new(),
+            keys: Keys::new(compiled, &inputs),
+            gradients: schedule.received_keys.iter().map(|_| Vec::new()).collect(),
+            remote: schedule.remote_queries.iter().map(|_| None).collect(),
+            results: schedule.remote_queries.iter().map(|_| None).collect(),
+            returned: Vec::new(),
         }
     }
 
@@ -68,57 +64,57 @@ impl<'a, E: Element + Pod> Backward<'a, E> {
         self.inputs.q.dims().tokens
     }
 
-    fn own(&mut self, own: usize, mut hook: Hook<'_>) -> Result<()> {
+    fn local_keys(&mut self, index: usize, mut hook: Hook<'_>) -> Result<()> {
         let Inputs { q, k, v } = self.inputs;
-        let Sums { dq, dk, dv } = &mut self.sums;
-        let first = self.works.schedule.own[own].start;
-        for piece in &self.works.own[own] {
-            let keys = || first + piece.keys.start..first + piece.keys.end;
+        let GradientSums { dq, dk, dv } = &mut self.sums;
+        let first = self.compiled.schedule.local_keys[index].start;
+        for chunk in &self.compiled.local_keys[index] {
+            let keys = || first + chunk.keys.start..first + chunk.keys.end;
             let inputs = Inputs { q, k: k.tokens(keys()), v: v.tokens(keys()) };
             let into = GradientsMut {
                 dq: ViewMut::new(dq, q.dims(), ORDER)?,
                 dk: tokens_of(dk, k.dims(), keys())?,
                 dv: tokens_of(dv, v.dims(), keys())?,
             };
-            piece.attention.accumulate(inputs, self.dout, self.rows, into, hook.reborrow())?;
+            chunk.attention.accumulate(inputs, self.dout, self.rows, into, hook.reborrow())?;
         }
         Ok(())
     }
 
-    fn arrival(&mut self, arrival: usize, hook: Hook<'_>) -> Result<()> {
-        let here = self.keys.arrival(arrival)?;
-        let (works, all) = (self.works, self.tokens());
-        let problem = &works.problem;
-        let plan = &works.schedule.arrivals[arrival];
+    fn received_keys(&mut self, index: usize, hook: Hook<'_>) -> Result<()> {
+        let here = self.keys.received(index)?;
+        let (compiled, all) = (self.compiled, self.tokens());
+        let problem = &compiled.problem;
+        let plan = &compiled.schedule.received_keys[index];
         let (k, v) = here.views(problem)?;
-        let mut gradients = std::mem::take(&mut self.gradients[arrival]);
+        let mut gradients = std::mem::take(&mut self.gradients[index]);
         let keys = k.dims().elements().unwrap_or(0);
-        // Children's gradients are added later: they have come later.
+        // Gradients of tree children arrive, and are added, later.
         gradients.resize(keys + v.dims().elements().unwrap_or(0), 0.0);
         let (dk, dv) = gradients.split_at_mut(keys);
-        let pieces = &works.arrivals[arrival];
-        let Some(stay) = &plan.stay else {
+        let chunks = &compiled.received_keys[index];
+        let Some(queries) = &plan.queries else {
             let some = Queries { q: self.inputs.q, dout: self.dout, rows: self.rows };
-            accumulate(pieces, (k, v), some, (self.sums.dq, dk, dv), hook)?;
-            self.gradients[arrival] = gradients;
+            accumulate(chunks, (k, v), some, (self.sums.dq, dk, dv), hook)?;
+            self.gradients[index] = gradients;
             return Ok(());
         };
-        let chosen: Vec<_> = tokens::numbers(stay).collect();
-        let mut bytes = crate::buffer::Buffer::zeroed(chosen.len() * problem.arrived_bytes());
-        self.send_queries(&chosen, &mut bytes);
+        let chosen: Vec<_> = tokens::indices(queries).collect();
+        let mut bytes = Buffer::zeroed(chosen.len() * problem.backward_query_bytes());
+        self.write_queries(&chosen, &mut bytes);
         let some = Queries::<E>::read(problem, chosen.len(), &bytes)?;
         let mut dq = vec![0.0; some.q.dims().elements().unwrap_or(0)];
-        accumulate(pieces, (k, v), some, (&mut dq, dk, dv), hook)?;
+        accumulate(chunks, (k, v), some, (&mut dq, dk, dv), hook)?;
         scatter(self.sums.dq, all, problem.dim, &chosen, &dq);
-        self.gradients[arrival] = gradients;
+        self.gradients[index] = gradients;
         Ok(())
     }
 
-    fn host(&mut self, hosting: usize, hook: Hook<'_>) -> Result<()> {
-        let held = self.guests[hosting].take().expect("guests have come");
-        let problem = &self.works.problem;
-        let count = self.works.schedule.hostings[hosting].positions.len() as usize;
-        let some = Queries::<E>::read(problem, count, held.bytes())?;
+    fn remote_queries(&mut self, index: usize, hook: Hook<'_>) -> Result<()> {
+        let received = self.remote[index].take().expect("remote queries received");
+        let problem = &self.compiled.problem;
+        let count = self.compiled.schedule.remote_queries[index].positions.len() as usize;
+        let some = Queries::<E>::read(problem, count, received.bytes())?;
         let mut dq = vec![0.0; some.q.dims().elements().unwrap_or(0)];
         let Inputs { k, v, .. } = self.inputs;
         let into = GradientsMut {
@@ -126,20 +122,20 @@ impl<'a, E: Element + Pod> Backward<'a, E> {
             dk: ViewMut::new(self.sums.dk, k.dims(), ORDER)?,
             dv: ViewMut::new(self.sums.dv, v.dims(), ORDER)?,
         };
-        let attention = &self.works.hostings[hosting];
+        let attention = &self.compiled.remote_queries[index];
         attention.accumulate(Inputs { q: some.q, k, v }, some.dout, some.rows, into, hook)?;
-        self.hosted[hosting] = Some(dq);
+        self.results[index] = Some(dq);
         Ok(())
     }
 
-    /// Queries and what their gradients are made of, as they travel.
-    fn send_queries(&self, tokens: &[usize], into: &mut [u8]) {
+    /// Writes queries and the inputs of their gradients.
+    fn write_queries(&self, tokens: &[usize], into: &mut [u8]) {
         let all = self.tokens();
         let rest = gather_rows(self.rows.lse, all, tokens, into);
-        let rest = match self.rows.lse_rest {
+        let rest = match self.rows.lse_lo {
             Some(list) => gather_rows(list, all, tokens, rest),
             None => {
-                let heads = self.works.problem.batch * self.works.problem.heads;
+                let heads = self.compiled.problem.batch * self.compiled.problem.heads;
                 let (none, rest) = rest.split_at_mut(heads * tokens.len() * size_of::<f32>());
                 none.fill(0);
                 rest
@@ -150,40 +146,41 @@ impl<'a, E: Element + Pod> Backward<'a, E> {
         gather(&self.dout, tokens, rest);
     }
 
-    /// Adds what has come back.
-    fn add(&mut self, part: Part, held: &Held) {
-        let from: &[f32] = cast_slice(held.bytes());
-        let (problem, schedule, all) = (&self.works.problem, &self.works.schedule, self.tokens());
-        match part.about {
-            About::Departure(departure) => {
-                let tokens: Vec<_> =
-                    tokens::numbers(&schedule.departures[departure].tokens).collect();
+    /// Adds returned gradients.
+    fn add(&mut self, part: Part, received: &ReceivedPart) {
+        let from: &[f32] = cast_slice(received.bytes());
+        let (problem, schedule, all) =
+            (&self.compiled.problem, &self.compiled.schedule, self.tokens());
+        match part.payload {
+            Payload::SentKeys(index) => {
+                let tokens: Vec<_> = tokens::indices(&schedule.sent_keys[index].tokens).collect();
                 let keys = problem.key_dims(tokens.len()).elements().unwrap_or(0);
                 scatter(self.sums.dk, all, problem.dim, &tokens, &from[..keys]);
                 scatter(self.sums.dv, all, problem.value_dim, &tokens, &from[keys..]);
             }
-            About::Child(arrival, _) => {
-                let into = &mut self.gradients[arrival];
+            Payload::ForwardedKeys(index, _) => {
+                let into = &mut self.gradients[index];
                 into.iter_mut().zip(from).for_each(|(to, from)| *to += from);
             }
-            About::Visit(visit) => {
-                let tokens: Vec<_> = tokens::numbers(&schedule.visits[visit].queries).collect();
+            Payload::SentQueries(index) => {
+                let tokens: Vec<_> =
+                    tokens::indices(&schedule.sent_queries[index].queries).collect();
                 scatter(self.sums.dq, all, problem.dim, &tokens, from);
             }
-            other => unreachable!("{other:?} doesn't come back"),
+            other => unreachable!("{other:?} is not returned"),
         }
     }
 }
 
-/// Adds the gradients of keys and of some queries, piece by piece.
+/// Accumulates the gradients of keys and of some queries, chunk by chunk.
 fn accumulate<E: Element>(
-    pieces: &[Piece],
+    chunks: &[KeyChunk],
     (k, v): (View<'_, E>, View<'_, E>),
     some: Queries<'_, E>,
     (dq, dk, dv): (&mut [f32], &mut [f32], &mut [f32]),
     mut hook: Hook<'_>,
 ) -> Result<()> {
-    for Piece { attention, keys } in pieces {
+    for KeyChunk { attention, keys } in chunks {
         let keys = || keys.clone();
         let inputs = Inputs { q: some.q, k: k.tokens(keys()), v: v.tokens(keys()) };
         let into = GradientsMut {
@@ -196,7 +193,7 @@ fn accumulate<E: Element>(
     Ok(())
 }
 
-/// Some tokens of `[batch, head, token, dim]`, to write.
+/// A mutable view of some tokens of `[batch, head, token, dim]`.
 fn tokens_of(data: &mut [f32], dims: Dims, tokens: Range<usize>) -> Result<ViewMut<'_, f32>> {
     let (token, head) = (dims.dim, dims.tokens * dims.dim);
     let strides = Strides {
@@ -209,7 +206,7 @@ fn tokens_of(data: &mut [f32], dims: Dims, tokens: Range<usize>) -> Result<ViewM
     Ok(ViewMut::strided(data, first, Dims { tokens: tokens.len(), ..dims }, strides)?)
 }
 
-/// Queries, and what their gradients are made of.
+/// Queries, and the inputs of their gradients.
 struct Queries<'b, E> {
     q: View<'b, E>,
     dout: View<'b, E>,
@@ -217,18 +214,18 @@ struct Queries<'b, E> {
 }
 
 impl<'b, E: Element + Pod> Queries<'b, E> {
-    fn read(problem: &crate::problem::Problem, count: usize, bytes: &'b [u8]) -> Result<Self> {
+    fn read(problem: &Problem, count: usize, bytes: &'b [u8]) -> Result<Self> {
         let (q_dims, out_dims) = (problem.query_dims(count), problem.output_dims(count));
         let rows = q_dims.batch * q_dims.heads * count;
-        let (lse, rest) = numbers(bytes, rows);
-        let (lse_rest, rest) = numbers(rest, rows);
-        let (delta, rest) = numbers(rest, rows);
-        let (q, rest) = numbers(rest, q_dims.elements().unwrap_or(0));
-        let (dout, _) = numbers(rest, out_dims.elements().unwrap_or(0));
+        let (lse, rest) = elements(bytes, rows);
+        let (lse_lo, rest) = elements(rest, rows);
+        let (delta, rest) = elements(rest, rows);
+        let (q, rest) = elements(rest, q_dims.elements().unwrap_or(0));
+        let (dout, _) = elements(rest, out_dims.elements().unwrap_or(0));
         Ok(Queries {
             q: View::new(q, q_dims, ORDER)?,
             dout: View::new(dout, out_dims, ORDER)?,
-            rows: RowStatistics { lse, lse_rest: Some(lse_rest), delta },
+            rows: RowStatistics { lse, lse_lo: Some(lse_lo), delta },
         })
     }
 }
@@ -239,41 +236,43 @@ impl<E: Element + Pod> Pass for Backward<'_, E> {
     }
 
     fn fill(&mut self, part: Part, into: &mut [u8]) {
-        match (part.about, part.way) {
-            (About::Departure(_) | About::Child(..), _) => self.keys.fill(part, into),
-            (About::Arrival(arrival), Way::Back) => {
-                let gradients = std::mem::take(&mut self.gradients[arrival]);
+        match (part.payload, part.leg) {
+            (Payload::SentKeys(_) | Payload::ForwardedKeys(..), _) => self.keys.fill(part, into),
+            (Payload::ReceivedKeys(index), Leg::Return) => {
+                let gradients = std::mem::take(&mut self.gradients[index]);
                 cast_slice_mut(into).copy_from_slice(&gradients);
             }
-            (About::Visit(visit), Way::Out) => {
-                let queries = &self.works.schedule.visits[visit].queries;
-                self.send_queries(&tokens::numbers(queries).collect::<Vec<_>>(), into);
+            (Payload::SentQueries(index), Leg::Outbound) => {
+                let queries = &self.compiled.schedule.sent_queries[index].queries;
+                self.write_queries(&tokens::indices(queries).collect::<Vec<_>>(), into);
             }
-            (About::Hosting(hosting), Way::Back) => {
-                let dq = self.hosted[hosting].take().expect("made in the hop before");
+            (Payload::RemoteQueries(index), Leg::Return) => {
+                let dq = self.results[index].take().expect("computed in the hop before");
                 cast_slice_mut(into).copy_from_slice(&dq);
             }
-            other => unreachable!("{other:?} isn't sent in a backward pass"),
+            other => unreachable!("{other:?} is not sent in a backward pass"),
         }
     }
 
-    fn keep(&mut self, part: Part, held: Held) {
-        match (part.about, part.way) {
-            (About::Arrival(_), Way::Notice | Way::Out) => self.keys.keep(part, held),
-            (About::Hosting(hosting), Way::Out) => self.guests[hosting] = Some(held),
-            (_, Way::Back) => self.back.push((part, held)),
-            other => unreachable!("{other:?} doesn't come in a backward pass"),
+    fn keep(&mut self, part: Part, received: ReceivedPart) {
+        match (part.payload, part.leg) {
+            (Payload::ReceivedKeys(_), Leg::Length | Leg::Outbound) => {
+                self.keys.keep(part, received)
+            }
+            (Payload::RemoteQueries(index), Leg::Outbound) => self.remote[index] = Some(received),
+            (_, Leg::Return) => self.returned.push((part, received)),
+            other => unreachable!("{other:?} is not received in a backward pass"),
         }
     }
 
     fn work(&mut self, on: Part, hook: Hook<'_>) -> Result<()> {
-        match (on.about, on.way) {
-            (About::Own(own), _) => self.own(own, hook),
-            (About::Arrival(arrival), Way::Out) => self.arrival(arrival, hook),
-            (About::Hosting(hosting), Way::Out) => self.host(hosting, hook),
+        match (on.payload, on.leg) {
+            (Payload::LocalKeys(index), _) => self.local_keys(index, hook),
+            (Payload::ReceivedKeys(index), Leg::Outbound) => self.received_keys(index, hook),
+            (Payload::RemoteQueries(index), Leg::Outbound) => self.remote_queries(index, hook),
             _ => {
-                let (part, held) = self.back.remove(0);
-                self.add(part, &held);
+                let (part, received) = self.returned.remove(0);
+                self.add(part, &received);
                 Ok(())
             }
         }

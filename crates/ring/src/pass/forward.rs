@@ -1,96 +1,102 @@
-//! The forward pass: partial softmaxes over what has come, joined.
+//! The forward pass: partial softmaxes over local and received keys, merged.
 
 use bytemuck::{Pod, cast_slice, cast_slice_mut};
 use longspan::{Element, Hook, Inputs, Order, State, View};
 
 use super::keys::Keys;
-use super::{Held, Pass, gather, numbers};
+use super::rows::{elements, gather};
+use super::{Pass, ReceivedPart};
 use crate::error::Result;
-use crate::ring::{Piece, Works};
-use crate::schedule::{About, Part, Way};
+use crate::layouts::{CompiledSchedule, KeyChunk};
+use crate::schedule::{Leg, Part, Payload};
 use crate::tokens;
 
-/// What one rank holds during the forward pass.
+/// State of the forward pass on one rank.
 pub(crate) struct Forward<'a, E> {
-    works: &'a Works,
+    compiled: &'a CompiledSchedule,
     inputs: Inputs<'a, E>,
-    /// Of this rank's queries.
+    /// Softmax state of local queries.
     pub(crate) state: State,
     keys: Keys<'a, E>,
-    /// Queries of each hosting.
-    guests: Vec<Option<Held>>,
-    /// States of each hosting, to be sent back.
-    hosted: Vec<Option<State>>,
-    /// States of each visit, come back.
-    visited: Vec<Option<Held>>,
+    /// Received remote queries.
+    remote: Vec<Option<ReceivedPart>>,
+    /// Their softmax states, to be returned.
+    results: Vec<Option<State>>,
+    /// Returned states of sent queries.
+    returned: Vec<Option<ReceivedPart>>,
 }
 
 impl<'a, E: Element + Pod> Forward<'a, E> {
-    /// In the memory of a state from before, if there is one.
+    /// Reuses the memory of a previous state, if there is one.
     pub(crate) fn new(
-        works: &'a Works,
+        compiled: &'a CompiledSchedule,
         inputs: Inputs<'a, E>,
-        before: Option<State>,
+        previous: Option<State>,
         hook: Hook<'_>,
     ) -> Result<Self> {
-        let schedule = &works.schedule;
-        let dims = works.problem.output_dims(inputs.q.dims().tokens);
-        let state = match before {
-            Some(mut before) if before.dims() == dims => {
-                works.kernels.clear_state(&mut before, hook)?;
-                before
+        let schedule = &compiled.schedule;
+        let dims = compiled.problem.output_dims(inputs.q.dims().tokens);
+        let state = match previous {
+            Some(mut previous) if previous.dims() == dims => {
+                compiled.kernels.clear_state(&mut previous, hook)?;
+                previous
             }
             _ => State::empty(dims)?,
         };
         Ok(Forward {
-            works,
+            compiled,
             inputs,
             state,
-            keys: Keys::new(works, &inputs),
-            guests: schedule.hostings.iter().map(|_| None).collect(),
-            hosted: schedule.hostings.iter().map(|_| None).collect(),
-            visited: schedule.visits.iter().map(|_| None).collect(),
+            keys: Keys::new(compiled, &inputs),
+            remote: schedule.remote_queries.iter().map(|_| None).collect(),
+            results: schedule.remote_queries.iter().map(|_| None).collect(),
+            returned: schedule.sent_queries.iter().map(|_| None).collect(),
         })
     }
 
-    fn arrival(&mut self, arrival: usize, hook: Hook<'_>) -> Result<()> {
-        let rows = self.keys.arrival(arrival)?;
-        let problem = &self.works.problem;
-        let plan = &self.works.schedule.arrivals[arrival];
-        let pieces = &self.works.arrivals[arrival];
+    fn attend_received_keys(&mut self, index: usize, hook: Hook<'_>) -> Result<()> {
+        let rows = self.keys.received(index)?;
+        let problem = &self.compiled.problem;
+        let plan = &self.compiled.schedule.received_keys[index];
+        let chunks = &self.compiled.received_keys[index];
         let (k, v) = rows.views(problem)?;
-        let Some(stay) = &plan.stay else {
-            return extend(pieces, Inputs { k, v, ..self.inputs }, &mut self.state, hook);
+        let Some(queries) = &plan.queries else {
+            return extend(chunks, Inputs { k, v, ..self.inputs }, &mut self.state, hook);
         };
-        let chosen: Vec<_> = tokens::numbers(stay).collect();
+        let chosen: Vec<_> = tokens::indices(queries).collect();
         let dims = problem.query_dims(chosen.len());
         let mut rows = vec![E::default(); dims.elements().unwrap_or(0)];
         gather(&self.inputs.q, &chosen, cast_slice_mut(&mut rows));
-        let q = View::new(&rows, dims, Order::BatchHeadTokenDim)?;
+        let q = View::new(&rows, dims, Order::Bhsd)?;
         let mut state = State::empty(problem.output_dims(chosen.len()))?;
-        extend(pieces, Inputs { q, k, v }, &mut state, hook)?;
+        extend(chunks, Inputs { q, k, v }, &mut state, hook)?;
         Ok(self.state.merge_tokens(&chosen, &state)?)
     }
 
-    fn host(&mut self, hosting: usize, hook: Hook<'_>) -> Result<()> {
-        let held = self.guests[hosting].take().expect("guests have come");
-        let problem = &self.works.problem;
-        let count = self.works.schedule.hostings[hosting].positions.len() as usize;
+    fn attend_remote_queries(&mut self, index: usize, hook: Hook<'_>) -> Result<()> {
+        let received = self.remote[index].take().expect("remote queries received");
+        let problem = &self.compiled.problem;
+        let count = self.compiled.schedule.remote_queries[index].positions.len() as usize;
         let dims = problem.query_dims(count);
-        let q = View::new(cast_slice(held.bytes()), dims, Order::BatchHeadTokenDim)?;
+        let q = View::new(cast_slice(received.bytes()), dims, Order::Bhsd)?;
         let mut state = State::empty(problem.output_dims(count))?;
-        self.works.hostings[hosting].extend(Inputs { q, ..self.inputs }, &mut state, hook)?;
-        self.hosted[hosting] = Some(state);
+        self.compiled.remote_queries[index].extend(
+            Inputs { q, ..self.inputs },
+            &mut state,
+            hook,
+        )?;
+        self.results[index] = Some(state);
         Ok(())
     }
 
-    fn welcome(&mut self, visit: usize) -> Result<()> {
-        let held = self.visited[visit].take().expect("states have come back");
-        let chosen: Vec<_> = tokens::numbers(&self.works.schedule.visits[visit].queries).collect();
-        let dims = self.works.problem.output_dims(chosen.len());
+    fn merge_returned_state(&mut self, index: usize) -> Result<()> {
+        let received = self.returned[index].take().expect("states have been returned");
+        let chosen: Vec<_> =
+            tokens::indices(&self.compiled.schedule.sent_queries[index].queries).collect();
+        let dims = self.compiled.problem.output_dims(chosen.len());
         let rows = dims.batch * dims.heads * dims.tokens;
-        let (maxima, rest) = numbers::<f32>(held.bytes(), rows);
-        let (totals, rest) = numbers::<f32>(rest, rows);
+        let (maxima, rest) = elements::<f32>(received.bytes(), rows);
+        let (totals, rest) = elements::<f32>(rest, rows);
         let sums: &[f32] = cast_slice(rest);
         let state = State::from_parts(dims, maxima.to_vec(), totals.to_vec(), sums.to_vec())?;
         Ok(self.state.merge_tokens(&chosen, &state)?)
@@ -103,43 +109,43 @@ impl<E: Element + Pod> Pass for Forward<'_, E> {
     }
 
     fn fill(&mut self, part: Part, into: &mut [u8]) {
-        match (part.about, part.way) {
-            (About::Departure(_) | About::Child(..), _) => self.keys.fill(part, into),
-            (About::Visit(visit), Way::Out) => {
-                let queries = &self.works.schedule.visits[visit].queries;
-                gather(&self.inputs.q, &tokens::numbers(queries).collect::<Vec<_>>(), into);
+        match (part.payload, part.leg) {
+            (Payload::SentKeys(_) | Payload::ForwardedKeys(..), _) => self.keys.fill(part, into),
+            (Payload::SentQueries(index), Leg::Outbound) => {
+                let queries = &self.compiled.schedule.sent_queries[index].queries;
+                gather(&self.inputs.q, &tokens::indices(queries).collect::<Vec<_>>(), into);
             }
-            (About::Hosting(hosting), Way::Back) => {
-                let state = self.hosted[hosting].take().expect("made in the hop before");
+            (Payload::RemoteQueries(index), Leg::Return) => {
+                let state = self.results[index].take().expect("computed in the hop before");
                 let lists = [state.maxima(), state.totals(), state.sums()];
                 let bytes = lists.iter().flat_map(|list| cast_slice::<f32, u8>(list));
                 into.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
             }
-            other => unreachable!("{other:?} isn't sent in a forward pass"),
+            other => unreachable!("{other:?} is not sent in a forward pass"),
         }
     }
 
-    fn keep(&mut self, part: Part, held: Held) {
-        match part.about {
-            About::Arrival(_) => self.keys.keep(part, held),
-            About::Hosting(hosting) => self.guests[hosting] = Some(held),
-            About::Visit(visit) => self.visited[visit] = Some(held),
-            other => unreachable!("{other:?} doesn't come in a forward pass"),
+    fn keep(&mut self, part: Part, received: ReceivedPart) {
+        match part.payload {
+            Payload::ReceivedKeys(_) => self.keys.keep(part, received),
+            Payload::RemoteQueries(index) => self.remote[index] = Some(received),
+            Payload::SentQueries(index) => self.returned[index] = Some(received),
+            other => unreachable!("{other:?} is not received in a forward pass"),
         }
     }
 
     fn work(&mut self, on: Part, hook: Hook<'_>) -> Result<()> {
-        match on.about {
-            About::Own(own) => {
-                let keys = self.works.schedule.own[own].clone();
+        match on.payload {
+            Payload::LocalKeys(index) => {
+                let keys = self.compiled.schedule.local_keys[index].clone();
                 let Inputs { q, k, v } = self.inputs;
                 let inputs = Inputs { q, k: k.tokens(keys.clone()), v: v.tokens(keys) };
-                extend(&self.works.own[own], inputs, &mut self.state, hook)
+                extend(&self.compiled.local_keys[index], inputs, &mut self.state, hook)
             }
-            About::Arrival(arrival) => self.arrival(arrival, hook),
-            About::Hosting(hosting) => self.host(hosting, hook),
-            About::Visit(visit) => self.welcome(visit),
-            other => unreachable!("{other:?} doesn't come in a forward pass"),
+            Payload::ReceivedKeys(index) => self.attend_received_keys(index, hook),
+            Payload::RemoteQueries(index) => self.attend_remote_queries(index, hook),
+            Payload::SentQueries(index) => self.merge_returned_state(index),
+            other => unreachable!("{other:?} is not received in a forward pass"),
         }
     }
 
@@ -148,17 +154,17 @@ impl<E: Element + Pod> Pass for Forward<'_, E> {
     }
 }
 
-/// Adds keys to a state, piece by piece.
+/// Updates a state with keys, chunk by chunk.
 fn extend<E: Element>(
-    pieces: &[Piece],
+    chunks: &[KeyChunk],
     inputs: Inputs<'_, E>,
     state: &mut State,
     mut hook: Hook<'_>,
 ) -> Result<()> {
-    for piece in pieces {
-        let keys = || piece.keys.clone();
+    for chunk in chunks {
+        let keys = || chunk.keys.clone();
         let inputs = Inputs { k: inputs.k.tokens(keys()), v: inputs.v.tokens(keys()), ..inputs };
-        piece.attention.extend(inputs, state, hook.reborrow())?;
+        chunk.attention.extend(inputs, state, hook.reborrow())?;
     }
     Ok(())
 }

@@ -1,172 +1,171 @@
-//! Keys and values on their way: both passes send and receive them alike.
+//! Keys and values in flight: both passes send and receive them alike.
 
 use bytemuck::Pod;
 use longspan::{Element, Inputs, Order, View};
 
-use super::{Held, gather, numbers};
-use crate::error::Result;
+use super::ReceivedPart;
+use super::rows::{elements, gather};
+use crate::error::{Error, Result};
+use crate::layouts::CompiledSchedule;
 use crate::problem::Problem;
-use crate::ring::Works;
-use crate::schedule::{About, Part, Way};
+use crate::schedule::{Leg, Part, Payload};
 use crate::tokens;
 use crate::wire::Wire;
 
-/// Keys and values that leave and arrive during a pass.
+/// Keys and values that are sent and received during a pass.
 pub(super) struct Keys<'a, E> {
-    works: &'a Works,
+    compiled: &'a CompiledSchedule,
     k: View<'a, E>,
     v: View<'a, E>,
-    /// Of each departure, from its notice to its leaving.
+    /// Encoded keys to send, between their length and themselves.
     encoded: Vec<Option<Vec<u8>>>,
-    /// How long each arrival is, where that varies.
-    noticed: Vec<usize>,
-    /// Each arrival, and how often it is still needed.
-    arrived: Vec<Option<(Held, usize)>>,
+    /// Lengths of received keys, where they vary.
+    lengths: Vec<usize>,
+    /// Received keys, and their remaining uses.
+    received: Vec<Option<(ReceivedPart, usize)>>,
 }
 
 impl<'a, E: Element + Pod> Keys<'a, E> {
-    pub(super) fn new(works: &'a Works, inputs: &Inputs<'a, E>) -> Self {
-        let schedule = &works.schedule;
+    pub(super) fn new(compiled: &'a CompiledSchedule, inputs: &Inputs<'a, E>) -> Self {
+        let schedule = &compiled.schedule;
         Keys {
-            works,
+            compiled,
             k: inputs.k,
             v: inputs.v,
-            encoded: schedule.departures.iter().map(|_| None).collect(),
-            noticed: vec![0; schedule.arrivals.len()],
-            arrived: schedule.arrivals.iter().map(|_| None).collect(),
+            encoded: schedule.sent_keys.iter().map(|_| None).collect(),
+            lengths: vec![0; schedule.received_keys.len()],
+            received: schedule.received_keys.iter().map(|_| None).collect(),
         }
     }
 
-    /// Bytes of a part about keys.
+    /// Bytes of a part of keys.
     pub(super) fn size(&self, part: Part) -> usize {
-        if part.way != Way::Out || !self.works.problem.wire.varies() {
+        if part.leg != Leg::Outbound || !self.compiled.problem.wire.varies() {
             return part.bytes;
         }
-        match part.about {
-            About::Departure(departure) => {
-                self.encoded[departure].as_ref().map_or(part.bytes, Vec::len)
-            }
-            About::Arrival(arrival) | About::Child(arrival, _) => self.noticed[arrival],
+        match part.payload {
+            Payload::SentKeys(index) => self.encoded[index].as_ref().map_or(part.bytes, Vec::len),
+            Payload::ReceivedKeys(index) | Payload::ForwardedKeys(index, _) => self.lengths[index],
             _ => part.bytes,
         }
     }
 
-    /// Writes keys that leave, or how many bytes they will be.
+    /// Writes keys to send, or their length.
     pub(super) fn fill(&mut self, part: Part, into: &mut [u8]) {
-        match (part.about, part.way) {
-            (About::Departure(departure), Way::Notice) => {
-                let bytes = self.encode(departure);
+        match (part.payload, part.leg) {
+            (Payload::SentKeys(index), Leg::Length) => {
+                let bytes = self.encode(index);
                 into.copy_from_slice(&(bytes.len() as u64).to_le_bytes());
-                self.encoded[departure] = Some(bytes);
+                self.encoded[index] = Some(bytes);
             }
-            (About::Child(arrival, _), Way::Notice) => {
-                into.copy_from_slice(&(self.noticed[arrival] as u64).to_le_bytes());
+            (Payload::ForwardedKeys(index, _), Leg::Length) => {
+                into.copy_from_slice(&(self.lengths[index] as u64).to_le_bytes());
             }
-            (About::Departure(departure), Way::Out) => match self.works.problem.wire {
+            (Payload::SentKeys(index), Leg::Outbound) => match self.compiled.problem.wire {
                 Wire::Exact => {
-                    let tokens = self.leaving(departure);
+                    let tokens = self.sent_tokens(index);
                     let rest = gather(&self.k, &tokens, into);
                     gather(&self.v, &tokens, rest);
                 }
                 _ => {
-                    let bytes = self.encoded[departure].take();
-                    into.copy_from_slice(&bytes.unwrap_or_else(|| self.encode(departure)));
+                    let bytes = self.encoded[index].take();
+                    into.copy_from_slice(&bytes.unwrap_or_else(|| self.encode(index)));
                 }
             },
-            (About::Child(arrival, _), Way::Out) => {
-                into.copy_from_slice(self.take(arrival).bytes());
+            (Payload::ForwardedKeys(index, _), Leg::Outbound) => {
+                into.copy_from_slice(self.take(index).bytes());
             }
-            other => unreachable!("{other:?} aren't keys that leave"),
+            other => unreachable!("{other:?} are not keys to send"),
         }
     }
 
-    /// Keeps keys that have come, or how many bytes they will be.
-    pub(super) fn keep(&mut self, part: Part, held: Held) {
-        let About::Arrival(arrival) = part.about else {
-            unreachable!("{part:?} aren't keys that come");
+    /// Stores received keys, or their length.
+    pub(super) fn keep(&mut self, part: Part, received: ReceivedPart) {
+        let Payload::ReceivedKeys(index) = part.payload else {
+            unreachable!("{part:?} are not received keys");
         };
-        match part.way {
-            Way::Notice => {
-                let len = held.bytes().try_into().map(u64::from_le_bytes).expect("8 bytes");
-                // An owner never has more to say than this.
-                self.noticed[arrival] = (len as usize).min(self.most(arrival));
+        match part.leg {
+            Leg::Length => {
+                let len = received.bytes().try_into().map(u64::from_le_bytes).expect("8 bytes");
+                // The length of a valid message never exceeds this.
+                self.lengths[index] = (len as usize).min(self.max_len(index));
             }
             _ => {
-                let uses = 1 + self.works.schedule.arrivals[arrival].children;
-                self.arrived[arrival] = Some((held, uses));
+                let uses = 1 + self.compiled.schedule.received_keys[index].children;
+                self.received[index] = Some((received, uses));
             }
         }
     }
 
-    /// An arrival to work on.
-    pub(super) fn arrival(&mut self, arrival: usize) -> Result<Rows<E>> {
-        let held = self.take(arrival);
-        let problem = &self.works.problem;
-        let tokens = self.works.schedule.arrivals[arrival].positions.len() as usize;
+    /// Received keys to compute on.
+    pub(super) fn received(&mut self, index: usize) -> Result<Rows<E>> {
+        let received = self.take(index);
+        let problem = &self.compiled.problem;
+        let tokens = self.compiled.schedule.received_keys[index].positions.len() as usize;
         if problem.wire == Wire::Exact {
-            return Ok(Rows::Held(held, tokens));
+            return Ok(Rows::Received(received, tokens));
         }
         let (k, v) = (problem.key_extent(tokens), problem.value_extent(tokens));
-        let broken = crate::error::Error::Lists;
-        let (k, rest) = problem.wire.decode(held.bytes(), k).ok_or(broken.clone())?;
+        let broken = Error::Malformed;
+        let (k, rest) = problem.wire.decode(received.bytes(), k).ok_or(broken.clone())?;
         let (v, _) = problem.wire.decode(rest, v).ok_or(broken)?;
         Ok(Rows::Decoded(k, v, tokens))
     }
 
-    fn most(&self, arrival: usize) -> usize {
-        let tokens = self.works.schedule.arrivals[arrival].positions.len();
-        self.works.problem.keys_len(tokens as usize)
+    fn max_len(&self, index: usize) -> usize {
+        let tokens = self.compiled.schedule.received_keys[index].positions.len();
+        self.compiled.problem.keys_len(tokens as usize)
     }
 
-    fn leaving(&self, departure: usize) -> Vec<usize> {
-        tokens::numbers(&self.works.schedule.departures[departure].tokens).collect()
+    fn sent_tokens(&self, index: usize) -> Vec<usize> {
+        tokens::indices(&self.compiled.schedule.sent_keys[index].tokens).collect()
     }
 
-    fn encode(&self, departure: usize) -> Vec<u8> {
-        let (problem, tokens) = (&self.works.problem, self.leaving(departure));
+    fn encode(&self, index: usize) -> Vec<u8> {
+        let (problem, tokens) = (&self.compiled.problem, self.sent_tokens(index));
         let mut bytes = Vec::new();
         for (view, extent) in [
             (&self.k, problem.key_extent(tokens.len())),
             (&self.v, problem.value_extent(tokens.len())),
         ] {
-            let mut rows = vec![E::default(); extent.numbers()];
+            let mut rows = vec![E::default(); extent.elements()];
             gather(view, &tokens, bytemuck::cast_slice_mut(&mut rows));
             problem.wire.encode(&rows, extent, &mut bytes);
         }
         bytes
     }
 
-    /// An arrival's bytes; gone after their last use.
-    fn take(&mut self, arrival: usize) -> Held {
-        let slot = &mut self.arrived[arrival];
-        let (held, uses) = slot.as_mut().expect("an arrival is used after it has come");
-        let held = held.clone();
+    /// The bytes of received keys; released after their last use.
+    fn take(&mut self, index: usize) -> ReceivedPart {
+        let slot = &mut self.received[index];
+        let (received, uses) = slot.as_mut().expect("keys are used after they are received");
+        let received = received.clone();
         *uses -= 1;
         if *uses == 0 {
             *slot = None;
         }
-        held
+        received
     }
 }
 
-/// Keys and values of so many tokens that have come.
+/// Received keys and values, and their number of tokens.
 pub(super) enum Rows<E> {
-    Held(Held, usize),
+    Received(ReceivedPart, usize),
     Decoded(Vec<E>, Vec<E>, usize),
 }
 
 impl<E: Element + Pod> Rows<E> {
     pub(super) fn views(&self, problem: &Problem) -> Result<(View<'_, E>, View<'_, E>)> {
-        let (Rows::Held(_, tokens) | Rows::Decoded(_, _, tokens)) = *self;
+        let (Rows::Received(_, tokens) | Rows::Decoded(_, _, tokens)) = *self;
         let (k_dims, v_dims) = (problem.key_dims(tokens), problem.value_dims(tokens));
         let (k, v) = match self {
-            Rows::Held(held, _) => {
-                let (k, rest) = numbers(held.bytes(), problem.key_extent(tokens).numbers());
-                (k, numbers(rest, problem.value_extent(tokens).numbers()).0)
+            Rows::Received(received, _) => {
+                let (k, rest) = elements(received.bytes(), problem.key_extent(tokens).elements());
+                (k, elements(rest, problem.value_extent(tokens).elements()).0)
             }
             Rows::Decoded(k, v, _) => (&k[..], &v[..]),
         };
-        let order = Order::BatchHeadTokenDim;
+        let order = Order::Bhsd;
         Ok((View::new(k, k_dims, order)?, View::new(v, v_dims, order)?))
     }
 }

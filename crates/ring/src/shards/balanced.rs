@@ -1,61 +1,59 @@
-//! A map by which all ranks compute about as much as each other.
+//! Balanced sharding: all ranks have about equal work.
 //!
 //! ```text
-//! weigh chunks of rows, by the pairs that they see
-//! the contiguous map, if it is even
-//! else, for the zigzag and for 4, 8, 16, … chunks a rank
-//!     start from neighbouring chunks
-//!     while the heaviest rank has too much
-//!         exchange a chunk of it for one of the lightest: the two whose
-//!         difference is nearest to half of what one has over the other
-//! of the even maps, the one that moves the fewest keys
+//! weight of a chunk of rows = its active pairs
+//! contiguous sharding, if it is balanced
+//! else, for zigzag and for 4, 8, 16, … chunks per rank
+//!     start from contiguous chunks
+//!     while the heaviest rank exceeds the limit
+//!         swap a chunk of it with one of the lightest rank: the two whose
+//!         difference is nearest to half of the difference of the ranks
+//! of the balanced shardings, the one that moves the fewest keys
 //! ```
 //!
-//! Exchanging keeps the number of chunks a rank, so memory stays as even as work becomes. Nothing
-//! is drawn at random and all sums are of whole numbers: every rank makes the same map by itself.
+//! Swaps keep the number of chunks per rank, so memory stays balanced too. Everything is
+//! deterministic integer arithmetic: every rank computes the same shards by itself.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
 
 use longspan::{Heads, Positions, Progression};
-use longspan_pattern::Sight;
+use longspan_pattern::PatternCoverage;
 
 use super::{Shards, check, edge};
 use crate::error::Result;
-use crate::load::{distinct, pairs_seen};
+use crate::load::{active_pairs, distinct};
 
-/// The most that a rank may compute, as a part of the mean.
-const EVEN: (u128, u128) = (105, 100);
-/// Where exchanging ends: closer, since weights of long sequences are sampled.
-const EVEN_ENOUGH: (u128, u128) = (103, 100);
+/// Upper limit of a rank's load, relative to the mean.
+const LIMIT: (u128, u128) = (105, 100);
+/// Target of the swaps: tighter, since weights of long sequences are sampled.
+const TARGET: (u128, u128) = (103, 100);
 
-/// Chunks a rank that are tried together, and those that are tried if none of the first are even.
+/// Chunks per rank that are tried together; the second group if none of the first is balanced.
 const CHUNKS: [&[usize]; 2] = [&[4, 8, 16], &[32, 64]];
 
-/// Blocks of rows that are looked at to weigh all chunks: a sequence of 64 M tokens is weighed
-/// exactly.
+/// Block rows that are counted for all chunks: exact up to 64 M tokens.
 const ROWS: u64 = 1 << 20;
-/// Blocks that are looked at for every chunk, however many there are.
-const FEWEST_ROWS: u64 = 8;
+/// Block rows that are counted per chunk, at least.
+const MIN_ROWS: u64 = 8;
 
-/// A map that may be taken.
+/// A sharding that may be chosen.
 struct Candidate {
     shards: Shards,
     /// The largest load.
     largest: u128,
-    /// Keys that ranks have to get from others.
+    /// Keys that ranks receive from others.
     moved: u64,
 }
 
 impl Shards {
-    /// Chunks dealt out so that no rank computes over 1.05 times the mean of all, and of such maps
-    /// one that moves few bytes; the contiguous map where that is even already. Edges are
-    /// multiples of `grain`, and ranks hold the same number of tokens within one chunk.
+    /// Several contiguous chunks per rank, such that no rank's load exceeds 1.05 times the mean and few
+    /// bytes are moved; contiguous shards where these are balanced. Edges are multiples of `grain`,
+    /// and ranks hold the same number of tokens up to one chunk.
     ///
-    /// What counts is the pairs that a rank's own queries see; queries that travel to the keys
-    /// (global tokens) compute elsewhere. Where there are too few tokens or a query has more to
-    /// compute than a rank's share, the map is as even as exchanging makes it. Every rank that
-    /// calls it with the same arguments gets the same map.
+    /// The load is the active pairs of a rank's own queries; queries that are sent to the keys (global
+    /// tokens) are computed elsewhere. With too few tokens, or a query that exceeds a rank's share,
+    /// shards are as balanced as swaps make them. The result depends on the arguments only.
     ///
     /// ```
     /// use longspan::Pattern;
@@ -79,12 +77,12 @@ impl Shards {
         check(ranks, grain)?;
         let heads = pattern.into();
         let mut best: Option<Candidate> = None;
-        for (attempt, chunks_a_rank) in CHUNKS.into_iter().enumerate() {
+        for (attempt, chunks_per_rank) in CHUNKS.into_iter().enumerate() {
             let fits = |many: &usize| (many * ranks) as u64 <= tokens.div_ceil(grain);
-            let finest = match chunks_a_rank.iter().rfind(|many| fits(many)) {
+            let finest = match chunks_per_rank.iter().rfind(|many| fits(many)) {
                 Some(&many) => many,
-                // With fewer tokens than chunks the first maps are tried all the same.
-                None if attempt == 0 => chunks_a_rank[0],
+                // With fewer tokens than chunks the first group is tried all the same.
+                None if attempt == 0 => chunks_per_rank[0],
                 None => break,
             };
             let weigher = Weigher::new(&heads, tokens, grain, finest * ranks)?;
@@ -93,14 +91,14 @@ impl Shards {
                 let contiguous = Shards::contiguous(tokens, ranks, grain)?;
                 let loads = weigher.merged(ranks);
                 let largest = loads.iter().copied().max().unwrap_or(0);
-                if is_even(largest, total, ranks, EVEN) {
+                if is_balanced(largest, total, ranks, LIMIT) {
                     return Ok(contiguous);
                 }
                 let moved = weigher.moved(&contiguous);
                 best = Some(Candidate { shards: contiguous, largest, moved });
             }
-            let mut take = |candidate: Candidate| {
-                let even = |largest| is_even(largest, total, ranks, EVEN);
+            let mut consider = |candidate: Candidate| {
+                let even = |largest| is_balanced(largest, total, ranks, LIMIT);
                 let better = best.as_ref().is_none_or(|best| {
                     match (even(candidate.largest), even(best.largest)) {
                         (true, true) => candidate.moved < best.moved,
@@ -117,52 +115,52 @@ impl Shards {
                 let load = |rank: usize| weights[rank] + weights[2 * ranks - 1 - rank];
                 let largest = (0..ranks).map(load).max().unwrap_or(0);
                 let shards = Shards::zigzag(tokens, ranks, grain)?;
-                take(Candidate { moved: weigher.moved(&shards), largest, shards });
+                consider(Candidate { moved: weigher.moved(&shards), largest, shards });
             }
-            for &many in chunks_a_rank.iter().filter(|&&many| many <= finest) {
+            for &many in chunks_per_rank.iter().filter(|&&many| many <= finest) {
                 let weights = weigher.merged(many * ranks);
                 let lengths = weigher.lengths(many * ranks);
-                let dealt = exchange(&weights, &lengths, ranks);
+                let assigned = swap_chunks(&weights, &lengths, ranks);
                 let load =
                     |chunks: &Vec<usize>| chunks.iter().map(|&chunk| weights[chunk]).sum::<u128>();
-                let largest = dealt.iter().map(load).max().unwrap_or(0);
-                let of = |rank: usize| dealt[rank].clone();
+                let largest = assigned.iter().map(load).max().unwrap_or(0);
+                let of = |rank: usize| assigned[rank].clone();
                 let shards = Shards::of_chunks(tokens, ranks, grain, many * ranks, of)?;
-                take(Candidate { moved: weigher.moved(&shards), largest, shards });
+                consider(Candidate { moved: weigher.moved(&shards), largest, shards });
             }
-            if best.as_ref().is_some_and(|best| is_even(best.largest, total, ranks, EVEN)) {
+            if best.as_ref().is_some_and(|best| is_balanced(best.largest, total, ranks, LIMIT)) {
                 break;
             }
         }
-        Ok(best.expect("the contiguous map at least").shards)
+        Ok(best.expect("contiguous shards at least").shards)
     }
 }
 
-/// Whether the largest load is within a part of the mean.
-fn is_even(largest: u128, total: u128, ranks: usize, part: (u128, u128)) -> bool {
-    largest * ranks as u128 * part.1 <= total * part.0
+/// Whether the largest load is within a multiple of the mean.
+fn is_balanced(largest: u128, total: u128, ranks: usize, limit: (u128, u128)) -> bool {
+    largest * ranks as u128 * limit.1 <= total * limit.0
 }
 
-/// What chunks weigh, and what they make others send.
+/// Loads of chunks, and the keys that they need.
 struct Weigher<'a> {
     patterns: Vec<&'a longspan::Pattern>,
     tokens: u64,
     grain: u64,
-    /// Pairs that each of the smallest chunks sees.
+    /// Active pairs of each of the smallest chunks.
     weights: Vec<u128>,
 }
 
 impl<'a> Weigher<'a> {
     fn new(heads: &'a Heads, tokens: u64, grain: u64, chunks: usize) -> Result<Self> {
         let patterns = distinct(heads, heads.count().unwrap_or(1))?;
-        let rows = (ROWS / chunks as u64).max(FEWEST_ROWS);
+        let rows = (ROWS / chunks as u64).max(MIN_ROWS);
         let mut weights = Vec::with_capacity(chunks);
         for chunk in 0..chunks {
-            let Range { start, end } = stretch(tokens, grain, chunks, chunk);
+            let Range { start, end } = chunk_range(tokens, grain, chunks, chunk);
             let queries = Positions::range(start as i64, end - start)?;
             let mut weight = 0;
             for (pattern, times) in &patterns {
-                weight += u128::from(*times) * pairs_seen(pattern, tokens, &queries, rows)?;
+                weight += u128::from(*times) * active_pairs(pattern, tokens, &queries, rows)?;
             }
             weights.push(weight);
         }
@@ -170,27 +168,28 @@ impl<'a> Weigher<'a> {
         Ok(Weigher { patterns, tokens, grain, weights })
     }
 
-    /// Weights of fewer, larger chunks: their number divides that of the smallest.
+    /// Weights of fewer, larger chunks; `chunks` divides the number of the smallest.
     fn merged(&self, chunks: usize) -> Vec<u128> {
         self.weights.chunks(self.weights.len() / chunks).map(|some| some.iter().sum()).collect()
     }
 
     fn lengths(&self, chunks: usize) -> Vec<u64> {
-        let length = |chunk| stretch(self.tokens, self.grain, chunks, chunk);
-        (0..chunks).map(length).map(|stretch| stretch.end - stretch.start).collect()
+        let length = |chunk| chunk_range(self.tokens, self.grain, chunks, chunk);
+        (0..chunks).map(length).map(|range| range.end - range.start).collect()
     }
 
-    /// Keys that ranks have to get from others, as far as whole chunks tell.
+    /// Keys that ranks receive from others, at the granularity of chunks.
     fn moved(&self, shards: &Shards) -> u64 {
-        let mut sights: Vec<_> = self.patterns.iter().map(|pattern| Sight::new(pattern)).collect();
+        let mut coverages: Vec<_> =
+            self.patterns.iter().map(|pattern| PatternCoverage::new(pattern)).collect();
         let all = Progression { start: 0, step: 1, len: self.tokens };
         let needed = (0..shards.ranks()).map(|rank| {
             let held = shards.rank(rank);
             let mut ranges: Vec<Range<u64>> = Vec::new();
             for piece in held.progressions() {
                 ranges.push(piece.start as u64..piece.start as u64 + piece.len);
-                for sight in &mut sights {
-                    ranges.extend(sight.reach(piece, all));
+                for coverage in &mut coverages {
+                    ranges.extend(coverage.key_ranges(piece, all));
                 }
             }
             ranges.sort_unstable_by_key(|range| range.start);
@@ -205,14 +204,14 @@ impl<'a> Weigher<'a> {
     }
 }
 
-fn stretch(tokens: u64, grain: u64, chunks: usize, chunk: usize) -> Range<u64> {
+fn chunk_range(tokens: u64, grain: u64, chunks: usize, chunk: usize) -> Range<u64> {
     edge(tokens, grain, chunks, chunk)..edge(tokens, grain, chunks, chunk + 1)
 }
 
-/// Deals out chunks, the same number to each rank: which ones each has, ascending.
-fn exchange(weights: &[u128], lengths: &[u64], ranks: usize) -> Vec<Vec<usize>> {
+/// Assigns chunks to ranks, the same number per rank; returns the ascending chunks of each.
+fn swap_chunks(weights: &[u128], lengths: &[u64], ranks: usize) -> Vec<Vec<usize>> {
     let many = weights.len() / ranks;
-    let mut dealt: Vec<Vec<usize>> =
+    let mut assigned: Vec<Vec<usize>> =
         (0..ranks).map(|rank| (rank * many..(rank + 1) * many).collect()).collect();
     let load = |chunks: &[usize]| chunks.iter().map(|&chunk| weights[chunk]).sum::<u128>();
     let held = |chunks: &[usize]| chunks.iter().map(|&chunk| lengths[chunk]).sum::<u64>();
@@ -222,21 +221,22 @@ fn exchange(weights: &[u128], lengths: &[u64], ranks: usize) -> Vec<Vec<usize>> 
     // At most half a chunk from the mean.
     let fair = |held: i128| 2 * (held * ranks as i128 - tokens).abs() <= longest * ranks as i128;
     let mut by_load: BTreeSet<(u128, usize)> =
-        (0..ranks).map(|rank| (load(&dealt[rank]), rank)).collect();
+        (0..ranks).map(|rank| (load(&assigned[rank]), rank)).collect();
 
-    // Each exchange brings two ranks closer; this many are never needed.
+    // Each swap brings two ranks closer; this bound is never reached.
     for _ in 0..16 * weights.len() {
         let (&(most, heavy), &(least, light)) = match (by_load.last(), by_load.first()) {
             (Some(heavy), Some(light)) => (heavy, light),
             _ => break,
         };
-        if is_even(most, total, ranks, EVEN_ENOUGH) {
+        if is_balanced(most, total, ranks, TARGET) {
             break;
         }
-        let (held_heavy, held_light) = (held(&dealt[heavy]) as i128, held(&dealt[light]) as i128);
+        let (held_heavy, held_light) =
+            (held(&assigned[heavy]) as i128, held(&assigned[light]) as i128);
         let mut nearest: Option<(u128, usize, usize)> = None;
-        for (i, &a) in dealt[heavy].iter().enumerate() {
-            for (j, &b) in dealt[light].iter().enumerate() {
+        for (i, &a) in assigned[heavy].iter().enumerate() {
+            for (j, &b) in assigned[light].iter().enumerate() {
                 let Some(gain) = weights[a].checked_sub(weights[b]) else { continue };
                 let longer = lengths[a] as i128 - lengths[b] as i128;
                 let stays = longer == 0 || fair(held_heavy - longer) && fair(held_light + longer);
@@ -250,16 +250,16 @@ fn exchange(weights: &[u128], lengths: &[u64], ranks: usize) -> Vec<Vec<usize>> 
             }
         }
         let Some((_, i, j)) = nearest else { break };
-        let (a, b) = (dealt[heavy][i], dealt[light][j]);
-        (dealt[heavy][i], dealt[light][j]) = (b, a);
+        let (a, b) = (assigned[heavy][i], assigned[light][j]);
+        (assigned[heavy][i], assigned[light][j]) = (b, a);
         let gain = weights[a] - weights[b];
         by_load.pop_last();
         by_load.pop_first();
         by_load.insert((most - gain, heavy));
         by_load.insert((least + gain, light));
     }
-    dealt.iter_mut().for_each(|chunks| chunks.sort_unstable());
-    dealt
+    assigned.iter_mut().for_each(|chunks| chunks.sort_unstable());
+    assigned
 }
 
 #[cfg(test)]
@@ -268,10 +268,12 @@ mod tests {
 
     use super::*;
 
-    /// Largest ÷ mean of the pairs that ranks see, counted, and keys that are moved.
+    /// Largest ÷ mean load, counted exactly, and the keys that are moved.
     fn measure(pattern: &Pattern, shards: &Shards) -> (f64, u64) {
         let loads: Vec<_> = (0..shards.ranks())
-            .map(|rank| pairs_seen(pattern, shards.tokens(), shards.rank(rank), u64::MAX).unwrap())
+            .map(|rank| {
+                active_pairs(pattern, shards.tokens(), shards.rank(rank), u64::MAX).unwrap()
+            })
             .collect();
         let mean = loads.iter().sum::<u128>() as f64 / loads.len() as f64;
         let largest = loads.into_iter().max().unwrap() as f64;
@@ -294,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn no_rank_computes_over_a_twentieth_more_than_the_mean() {
+    fn no_load_exceeds_the_mean_by_over_5_percent() {
         let tokens = 1 << 20;
         let window = || "causal & (window(4095, 0) | sinks(64))".parse::<Pattern>().unwrap();
         for (name, pattern) in
@@ -322,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_hold_the_same_within_a_chunk() {
+    fn ranks_hold_equal_tokens_up_to_one_chunk() {
         for (tokens, ranks, grain) in [(100_003, 7, 1), (65_536, 16, 64), (5_000, 12, 16)] {
             let shards = Shards::balanced(mixed(tokens), tokens, ranks, grain).unwrap();
             let held = |rank: usize| shards.rank(rank).len();
@@ -349,14 +351,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_even_stays_in_one_piece() {
+    fn balanced_patterns_keep_contiguous_shards() {
         let window = Pattern::window(100, 0).unwrap();
         let shards = Shards::balanced(window, 1 << 16, 8, 1).unwrap();
         assert_eq!(shards, Shards::contiguous(1 << 16, 8, 1).unwrap());
     }
 
     #[test]
-    fn heads_are_weighed_together() {
+    fn loads_are_summed_over_heads() {
         let heads: Heads = "heads([causal, !causal])".parse().unwrap();
         let shards = Shards::balanced(heads, 1 << 16, 8, 1).unwrap();
         assert_eq!(shards, Shards::contiguous(1 << 16, 8, 1).unwrap());

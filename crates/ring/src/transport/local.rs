@@ -1,14 +1,14 @@
-//! Ranks that are threads of one process.
+//! Ranks as threads of one process.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{Failure, Hear, Hop, Meanwhile, Transport};
+use super::{AbortListener, Failure, Hop, Meanwhile, Transport};
 use crate::buffer::Buffer;
 
-/// A rank among threads of one process: for tests, and for one rank a NUMA node.
+/// A rank that is a thread of one process: for tests, and for one rank per NUMA node.
 ///
 /// ```
 /// use std::time::Duration;
@@ -17,14 +17,14 @@ use crate::buffer::Buffer;
 /// let mut ranks = Local::ranks(2);
 /// let mut second = ranks.pop().unwrap();
 /// let mut first = ranks.pop().unwrap();
-/// let patience = Duration::from_secs(1);
+/// let timeout = Duration::from_secs(1);
 /// std::thread::scope(|scope| {
 ///     scope.spawn(move || {
 ///         let sends = &mut [Outgoing { to: 1, bytes: Buffer::from(&b"hello"[..]) }];
-///         first.hop(Hop { sends, receives: &mut [], patience }, &mut |_| ()).unwrap();
+///         first.hop(Hop { sends, receives: &mut [], timeout }, &mut |_| ()).unwrap();
 ///     });
 ///     let receives = &mut [Incoming { from: 0, bytes: Buffer::zeroed(5) }];
-///     second.hop(Hop { sends: &mut [], receives, patience }, &mut |_| ()).unwrap();
+///     second.hop(Hop { sends: &mut [], receives, timeout }, &mut |_| ()).unwrap();
 ///     assert_eq!(&receives[0].bytes[..], b"hello");
 /// });
 /// ```
@@ -37,31 +37,31 @@ pub struct Local {
 #[derive(Debug)]
 struct Shared {
     ranks: usize,
-    mail: Mutex<Mail>,
+    channels: Mutex<Channels>,
     changed: Condvar,
 }
 
 #[derive(Debug)]
-struct Mail {
+struct Channels {
     /// Messages from `a` to `b` at `a · ranks + b`.
-    boxes: Vec<VecDeque<Buffer>>,
-    /// What ranks have said when they gave up.
-    said: Vec<Option<Vec<u8>>>,
-    gone: Vec<bool>,
+    queues: Vec<VecDeque<Buffer>>,
+    /// Abort messages by rank.
+    aborts: Vec<Option<Vec<u8>>>,
+    closed: Vec<bool>,
 }
 
 impl Local {
-    /// So many ranks, each for a thread of its own.
+    /// The endpoints of `count` ranks, one per thread.
     pub fn ranks(count: usize) -> Vec<Local> {
-        let boxes = vec![VecDeque::new(); count * count];
-        let mail = Mail { boxes, said: vec![None; count], gone: vec![false; count] };
-        let mail = Mutex::new(mail);
-        let shared = Arc::new(Shared { ranks: count, mail, changed: Condvar::new() });
+        let queues = vec![VecDeque::new(); count * count];
+        let channels = Channels { queues, aborts: vec![None; count], closed: vec![false; count] };
+        let channels = Mutex::new(channels);
+        let shared = Arc::new(Shared { ranks: count, channels, changed: Condvar::new() });
         (0..count).map(|rank| Local { rank, shared: shared.clone() }).collect()
     }
 
-    fn mail(&self) -> MutexGuard<'_, Mail> {
-        self.shared.mail.lock().unwrap_or_else(PoisonError::into_inner)
+    fn channels(&self) -> MutexGuard<'_, Channels> {
+        self.shared.channels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn slot(&self, from: usize, to: usize) -> usize {
@@ -71,7 +71,7 @@ impl Local {
 
 impl Drop for Local {
     fn drop(&mut self) {
-        self.mail().gone[self.rank] = true;
+        self.channels().closed[self.rank] = true;
         self.shared.changed.notify_all();
     }
 }
@@ -86,23 +86,23 @@ impl Transport for Local {
     }
 
     fn hop(&mut self, hop: Hop<'_>, meanwhile: &mut Meanwhile<'_>) -> Result<(), Failure> {
-        // A send is a copy: it has left at once.
+        // Sends are buffered, so they complete at once.
         let copies: Vec<_> = hop.sends.iter().map(|send| (send.to, send.bytes.clone())).collect();
-        let mut mail = self.mail();
+        let mut channels = self.channels();
         for (to, bytes) in copies {
-            mail.boxes[self.slot(self.rank, to)].push_back(bytes);
+            channels.queues[self.slot(self.rank, to)].push_back(bytes);
         }
-        drop(mail);
+        drop(channels);
         self.shared.changed.notify_all();
         meanwhile(&mut || ControlFlow::Continue(()));
 
         let start = Instant::now();
-        let mut mail = self.mail();
+        let mut channels = self.channels();
         let mut arrived = 0;
         while arrived < hop.receives.len() {
             let receive = &mut hop.receives[arrived];
             let slot = self.slot(receive.from, self.rank);
-            if let Some(bytes) = mail.boxes[slot].pop_front() {
+            if let Some(bytes) = channels.queues[slot].pop_front() {
                 let (expected, got) = (receive.bytes.len(), bytes.len());
                 if expected != got {
                     let beginning = bytes[..got.min(Failure::BEGINNING)].to_vec();
@@ -112,43 +112,48 @@ impl Transport for Local {
                 arrived += 1;
                 continue;
             }
-            if mail.gone[receive.from] {
+            if channels.closed[receive.from] {
                 let message = "its thread has ended".to_owned();
                 return Err(Failure::Gone { rank: Some(receive.from), message });
             }
             let waited = start.elapsed();
-            let Some(left) = hop.patience.checked_sub(waited).filter(|left| !left.is_zero()) else {
+            let Some(left) = hop.timeout.checked_sub(waited).filter(|left| !left.is_zero()) else {
                 let from = hop.receives[arrived..].iter().map(|receive| receive.from).collect();
-                return Err(Failure::Late { from, to: Vec::new(), waited });
+                return Err(Failure::Timeout { from, to: Vec::new(), waited });
             };
-            let waiting = self.shared.changed.wait_timeout(mail, left);
-            mail = waiting.unwrap_or_else(PoisonError::into_inner).0;
+            let waiting = self.shared.changed.wait_timeout(channels, left);
+            channels = waiting.unwrap_or_else(PoisonError::into_inner).0;
         }
         Ok(())
     }
 
-    fn farewell(&mut self, told: &[u8], hear: &mut Hear<'_>, patience: Duration) {
+    fn broadcast_abort(
+        &mut self,
+        message: &[u8],
+        listener: &mut AbortListener<'_>,
+        timeout: Duration,
+    ) {
         let start = Instant::now();
-        let mut mail = self.mail();
-        mail.said[self.rank] = Some(told.to_vec());
+        let mut channels = self.channels();
+        channels.aborts[self.rank] = Some(message.to_vec());
         self.shared.changed.notify_all();
-        let mut heard = vec![false; self.shared.ranks];
-        heard[self.rank] = true;
+        let mut delivered = vec![false; self.shared.ranks];
+        delivered[self.rank] = true;
         loop {
-            for (rank, said) in mail.said.iter().enumerate() {
-                if let (Some(said), false) = (said, heard[rank]) {
-                    heard[rank] = true;
-                    if hear(rank, said).is_break() {
+            for (rank, abort) in channels.aborts.iter().enumerate() {
+                if let (Some(abort), false) = (abort, delivered[rank]) {
+                    delivered[rank] = true;
+                    if listener(rank, abort).is_break() {
                         return;
                     }
                 }
             }
-            let left = patience.saturating_sub(start.elapsed());
-            if left.is_zero() || heard.iter().all(|heard| *heard) {
+            let left = timeout.saturating_sub(start.elapsed());
+            if left.is_zero() || delivered.iter().all(|delivered| *delivered) {
                 return;
             }
-            let waiting = self.shared.changed.wait_timeout(mail, left);
-            mail = waiting.unwrap_or_else(PoisonError::into_inner).0;
+            let waiting = self.shared.changed.wait_timeout(channels, left);
+            channels = waiting.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }

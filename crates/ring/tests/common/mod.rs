@@ -1,24 +1,23 @@
-//! A case, run around rings of threads.
+//! An attention case on rings of threads.
 
-#![allow(dead_code, reason = "each test has a part of it")]
+#![allow(dead_code, reason = "each test uses a part of it")]
 
-pub(crate) mod unlucky;
+pub(crate) mod faulty;
 
-use std::num::NonZeroUsize;
 use std::time::Duration;
 
-use longspan::{Arrived, Dims, Heads, Inputs, Order, Score, Tensor, Threads};
+use longspan::{Dims, Heads, Inputs, Order, OutputGradient, Score, Tensor, Threads};
 use longspan_ring::{Error, Local, Options, Problem, Ring, Shards, Tally, Transport};
 use longspan_testing::{AttentionCase, Problem as Numbers, Sizes, Transform, Values};
 
-pub(crate) const ORDER: Order = Order::BatchHeadTokenDim;
+pub(crate) const ORDER: Order = Order::Bhsd;
 
 pub(crate) fn options() -> Options {
-    let threads = Threads::Count(NonZeroUsize::MIN);
-    Options { patience: Duration::from_secs(20), threads, ..Options::default() }
+    let threads = Threads::Count(1);
+    Options { timeout: Duration::from_secs(20), threads, ..Options::default() }
 }
 
-/// Shard maps of every kind.
+/// Shardings of every kind.
 pub(crate) fn maps(case: &AttentionCase, ranks: usize) -> Vec<(&'static str, Shards)> {
     let tokens = case.layout.tokens_k;
     let heads: Heads = case.pattern_text().parse().unwrap();
@@ -31,7 +30,7 @@ pub(crate) fn maps(case: &AttentionCase, ranks: usize) -> Vec<(&'static str, Sha
     ]
 }
 
-/// What a case is, around a ring.
+/// The ring problem of a case.
 pub(crate) fn problem(case: &AttentionCase, shards: Shards) -> Problem {
     let heads: Heads = case.pattern_text().parse().unwrap();
     let score = match &case.transform {
@@ -50,13 +49,13 @@ pub(crate) fn problem(case: &AttentionCase, shards: Shards) -> Problem {
     }
 }
 
-/// Where a rank's tokens stand.
+/// Positions of a rank's tokens.
 pub(crate) fn positions(shards: &Shards, rank: usize) -> Vec<usize> {
     let held = shards.rank(rank);
     (0..held.len()).map(|token| held.get(token).unwrap() as usize).collect()
 }
 
-/// Rows of some tokens of `[head][token][dim]`.
+/// Rows of some tokens of `[head, token, dim]`.
 pub(crate) fn pick(all: &[f32], tokens: usize, dim: usize, chosen: &[usize]) -> Vec<f32> {
     let heads = all.len() / (tokens * dim).max(1);
     let row = |head: usize, token: usize| &all[(head * tokens + token) * dim..][..dim];
@@ -66,7 +65,7 @@ pub(crate) fn pick(all: &[f32], tokens: usize, dim: usize, chosen: &[usize]) -> 
         .collect()
 }
 
-/// The reverse.
+/// The inverse of [`pick`].
 pub(crate) fn put(all: &mut [f32], tokens: usize, dim: usize, chosen: &[usize], rows: &[f32]) {
     let heads = all.len() / (tokens * dim).max(1);
     for head in 0..heads {
@@ -138,10 +137,9 @@ pub(crate) fn both_with<T: Transport>(
 ) -> Result<Results, Error> {
     let mut ring = Ring::new(transport, problem, options)?;
     let inputs = share.inputs();
-    let output = ring.forward(inputs.q, inputs.k, inputs.v)?;
-    let arrived =
-        Arrived { dlse: share.dlse.as_deref(), ..Arrived::of(&output, share.dout.view()) };
-    let gradients = ring.backward(inputs, arrived)?;
+    let output = ring.forward(inputs)?;
+    let gradient = OutputGradient { dout: share.dout.view(), dlse: share.dlse.as_deref() };
+    let gradients = ring.backward(inputs, &output, gradient)?;
     Ok(Results {
         out: output.out.as_slice().to_vec(),
         lse: output.lse.clone(),
@@ -168,7 +166,7 @@ pub(crate) fn around(case: &AttentionCase, numbers: &Numbers, shards: &Shards) -
     })
 }
 
-/// Everybody's results as one.
+/// Results of all ranks, in the order of the sequence.
 pub(crate) fn joined(numbers: &Numbers, shards: &Shards, ranks: &[Results]) -> Values<f32> {
     let sizes = numbers.sizes;
     let all = sizes.tokens_k;

@@ -1,4 +1,4 @@
-//! What happens, to whom, and when.
+//! Faults: kind, rank and hop.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,21 +9,21 @@ pub(crate) enum Kind {
     Kill,
     /// It is stopped until all others have reported.
     Stop,
-    /// It comes late, after the others' patience.
+    /// It is late by more than the timeout.
     Delay,
-    /// It comes late, but not too late: all end well.
+    /// It is late by less than the timeout: all ranks succeed.
     Pause,
-    /// Its host's link is cut.
+    /// Its host's network link is cut.
     Cut,
-    /// A bit of what it sends is turned.
+    /// A bit of its messages is flipped.
     Flip,
-    /// It sends a byte more.
+    /// Its messages are a byte longer.
     Grow,
-    /// It sends what was meant for the hop before.
+    /// It repeats the messages of the hop before.
     Repeat,
-    /// Its tensors have a token less.
+    /// Its tensors lack a token.
     Shape,
-    /// It means another pattern.
+    /// It is called with another pattern.
     Pattern,
 }
 
@@ -41,14 +41,14 @@ const ALL: [Kind; 10] = [
 ];
 
 impl Kind {
-    /// Whether nothing else can be tried with the same processes.
-    pub(crate) fn ends_a_process(self) -> bool {
+    /// Whether the processes cannot be reused for further faults.
+    pub(crate) fn ends_process(self) -> bool {
         matches!(self, Kind::Kill | Kind::Cut)
     }
 }
 
-/// A fault. Hops are counted from the ring's making to the end of the first backward pass, of those
-/// in which the victim sends something, and begin anew after the last.
+/// A fault. `hop` counts the hops with sends of the victim from `Ring::new` to the end of the first
+/// backward pass, modulo their number.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Fault {
     pub(crate) kind: Kind,
@@ -69,18 +69,19 @@ impl FromStr for Fault {
     type Err = std::num::ParseIntError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let numbers = text.split(' ').map(str::parse).collect::<Result<Vec<usize>, _>>()?;
-        let &[kind, ranks, victim, hop, bit] = &numbers[..] else { panic!("{text}") };
+        let fields = text.split(' ').map(str::parse).collect::<Result<Vec<usize>, _>>()?;
+        let &[kind, ranks, victim, hop, bit] = &fields[..] else { panic!("{text}") };
         Ok(Fault { kind: ALL[kind], ranks, victim, hop, bit })
     }
 }
 
-/// One of each kind, and who is killed twice: the launcher ends all others, or lets them live.
+/// One of each kind, and two kills: with a launcher that ends all other ranks, and with one that does
+/// not.
 pub(crate) fn few(hosts: bool) -> Vec<Fault> {
     random(if hosts { 1 } else { ALL.len() }, 0, hosts)
 }
 
-/// So many, of every kind in turn; with hosts of their own only what needs them.
+/// `count` faults, of every kind in turn; with one host per rank only those that need it.
 pub(crate) fn random(count: usize, seed: u64, hosts: bool) -> Vec<Fault> {
     let kinds: Vec<_> = ALL.into_iter().filter(|kind| hosts == (*kind == Kind::Cut)).collect();
     let mut state = seed;
@@ -92,8 +93,8 @@ pub(crate) fn random(count: usize, seed: u64, hosts: bool) -> Vec<Fault> {
         ((mixed ^ (mixed >> 31)) % below as u64) as usize
     };
     (0..count)
-        .map(|number| {
-            let kind = kinds[number % kinds.len()];
+        .map(|index| {
+            let kind = kinds[index % kinds.len()];
             let ranks = if hosts { 3 } else { 3 + draw(2) };
             Fault { kind, ranks, victim: draw(ranks), hop: draw(1_000), bit: draw(1 << 20) }
         })

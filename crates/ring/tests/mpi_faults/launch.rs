@@ -1,4 +1,4 @@
-//! Processes under `mpirun`, and what they report.
+//! Processes under `mpirun`, and their reports.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,37 +8,37 @@ use std::time::{Duration, Instant};
 use crate::fault::{Fault, Kind};
 use crate::rank::now;
 
-/// Variables that make this program a rank.
+/// Environment variables of this program as a rank.
 pub(crate) const FAULTS: &str = "LONGSPAN_RANK_FAULTS";
 pub(crate) const FOLDER: &str = "LONGSPAN_RANK_FOLDER";
 /// Set where processes end after one fault.
 pub(crate) const LONE: &str = "LONGSPAN_RANK_LONE";
 
-/// A loop that sleeps for 20 ms takes longer only where this machine, or this process, stands still.
-const STILL: Duration = Duration::from_secs(1);
+/// A loop that sleeps for 20 ms takes longer only where this machine or process stalls.
+const STALL: Duration = Duration::from_secs(1);
 
-/// What the launcher does when a process dies.
+/// Behavior of the launcher when a process dies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Launcher {
-    /// It ends all others.
+    /// It ends all other processes.
     EndsAll,
-    /// It lets them live (ULFM).
-    LetsLive,
-    /// The same, and each process has a host of its own.
+    /// The others survive (ULFM).
+    Survives,
+    /// The same, with one host per process.
     Hosts,
 }
 
-/// What a rank says at the end of a fault.
+/// A rank's report of a fault.
 #[derive(Debug)]
 pub(crate) struct Report {
     pub(crate) rank: usize,
-    /// When, in seconds since 1970.
+    /// Seconds since 1970.
     pub(crate) at: f64,
     pub(crate) error: Option<String>,
     pub(crate) is_wrong: bool,
 }
 
-/// Processes that were started.
+/// Running processes.
 pub(crate) struct Launch<'f> {
     faults: &'f [Fault],
     launcher: Launcher,
@@ -46,17 +46,17 @@ pub(crate) struct Launch<'f> {
     child: Child,
 }
 
-/// How they ended.
+/// Their results.
 pub(crate) struct Ended {
     /// By fault and rank.
     pub(crate) reports: Vec<Vec<Option<Report>>>,
-    /// When faults happened.
-    pub(crate) struck: Vec<Option<f64>>,
+    /// Times of the faults.
+    pub(crate) injected: Vec<Option<f64>>,
     pub(crate) at: f64,
     pub(crate) succeeded: bool,
-    /// All that was written.
-    pub(crate) said: String,
-    pub(crate) stood_still: Option<Duration>,
+    /// Output of all ranks.
+    pub(crate) output: String,
+    pub(crate) stalled: Option<Duration>,
 }
 
 fn variable(name: &str) -> String {
@@ -64,7 +64,7 @@ fn variable(name: &str) -> String {
 }
 
 impl<'f> Launch<'f> {
-    /// Faults of as many ranks each.
+    /// Faults with equal numbers of ranks.
     pub(crate) fn new(faults: &'f [Fault], launcher: Launcher) -> Self {
         let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
         let folder = folder.join(format!("mpi-faults-{}", std::process::id()));
@@ -97,7 +97,7 @@ impl<'f> Launch<'f> {
         command.arg(std::env::current_exe().unwrap());
         let texts: Vec<_> = faults.iter().map(ToString::to_string).collect();
         command.env(FAULTS, texts.join(",")).env(FOLDER, &folder).env_remove("LONGSPAN_ISA");
-        if faults.iter().any(|fault| fault.kind.ends_a_process()) {
+        if faults.iter().any(|fault| fault.kind.ends_process()) {
             command.env(LONE, "1");
         }
         let output = fs::File::create(folder.join("output")).unwrap();
@@ -109,31 +109,30 @@ impl<'f> Launch<'f> {
         fs::read_to_string(self.folder.join(name)).ok()
     }
 
-    fn report(&self, number: usize, rank: usize) -> Option<Report> {
-        let text = self.read(&format!("report.{number}.{rank}"))?;
-        let (at, said) = text.split_once('\n')?;
-        let error = said.strip_prefix("error ").map(str::to_owned);
-        let is_wrong = error.is_none() && said != "well";
+    fn report(&self, index: usize, rank: usize) -> Option<Report> {
+        let text = self.read(&format!("report.{index}.{rank}"))?;
+        let (at, result) = text.split_once('\n')?;
+        let error = result.strip_prefix("error ").map(str::to_owned);
+        let is_wrong = error.is_none() && result != "ok";
         Some(Report { rank, at: at.parse().unwrap(), error, is_wrong })
     }
 
-    /// Waits until they have ended; wakes up those that were stopped once nobody else is left to
-    /// report.
+    /// Waits until they have ended; continues stopped processes after all others have reported.
     pub(crate) fn watch(mut self) -> Ended {
-        let mut stood_still = None;
-        let mut woken = vec![false; self.faults.len()];
+        let mut stalled = None;
+        let mut continued = vec![false; self.faults.len()];
         let status = loop {
             let start = Instant::now();
             std::thread::sleep(Duration::from_millis(20));
-            if start.elapsed() > STILL {
-                stood_still = stood_still.max(Some(start.elapsed()));
+            if start.elapsed() > STALL {
+                stalled = stalled.max(Some(start.elapsed()));
             }
-            for (number, fault) in self.faults.iter().enumerate() {
+            for (index, fault) in self.faults.iter().enumerate() {
                 let others = || (0..fault.ranks).filter(|&rank| rank != fault.victim);
-                let stopped = fault.kind == Kind::Stop && !woken[number];
-                if stopped && others().all(|rank| self.report(number, rank).is_some()) {
-                    woken[number] = true;
-                    let pid = self.read(&format!("pid.{}", fault.victim)).expect("it has begun");
+                let stopped = fault.kind == Kind::Stop && !continued[index];
+                if stopped && others().all(|rank| self.report(index, rank).is_some()) {
+                    continued[index] = true;
+                    let pid = self.read(&format!("pid.{}", fault.victim)).expect("it has started");
                     quietly(Command::new("kill").args(["-s", "CONT", &pid]));
                 }
             }
@@ -142,7 +141,7 @@ impl<'f> Launch<'f> {
             }
             let all = |fault: &Fault| (0..fault.ranks).all(|rank| self.report(0, rank).is_some());
             if self.launcher == Launcher::Hosts && self.faults.iter().all(all) {
-                // The launcher waits for a host that it can't reach.
+                // The launcher waits for a host that it cannot reach.
                 quietly(Command::new("kill").arg(self.child.id().to_string()));
                 break self.child.wait().unwrap();
             }
@@ -157,17 +156,18 @@ impl<'f> Launch<'f> {
                 }
             }
         }
-        let reports = self.faults.iter().enumerate().map(|(number, fault)| {
-            (0..fault.ranks).map(|rank| self.report(number, rank)).collect()
-        });
-        let struck = |number| self.read(&format!("struck.{number}"))?.parse().ok();
+        let reports =
+            self.faults.iter().enumerate().map(|(index, fault)| {
+                (0..fault.ranks).map(|rank| self.report(index, rank)).collect()
+            });
+        let injected = |index| self.read(&format!("injected.{index}"))?.parse().ok();
         Ended {
             reports: reports.collect(),
-            struck: (0..self.faults.len()).map(struck).collect(),
+            injected: (0..self.faults.len()).map(injected).collect(),
             at,
             succeeded: status.success(),
-            said: self.read("output").unwrap_or_default(),
-            stood_still,
+            output: self.read("output").unwrap_or_default(),
+            stalled,
         }
     }
 }

@@ -1,16 +1,16 @@
-//! Faults of ranks that are processes of MPI: `mpirun` starts this program again, as ranks to one of
-//! which something happens at some hop, and it reads what they report.
+//! Faults of MPI processes: `mpirun` starts this program again as ranks, one of which has a fault at
+//! some hop, and it reads their reports.
 //!
 //! ```text
 //! no variable          a few of every kind
-//! LONGSPAN_FAULTS=150  so many, at random
-//! LONGSPAN_SEED=7      other ones
+//! LONGSPAN_FAULTS=150  150 random ones
+//! LONGSPAN_SEED=7      other random ones
 //! LONGSPAN_HOSTS=…     set by benches/ring/hosts: links between hosts can be cut too
 //! ```
 //!
-//! Whatever leaves all processes alive is tried many times a launch, each time on a communicator of
-//! its own. Deadlines are those of the ranks; a machine that stood still meanwhile is found by the
-//! clock of this program, and the launch counts for nothing.
+//! Faults that all processes survive are tried many times per launch, each with its own communicator.
+//! Deadlines are those of the ranks; a launch during which this machine stalled, by the clock of this
+//! program, is repeated.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -24,14 +24,14 @@ use std::time::Duration;
 use fault::{Fault, Kind};
 use launch::{Launch, Launcher, Report};
 
-/// How long ranks wait for each other.
-const PATIENCE: Duration = Duration::from_secs(3);
-/// What reporting may take beyond that.
+/// The timeout of ranks.
+const TIMEOUT: Duration = Duration::from_secs(3);
+/// Additional time for reports.
 const SLACK: Duration = Duration::from_secs(2);
-/// For what isn't looked at: starting, meeting again.
+/// The timeout of untested operations: start, barrier.
 const LONG: Duration = Duration::from_secs(60);
-/// Faults of one launch that all processes survive.
-const AT_ONCE: usize = 12;
+/// Faults per launch that all processes survive.
+const PER_LAUNCH: usize = 12;
 
 fn main() {
     if let Ok(faults) = std::env::var(launch::FAULTS) {
@@ -46,66 +46,66 @@ fn main() {
     };
     let mut counts = BTreeMap::new();
     let (deadly, harmless): (Vec<_>, Vec<_>) =
-        faults.into_iter().partition(|fault| fault.kind.ends_a_process());
+        faults.into_iter().partition(|fault| fault.kind.ends_process());
     for ranks in [3, 4] {
         let these: Vec<_> = harmless.iter().filter(|fault| fault.ranks == ranks).collect();
-        for some in these.chunks(AT_ONCE) {
+        for some in these.chunks(PER_LAUNCH) {
             let some: Vec<_> = some.iter().map(|fault| **fault).collect();
-            run(&some, Launcher::LetsLive, &mut counts);
+            run(&some, Launcher::Survives, &mut counts);
         }
     }
     for (number, fault) in deadly.into_iter().enumerate() {
         let launcher = match fault.kind {
             Kind::Cut => Launcher::Hosts,
-            _ if number % 2 == 0 => Launcher::LetsLive,
+            _ if number % 2 == 0 => Launcher::Survives,
             _ => Launcher::EndsAll,
         };
         run(&[fault], launcher, &mut counts);
     }
     let total: usize = counts.values().sum();
     let counts: Vec<_> = counts.iter().map(|(kind, count)| format!("{kind:?} {count}")).collect();
-    eprintln!("{total} faults, all noticed in time by all ranks that lived: {}", counts.join(", "));
+    eprintln!("{total} faults, reported in time by all surviving ranks: {}", counts.join(", "));
 }
 
-/// One launch, judged.
+/// Runs and checks one launch.
 fn run(faults: &[Fault], launcher: Launcher, counts: &mut BTreeMap<Kind, usize>) {
     for _ in 0..5 {
         let launch = Launch::new(faults, launcher);
         let ended = launch.watch();
-        if let Some(gap) = ended.stood_still {
-            eprintln!("this machine stood still for {gap:.1?}: {faults:?} again");
+        if let Some(gap) = ended.stalled {
+            eprintln!("this machine stalled for {gap:.1?}: repeating {faults:?}");
             continue;
         }
-        for (number, fault) in faults.iter().enumerate() {
-            let reports = &ended.reports[number];
-            if let Err(wrong) = judge(fault, launcher, ended.struck[number], reports, &ended) {
-                panic!("{fault:?}, {launcher:?}: {wrong}\n{reports:#?}\n{}", ended.said);
+        for (index, fault) in faults.iter().enumerate() {
+            let reports = &ended.reports[index];
+            if let Err(wrong) = judge(fault, launcher, ended.injected[index], reports, &ended) {
+                panic!("{fault:?}, {launcher:?}: {wrong}\n{reports:#?}\n{}", ended.output);
             }
             *counts.entry(fault.kind).or_default() += 1;
             let others = reports.iter().flatten().filter(|report| report.rank != fault.victim);
-            let longest = others.filter_map(|report| Some(report.at - ended.struck[number]?));
+            let longest = others.filter_map(|report| Some(report.at - ended.injected[index]?));
             let longest = longest.fold(0.0, f64::max);
             eprintln!("{fault:?}, {launcher:?}: {longest:.2} s");
         }
         return;
     }
-    panic!("this machine doesn't run for long enough to try {faults:?}");
+    panic!("this machine stalls too often to try {faults:?}");
 }
 
-/// What is wrong with how ranks ended.
+/// The first wrong result of a launch.
 fn judge(
     fault: &Fault,
     launcher: Launcher,
-    struck: Option<f64>,
+    injected: Option<f64>,
     reports: &[Option<Report>],
     ended: &launch::Ended,
 ) -> Result<(), String> {
-    let struck = struck.ok_or("nothing has happened")?;
-    let most = (PATIENCE + SLACK).as_secs_f64();
+    let injected = injected.ok_or("the fault was not injected")?;
+    let most = (TIMEOUT + SLACK).as_secs_f64();
     if launcher == Launcher::EndsAll {
-        let took = ended.at - struck;
+        let took = ended.at - injected;
         if ended.succeeded || took > most {
-            return Err(format!("the job ended after {took} s, well: {}", ended.succeeded));
+            return Err(format!("the job ended after {took} s, successfully: {}", ended.succeeded));
         }
     }
     for (rank, report) in reports.iter().enumerate() {
@@ -114,36 +114,36 @@ fn judge(
             if may || launcher == Launcher::EndsAll {
                 continue;
             }
-            return Err(format!("rank {rank} says nothing"));
+            return Err(format!("rank {rank} has not reported"));
         };
         if report.is_wrong {
-            return Err(format!("rank {rank} has wrong numbers"));
+            return Err(format!("rank {rank} has wrong results"));
         }
         if fault.kind == Kind::Pause {
             match &report.error {
                 None => continue,
-                Some(_) => return Err(format!("rank {rank} didn't wait")),
+                Some(_) => return Err(format!("rank {rank} did not wait")),
             }
         }
-        let Some(error) = &report.error else { return Err(format!("rank {rank} saw nothing")) };
+        let Some(error) = &report.error else { return Err(format!("rank {rank} has no error")) };
         let victim = rank == fault.victim;
-        // One that was late or stopped for long reports when it is back.
+        // A late or stopped rank reports when it continues.
         let may_be_late = victim && matches!(fault.kind, Kind::Stop | Kind::Delay);
-        if !may_be_late && report.at - struck > most {
-            return Err(format!("rank {rank} spoke after {} s", report.at - struck));
+        if !may_be_late && report.at - injected > most {
+            return Err(format!("rank {rank} reported after {} s", report.at - injected));
         }
-        if !victim && !blames(error, fault.victim) {
-            return Err(format!("rank {rank} doesn't say who it was"));
+        if !victim && !names(error, fault.victim) {
+            return Err(format!("rank {rank} does not name the victim"));
         }
     }
     Ok(())
 }
 
-/// Whether an error is about that rank.
-fn blames(error: &str, rank: usize) -> bool {
-    match error.rsplit_once("because of rank ") {
+/// Whether an error names that rank as the cause.
+fn names(error: &str, rank: usize) -> bool {
+    match error.rsplit_once("caused by rank ") {
         Some((_, named)) => named == rank.to_string(),
-        None => ["rank # ", "ranks [#]", "ranks # don't"]
+        None => ["rank # ", "ranks [#]"]
             .iter()
             .any(|form| error.contains(&form.replace('#', &rank.to_string()))),
     }

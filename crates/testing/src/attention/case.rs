@@ -24,9 +24,9 @@ pub struct AttentionCase {
     /// Rule, lengths, offsets, maps and block size. Its rule is that of every head unless
     /// `per_head` says otherwise; `rows` and `valid_keys` are left out.
     pub layout: Case,
-    /// One rule a query head; empty where they share the layout's.
+    /// One rule per query head; empty where they share the layout's.
     pub per_head: Vec<Rule>,
-    /// Numbers of the keys that are not padding, one range a batch entry; empty without padding.
+    /// Numbers of the keys that are not padding, one range per batch entry; empty without padding.
     pub padding: Vec<Range<u64>>,
     /// Sequences.
     pub batch: usize,

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! error = rms(got − t)         what is measured
-//! best  = rms(f32(t) − t)      what rounding alone costs: nobody who returns f32 does better
+//! best  = rms(f32(t) − t)      what rounding alone costs: a lower bound for every f32 result
 //! naive = rms(naive f32 − t)   what the formulas cost when computed as written, in f32
 //! ```
 //!

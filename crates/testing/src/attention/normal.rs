@@ -23,7 +23,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mean_variance_and_tails_are_those_of_a_normal() {
+    fn mean_variance_and_tails_are_those_of_normal() {
         let numbers = normals(7, 100_001);
         assert_eq!(numbers.len(), 100_001);
         let count = numbers.len() as f64;
@@ -35,7 +35,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_is_a_stream() {
+    fn a_seed_is_stream() {
         assert_eq!(normals(3, 9), normals(3, 10)[..9]);
         assert_ne!(normals(3, 9), normals(4, 9));
     }

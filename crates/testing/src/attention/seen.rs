@@ -1,4 +1,4 @@
-//! Which keys each query sees, written out: a list of key numbers a row, ascending.
+//! Which keys each query sees, written out: a list of key numbers per row, ascending.
 //!
 //! Lists rather than a predicate, so that a sparse problem costs its pairs and not its square, and
 //! a rule that many heads share is asked once.

@@ -90,7 +90,7 @@ fn heads() -> Vec<AttentionCase> {
                 Rule::Causal,
                 Rule::Full,
             ],
-            ..grouped("a pattern a head", Rule::Causal, 6, 2)
+            ..grouped("one pattern per head", Rule::Causal, 6, 2)
         },
     ]
 }
@@ -138,7 +138,7 @@ fn few() -> Vec<AttentionCase> {
         },
         AttentionCase {
             per_head: vec![Rule::Causal, scattered(), Rule::Causal, scattered()],
-            ..case("few, a pattern a head", Rule::Causal, 3, (4, 2), (16, 32), 64)
+            ..case("few, one pattern per head", Rule::Causal, 3, (4, 2), (16, 32), 64)
         },
     ]
 }
@@ -230,7 +230,7 @@ fn batches() -> Vec<AttentionCase> {
             ..batch(4, Axes::HeadToken)
         },
         AttentionCase {
-            name: "padding and a pattern a head".into(),
+            name: "padding and one pattern per head".into(),
             padding: vec![5..70, 0..66],
             per_head: vec![Rule::Full, local(), Rule::Causal],
             ..batch(2, Axes::TokenHead)

@@ -1,5 +1,5 @@
 //! Random maps from local to global positions: the ways in which a sequence is cut among ranks,
-//! and some that nobody would cut it in.
+//! and some that no sharding uses.
 //!
 //! A [`Plan`] is drawn apart from what it is applied to, so that queries and keys can follow the
 //! same one. Residues are those of global positions; two sides striped by the same plan then hold

@@ -18,8 +18,8 @@ fn wait_until(what: &str, done: impl Fn() -> bool) {
     }
 }
 
-/// Runs a job whose threads wait until `threads` different ones take part. Fails where that many never
-/// do.
+/// Runs a job whose threads wait until `threads` different ones take part. Fails where that many
+/// never do.
 fn run_on_exactly(pool: &dyn Executor, threads: usize) {
     let seen: Mutex<Vec<ThreadId>> = Mutex::default();
     pool.run(threads, &|| {
@@ -101,7 +101,8 @@ fn concurrent_callers_share_the_workers() {
                     let own = std::thread::current().id();
                     begin.wait();
                     let start = Instant::now();
-                    // Nobody stops before all were helped, so that one who is done leaves no workers.
+                    // No caller returns before all had workers, so that none takes over those of a
+                    // finished call.
                     pool.run(threads, &|| {
                         if std::thread::current().id() != own {
                             helped[caller].store(true, Ordering::Relaxed);

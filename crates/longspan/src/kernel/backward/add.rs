@@ -1,7 +1,8 @@
 //! Sums of a tile, added to those of all others.
 
+use crate::gemm::Rows;
 use crate::simd::{Operation, Simd};
-use crate::tile::{Rows, Strided};
+use crate::tensor::Strided;
 
 /// `to[rows × columns] ← to + from`.
 ///

@@ -2,13 +2,13 @@
 
 use longspan_pattern::{Layout, Masks, RunKind};
 
-use super::{QUERIES, QueryTile, Slab};
+use super::{KeyPanel, QUERIES, QueryTile};
 use crate::exec::fault::{Site, fault};
 
-/// Whether a row of blocks sees any key of the slab.
-pub(super) fn sees(layout: &Layout, row: u32, slab: &Slab) -> bool {
+/// Whether a row of blocks sees any key of the key panel.
+pub(super) fn sees(layout: &Layout, row: u32, panel: &KeyPanel) -> bool {
     let block = layout.block().get();
-    let (first, last) = (slab.first / block, (slab.first + slab.keys - 1) / block);
+    let (first, last) = (panel.first / block, (panel.first + panel.keys - 1) / block);
     let runs = layout.row(row);
     let at = runs.partition_point(|run| run.end() as usize <= first);
     runs.get(at).is_some_and(|run| run.start as usize <= last)
@@ -23,8 +23,8 @@ pub(super) enum Coverage {
 
 /// Which of up to 64 keys each query of a tile sees.
 ///
-/// Bits are written only for a Partial answer. A tile of keys is one block, a part of one, or pieces
-/// of several.
+/// Bits are written only for a Partial answer. A tile of keys is one block, a part of one, or
+/// pieces of several.
 pub(super) fn cover(
     layout: &Layout,
     tile: &QueryTile,

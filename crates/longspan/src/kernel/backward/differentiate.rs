@@ -1,9 +1,9 @@
 //! The arithmetic between the products: probabilities, and the gradient of scores.
 
+use crate::gemm::Rows;
 use crate::score::{Place, Transform};
 use crate::simd::math::exp_difference;
 use crate::simd::{Operation, Simd};
-use crate::tile::Rows;
 
 /// Scores become probabilities, and the gradient of probabilities that of the products q·k.
 ///

@@ -2,11 +2,12 @@
 
 use longspan_pattern::{Layout, Run, RunKind};
 
-use super::LONGEST;
-use crate::plan::{MOST_ROWS, Unit, pieces_of};
+use super::MAX_KV_TILE;
 use crate::simd::LANES;
+use crate::tasks::{MOST_ROWS, Unit, pieces_of};
 
-/// The next stretch of `left` keys: all that are left, cut evenly into stretches of at most `most`.
+/// The next key tile of `left` keys: all that are left, cut evenly into key tiles of at most
+/// `most`.
 pub(super) fn even(left: usize, most: usize) -> usize {
     left.div_ceil(left.div_ceil(most))
 }
@@ -21,17 +22,17 @@ pub(super) struct Piece {
 }
 
 impl Piece {
-    /// Whether it is worth a stretch of its own.
+    /// Whether it is worth a key tile of its own.
     pub(super) fn is_long(&self) -> bool {
         self.partial.is_none() && self.to - self.from >= 2 * LANES as u64
     }
 }
 
-/// Pieces of a row that can be looked through for every stretch.
+/// Pieces of a row that can be looked through for every key tile.
 const FEW_PIECES: usize = 32;
 
-/// How many of the first pieces go together: those that touch, long Full ones by themselves, so that
-/// they are not cut into groups of vectors.
+/// How many of the first pieces go together: those that touch, long Full ones by themselves, so
+/// that they are not cut into groups of vectors.
 pub(super) fn touching(pieces: &[Piece]) -> usize {
     let goes_on =
         |pair: &&[Piece]| pair[0].to == pair[1].from && pair[0].is_long() == pair[1].is_long();
@@ -48,14 +49,14 @@ pub(crate) struct Lists {
     pub(super) pieces: Vec<Piece>,
     /// What some rows of a unit see besides.
     pub(super) united: Vec<(usize, usize)>,
-    /// For each tile of a row, a word a key.
-    pub(super) bits: Vec<[u64; LONGEST]>,
+    /// For each tile of a row, one word per key.
+    pub(super) bits: Vec<[u64; MAX_KV_TILE]>,
 }
 
 impl Lists {
     /// Room for rows of so many tiles and pieces.
     pub(crate) fn grow(&mut self, tiles: usize, pieces: usize) {
-        self.bits.resize(self.bits.len().max(tiles), [0; LONGEST]);
+        self.bits.resize(self.bits.len().max(tiles), [0; MAX_KV_TILE]);
         self.shared.clear();
         self.shared.reserve(pieces);
         self.narrower.clear();
@@ -97,8 +98,8 @@ impl Lists {
         }
     }
 
-    /// Finds what some rows of a unit see and isn't shared: disjoint, in order. Gives up where there is
-    /// one row, or one has too many pieces to look through for each of these.
+    /// Finds what some rows of a unit see and isn't shared: disjoint, in order. Gives up where
+    /// there is one row, or one has too many pieces to look through for each of these.
     pub(super) fn unite(&mut self, layout: &Layout, unit: &Unit) -> bool {
         self.united.clear();
         let rows = unit.rows.0..unit.rows.1;

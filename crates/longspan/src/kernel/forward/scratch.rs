@@ -1,20 +1,21 @@
 //! Scratch of a thread, and how it is cut.
 
-use super::{Forward, LONGEST, Stack};
+use super::{Forward, MAX_KV_TILE, Stack};
 use crate::exec::Arena;
+use crate::gemm::Rows;
+use crate::kernel::fused::FusedKernel;
 use crate::score::Transform;
 use crate::simd::LANES;
-use crate::tile::{Rows, Tiles};
 
 /// One tile: up to [`LANES`] queries, of one head or of several.
 #[derive(Clone, Copy)]
 pub(super) struct Tile {
-    /// Qᵗ, and where it is kept ready.
+    /// Qᵗ, and where it is kept packed.
     pub(super) queries: Rows,
-    pub(super) ready: *mut f32,
+    pub(super) packed: *mut f32,
     /// A, and l as one more row of it.
     pub(super) sums: Rows,
-    /// The same of earlier stretches, and the maxima they are relative to.
+    /// The same of earlier key tiles, and the maxima they are relative to.
     pub(super) folded: Rows,
     pub(super) folded_maxima: *mut f32,
     /// Keys since they were folded, and how often they were.
@@ -32,7 +33,7 @@ pub(super) struct Tile {
 }
 
 /// Scratch of a thread, cut for one unit.
-pub(super) struct Room {
+pub(super) struct Workspace {
     pub(super) tiles: *mut f32,
     pub(super) tile: usize,
     pub(super) scores: *mut f32,
@@ -40,14 +41,14 @@ pub(super) struct Room {
     pub(super) keys: *mut f32,
     pub(super) values: *mut f32,
     pub(super) right: *mut f32,
-    /// For clean copies of values, and what is made ready of them: null in a first attempt.
+    /// For clean copies of values, and what is packed of them: null in a first attempt.
     pub(super) clean: *mut f32,
 }
 
-impl<X: Tiles, T: Transform> Forward<'_, X, T> {
+impl<X: FusedKernel, T: Transform> Forward<'_, X, T> {
     fn tile_len(&self) -> usize {
-        let ready = X::right_room(self.dim, LANES).next_multiple_of(LANES);
-        LANES * (self.dim + 2 * (self.sum_rows() + 1) + 6) + ready
+        let packed = X::packed_rhs_len(self.dim, LANES).next_multiple_of(LANES);
+        LANES * (self.dim + 2 * (self.sum_rows() + 1) + 6) + packed
     }
 
     /// Rows of A.
@@ -59,46 +60,47 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         [
             tiles * self.tile_len(),
             X::MOST_SCORES + X::TARGET_ROWS * LANES,
-            LONGEST,
-            X::left_room(LONGEST, self.dim),
-            X::left_room(self.value_dim, LONGEST),
-            X::right_room(LONGEST, LANES),
+            MAX_KV_TILE,
+            X::packed_lhs_len(MAX_KV_TILE, self.dim),
+            X::packed_lhs_len(self.value_dim, MAX_KV_TILE),
+            X::packed_rhs_len(MAX_KV_TILE, LANES),
         ]
     }
 
     /// Numbers of scratch for clean values.
-    pub(super) fn clean_room(&self) -> usize {
-        LONGEST * self.value_dim + X::left_room(self.value_dim, LONGEST)
+    pub(super) fn finite_copy_len(&self) -> usize {
+        MAX_KV_TILE * self.value_dim + X::packed_lhs_len(self.value_dim, MAX_KV_TILE)
     }
 
     /// Numbers of scratch that units of up to so many tiles need.
-    pub(crate) fn room(&self, tiles: usize) -> usize {
+    pub(crate) fn workspace_len(&self, tiles: usize) -> usize {
         let many = self.lengths(tiles).iter().map(|len| len.next_multiple_of(LANES)).sum();
-        self.few_room().max(many)
+        self.decode_workspace_len().max(many)
     }
 
     /// Scratch for so many tiles.
-    pub(super) fn cut(&self, arena: &mut Arena, tiles: usize) -> Room {
-        let mut next = arena.room(self.room(tiles));
+    pub(super) fn carve(&self, arena: &mut Arena, tiles: usize) -> Workspace {
+        let mut next = arena.reserve(self.workspace_len(tiles));
         let [tiles, scores, key_positions, keys, values, right] = self.lengths(tiles).map(|len| {
             let part = next;
-            // SAFETY: `room` is at least the sum of these lengths, so that each part ends in it.
+            // SAFETY: `workspace` is at least the sum of these lengths, so that each part ends in
+            // it.
             next = unsafe { next.add(len.next_multiple_of(LANES)) };
             part
         });
         let (tile, clean) = (self.tile_len(), std::ptr::null_mut());
-        Room { tiles, tile, scores, key_positions, keys, values, right, clean }
+        Workspace { tiles, tile, scores, key_positions, keys, values, right, clean }
     }
 
     /// Tile `index` of a row.
     ///
     /// # Safety
     ///
-    /// `room` must be what [`cut`](Self::cut) gave for the tiles of all rows of `stack`, and
+    /// `workspace` must be what [`carve`](Self::carve) gave for the tiles of all rows of `stack`, and
     /// `index` be below the number of tiles of `row`, one of them.
     unsafe fn tile(
         &self,
-        room: &Room,
+        workspace: &Workspace,
         stack: &Stack<'_, X::Element>,
         row: u32,
         index: usize,
@@ -106,16 +108,16 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
         let lanes = stack.lanes(row);
         let number = (row - stack.rows.0) as usize * stack.per_row + index;
         // SAFETY: `number` is below the number of tiles of all rows, of which the room has as many
-        // parts of `tile_len` elements; what follows are the parts of one, in the order that it adds
-        // them up.
+        // parts of `tile_len` elements; what follows are the parts of one, in the order that it
+        // adds them up.
         unsafe {
-            let queries = room.tiles.add(number * room.tile);
+            let queries = workspace.tiles.add(number * workspace.tile);
             let sums = queries.add(self.dim * LANES);
             let folded = sums.add((self.sum_rows() + 1) * LANES);
             let rows = folded.add((self.sum_rows() + 1) * LANES);
             Tile {
                 queries: Rows { first: queries, row: LANES },
-                ready: rows.add(6 * LANES),
+                packed: rows.add(6 * LANES),
                 sums: Rows { first: sums, row: LANES },
                 folded: Rows { first: folded, row: LANES },
                 maxima: rows,
@@ -134,17 +136,17 @@ impl<X: Tiles, T: Transform> Forward<'_, X, T> {
     ///
     /// # Safety
     ///
-    /// `room` must be what [`cut`](Self::cut) gave for the tiles of all rows of `stack`, and `row`
-    /// be one of them.
+    /// `workspace` must be what [`carve`](Self::carve) gave for the tiles of all rows of `stack`, and
+    /// `row` be one of them.
     pub(super) unsafe fn tiles_of(
         &self,
-        room: &Room,
+        workspace: &Workspace,
         stack: &Stack<'_, X::Element>,
         row: u32,
     ) -> impl Iterator<Item = Tile> + Clone {
         let lanes = stack.lanes(row);
         let tiles = 0..lanes.div_ceil(LANES);
         // SAFETY: `tile` has the condition of this function, and a row so many tiles.
-        tiles.map(move |index| unsafe { self.tile(room, stack, row, index) })
+        tiles.map(move |index| unsafe { self.tile(workspace, stack, row, index) })
     }
 }

@@ -1,21 +1,21 @@
-//! The softmax of a stretch of keys, and sums in a third level.
+//! The softmax of a key tile, and sums in a third level.
 //!
 //! Keys are the rows of a matrix of scores, queries its columns: maxima and sums run down the
-//! columns, one lane a query.
+//! columns, one lane per query.
 
 #![expect(clippy::needless_range_loop, reason = "arrays of vectors stay in registers this way")]
 
+use crate::gemm::Rows;
 use crate::score::{Place, Transform};
 use crate::simd::math::exp_difference;
 use crate::simd::{LANES, Operation, Simd};
-use crate::tile::Rows;
 
 /// `folded ← folded · exp(folded_maxima − maxima) + sums`, or just `sums` the first time.
 ///
 /// # Safety
 ///
-/// `rows` rows of `LANES` elements must be readable and writable at `sums` and `folded`, and `LANES`
-/// maxima at each list, none of them shared.
+/// `rows` rows of `LANES` elements must be readable and writable at `sums` and `folded`, and
+/// `LANES` maxima at each list, none of them shared.
 pub(super) struct Fold {
     pub(super) sums: Rows,
     pub(super) folded: Rows,

@@ -1,0 +1,101 @@
+//! One interface for attention of every kind.
+
+use crate::arguments::{
+    Gradients, GradientsMut, Inputs, Output, OutputGradient, OutputMut, OutputRef,
+};
+use crate::attention::Attention;
+use crate::dilated::Dilated;
+use crate::dtype::Element;
+use crate::error::Result;
+use crate::exec::Hook;
+
+/// Attention of any kind: [`Attention`] over layouts or [`Dilated`] attention over branches.
+///
+/// Code that only runs attention takes this trait, so that callers choose the kind.
+///
+/// ```
+/// use longspan::{Attend, Attention, Dilated, Dims, Inputs, Layout, Order, Pattern, Shape, Tensor};
+///
+/// fn mean(attention: &impl Attend, x: &Tensor<f32>) -> Result<f32, longspan::Error> {
+///     let output = attention.forward(Inputs::new(x.view(), x.view(), x.view()))?;
+///     Ok(output.out.as_slice().iter().sum::<f32>() / output.out.as_slice().len() as f32)
+/// }
+///
+/// let dims = Dims { batch: 1, tokens: 64, heads: 2, dim: 8 };
+/// let x = Tensor::filled(0.5, dims, Order::Bhsd)?;
+/// let window = Layout::compile(&Pattern::window(8, 8)?, &Shape::new(64, 64))?;
+/// assert_eq!(mean(&Attention::new(window), &x)?, 0.5);
+/// assert_eq!(mean(&Dilated::new([(16, 1), (64, 4)])?, &x)?, 0.5);
+/// # Ok::<_, longspan::Error>(())
+/// ```
+pub trait Attend: Send + Sync {
+    /// See [`Attention::forward`].
+    fn forward<E: Element>(&self, inputs: Inputs<'_, E>) -> Result<Output<E>>;
+
+    /// See [`Attention::forward_into`].
+    fn forward_into<E: Element>(
+        &self,
+        inputs: Inputs<'_, E>,
+        output: OutputMut<'_, E>,
+        hook: Hook<'_>,
+    ) -> Result<()>;
+
+    /// See [`Attention::backward`].
+    fn backward<E: Element>(
+        &self,
+        inputs: Inputs<'_, E>,
+        output: OutputRef<'_, E>,
+        gradient: OutputGradient<'_, E>,
+    ) -> Result<Gradients<E>>;
+
+    /// See [`Attention::backward_into`].
+    fn backward_into<E: Element>(
+        &self,
+        inputs: Inputs<'_, E>,
+        output: OutputRef<'_, E>,
+        gradient: OutputGradient<'_, E>,
+        gradients: GradientsMut<'_, E>,
+        hook: Hook<'_>,
+    ) -> Result<()>;
+}
+
+macro_rules! implement {
+    ($($kind:ident),*) => {$(
+        impl Attend for $kind {
+            fn forward<E: Element>(&self, inputs: Inputs<'_, E>) -> Result<Output<E>> {
+                $kind::forward(self, inputs)
+            }
+
+            fn forward_into<E: Element>(
+                &self,
+                inputs: Inputs<'_, E>,
+                output: OutputMut<'_, E>,
+                hook: Hook<'_>,
+            ) -> Result<()> {
+                $kind::forward_into(self, inputs, output, hook)
+            }
+
+            fn backward<E: Element>(
+                &self,
+                inputs: Inputs<'_, E>,
+                output: OutputRef<'_, E>,
+                gradient: OutputGradient<'_, E>,
+            ) -> Result<Gradients<E>> {
+                $kind::backward(self, inputs, output, gradient)
+            }
+
+            fn backward_into<E: Element>(
+                &self,
+                inputs: Inputs<'_, E>,
+                output: OutputRef<'_, E>,
+                gradient: OutputGradient<'_, E>,
+                gradients: GradientsMut<'_, E>,
+                hook: Hook<'_>,
+            ) -> Result<()> {
+                $kind::backward_into(self, inputs, output, gradient, gradients, hook)
+            }
+        }
+    )*};
+}
+
+implement!(Attention, Dilated);

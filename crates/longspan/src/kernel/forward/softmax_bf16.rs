@@ -1,0 +1,288 @@
+//! The softmax of a key tile where probabilities become bf16: as little work as that allows.
+//!
+//! A matrix unit takes 4 cycles for what a vector of scores takes part in at head dim 64, so the
+//! softmax is what limits. Against [`Softmax`]:
+//!
+//! * scores that are neither changed nor masked are not written again;
+//! * the exponential rounds its argument, is one of base 2, and has a term less;
+//! * probabilities are written once, rounded and in the order that the matrix unit reads.
+
+#![expect(clippy::needless_range_loop, reason = "arrays of vectors stay in registers this way")]
+
+use super::softmax::Softmax;
+use crate::score::{Place, Transform};
+use crate::simd::math::{exp_difference, exp2_coarse};
+use crate::simd::{Operation, Simd, WIDEST};
+
+/// Keys of a block of packed probabilities.
+const BLOCK_KEYS: usize = 32;
+/// Numbers of a block: pairs of keys × 16 lanes.
+const BLOCK: usize = BLOCK_KEYS * WIDEST;
+
+/// Finds what the sums of a key tile are relative to, and the factors of older sums.
+///
+/// # Safety
+///
+/// That of [`Softmax`].
+pub(crate) struct Begin<'a, T> {
+    pub(crate) softmax: &'a Softmax<T>,
+}
+
+/// Scores of a key tile become bf16 probabilities.
+///
+/// # Safety
+///
+/// That of [`Softmax`], which [`Begin`] must have been through; and the blocks of its keys × lanes
+/// must be writable at `packed`, without a number that is read.
+pub(crate) struct Weigh<'a, T> {
+    pub(crate) softmax: &'a Softmax<T>,
+    /// For each 16 lanes, blocks of 32 keys: pairs of keys side by side.
+    pub(crate) packed: *mut u16,
+}
+
+impl<T: Transform> Operation for Begin<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn eval<S: Simd>(self, simd: S) {
+        let masked = self.softmax.mask.is_some();
+        // SAFETY: `lanes` is a whole number of vectors, so that each of these ends within them.
+        unsafe {
+            for lane in (0..self.softmax.lanes).step_by(S::WIDTH) {
+                match (masked, raw(self.softmax)) {
+                    (false, true) => self.lanes::<S, false, true>(simd, lane),
+                    (false, false) => self.lanes::<S, false, false>(simd, lane),
+                    (true, _) => self.lanes::<S, true, false>(simd, lane),
+                }
+            }
+        }
+    }
+}
+
+impl<T: Transform> Operation for Weigh<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn eval<S: Simd>(self, simd: S) {
+        assert_eq!(S::WIDTH, WIDEST, "blocks are as wide as a vector");
+        // SAFETY: `lanes` is a whole number of vectors, so that each of these ends within them, and
+        // there is a maximum per lane.
+        unsafe {
+            for lane in (0..self.softmax.lanes).step_by(S::WIDTH) {
+                let maxima = self.softmax.maxima.add(lane);
+                match (self.softmax.mask.is_some(), raw(self.softmax)) {
+                    (false, true) if near(std::slice::from_raw_parts(maxima, S::WIDTH)) => {
+                        self.lanes::<S, false, { NEAR }>(simd, lane)
+                    }
+                    (false, true) => self.lanes::<S, false, { RAW }>(simd, lane),
+                    (false, false) => self.lanes::<S, false, { SCALED }>(simd, lane),
+                    (true, _) => self.lanes::<S, true, { SCALED }>(simd, lane),
+                }
+            }
+        }
+    }
+}
+
+/// What a score is: scaled and changed, or as the product left it, or such that multiplication by
+/// the scale and subtraction of the maximum can be one step.
+const SCALED: u8 = 0;
+const RAW: u8 = 1;
+const NEAR: u8 = 2;
+
+/// Whether multiplying by the scale, subtracting the maximum and changing the base can be rounded
+/// as one: the greatest score is then off by 2^-23 of itself, which mustn't be seen in its weight
+/// of 1.
+#[inline(always)]
+fn near(maxima: &[f32]) -> bool {
+    maxima.iter().all(|&max| max.abs() < MOST_NEAR || max == f32::NEG_INFINITY)
+}
+
+const MOST_NEAR: f32 = 1024.0;
+
+/// Whether scores are used as the product left them, but for the scale. A negative one would make
+/// the greatest product the least score.
+#[inline(always)]
+fn raw<T: Transform>(softmax: &Softmax<T>) -> bool {
+    T::NOTHING && softmax.scale >= 0.0 && softmax.mask.is_none()
+}
+
+/// Keys that are taken together, so that they don't wait for each other.
+const TOGETHER: usize = 4;
+
+impl<T: Transform> Begin<'_, T> {
+    /// One vector of lanes.
+    ///
+    /// # Safety
+    ///
+    /// That of [`Begin`]; the vector must end within the lanes.
+    #[inline(always)]
+    unsafe fn lanes<S: Simd, const MASKED: bool, const RAW: bool>(&self, simd: S, lane: usize) {
+        let softmax = self.softmax;
+        let (zero, nothing) = (simd.splat(0.0), simd.splat(f32::NEG_INFINITY));
+        let whole = softmax.keys / TOGETHER * TOGETHER;
+        // SAFETY: keys are below `keys`, and the vector ends within the lanes, as this function
+        // demands: `Softmax` demands scores and lists of so many.
+        unsafe {
+            let mut greatest = [nothing; TOGETHER];
+            for key in (0..whole).step_by(TOGETHER) {
+                let scores = self.scores::<S, TOGETHER, MASKED, RAW>(simd, key, lane);
+                for k in 0..TOGETHER {
+                    greatest[k] = simd.max(scores[k], greatest[k]);
+                }
+            }
+            for key in whole..softmax.keys {
+                let [score] = self.scores::<S, 1, MASKED, RAW>(simd, key, lane);
+                greatest[0] = simd.max(score, greatest[0]);
+            }
+            let [a, b, c, d] = greatest;
+            let greatest = simd.max(simd.max(a, b), simd.max(c, d));
+            let new = if RAW { simd.mul(greatest, simd.splat(softmax.scale)) } else { greatest };
+
+            let old = simd.load(softmax.maxima.add(lane));
+            let maxima = simd.max(new, old);
+            // Where nothing has been seen yet the maximum is −∞, and −∞ − −∞ would be NaN.
+            let safe = simd.select(simd.less(nothing, maxima), maxima, zero);
+            let factor = exp_difference(simd, old, safe);
+            simd.store(softmax.maxima.add(lane), maxima);
+            simd.store(softmax.factors.add(lane), factor);
+            let totals = softmax.totals.add(lane);
+            simd.store(totals, simd.mul(simd.load(totals), factor));
+        }
+    }
+
+    /// Scores of `K` keys and one vector of lanes: as they are, or changed, masked and written.
+    ///
+    /// # Safety
+    ///
+    /// That of [`Begin`]; the keys and the vector must end within its keys and lanes.
+    #[inline(always)]
+    unsafe fn scores<S: Simd, const K: usize, const MASKED: bool, const RAW: bool>(
+        &self,
+        simd: S,
+        key: usize,
+        lane: usize,
+    ) -> [S::F; K] {
+        let softmax = self.softmax;
+        let zero = simd.splat(0.0);
+        // SAFETY: this function demands keys and lanes of the softmax, and `Softmax` its scores,
+        // and positions where the transform is placed.
+        unsafe {
+            if !RAW {
+                let mut place = Place { lanes: zero, other: zero, slopes: zero };
+                if T::PLACED {
+                    place.lanes = simd.load(softmax.positions.add(lane));
+                    place.slopes = simd.load(softmax.slopes.add(lane));
+                }
+                return softmax.transform::<S, K, MASKED>(simd, key, lane, place);
+            }
+            let mut scores = [zero; K];
+            for k in 0..K {
+                scores[k] = simd.load(softmax.scores.at(key + k, lane).first);
+            }
+            scores
+        }
+    }
+}
+
+impl<T: Transform> Weigh<'_, T> {
+    /// One vector of lanes.
+    ///
+    /// # Safety
+    ///
+    /// That of [`Weigh`]; the vector must end within the lanes.
+    #[inline(always)]
+    unsafe fn lanes<S: Simd, const MASKED: bool, const SCORE: u8>(&self, simd: S, lane: usize) {
+        let softmax = self.softmax;
+        let chunks = softmax.keys.div_ceil(BLOCK_KEYS);
+        let blocks = self.packed.wrapping_add(lane / S::WIDTH * chunks * BLOCK);
+        // SAFETY: keys are below `keys`, and the vector ends within the lanes, as this function
+        // demands: `Softmax` demands scores and lists of so many. A vector has `chunks` blocks of
+        // `BLOCK` elements, of which each quad of keys writes two rows; `Weigh` demands them.
+        unsafe {
+            let maxima = simd.load(softmax.maxima.add(lane));
+            let seen = simd.less(simd.splat(f32::NEG_INFINITY), maxima);
+            let reference = simd.select(seen, maxima, simd.splat(0.0));
+            let totals = softmax.totals.add(lane);
+            let mut total = simd.load(totals);
+            for chunk in 0..chunks {
+                let first = chunk * BLOCK_KEYS;
+                let keys = (softmax.keys - first).min(BLOCK_KEYS);
+                for quad in 0..BLOCK_KEYS / TOGETHER {
+                    let mut weights = [simd.splat(0.0); TOGETHER];
+                    let keys = keys.saturating_sub(TOGETHER * quad).min(TOGETHER);
+                    let key = first + TOGETHER * quad;
+                    if keys == TOGETHER {
+                        for k in 0..TOGETHER {
+                            weights[k] =
+                                self.weigh::<S, MASKED, SCORE>(simd, key + k, lane, reference);
+                        }
+                    } else {
+                        for k in 0..keys {
+                            weights[k] =
+                                self.weigh::<S, MASKED, SCORE>(simd, key + k, lane, reference);
+                        }
+                    }
+                    let [a, b, c, d] = weights;
+                    total = simd.add(total, simd.add(simd.add(a, b), simd.add(c, d)));
+                    let pairs = blocks.add(chunk * BLOCK + 2 * quad * BLOCK_KEYS);
+                    simd.store_pairs_bf16(pairs, a, b);
+                    simd.store_pairs_bf16(pairs.add(BLOCK_KEYS), c, d);
+                }
+            }
+            simd.store(totals, total);
+        }
+    }
+
+    /// `(score · scale − reference) · log2 e`, rounded as one.
+    #[inline(always)]
+    fn close<S: Simd>(&self, simd: S, score: S::F, reference: S::F) -> S::F {
+        let log2 = std::f32::consts::LOG2_E;
+        let reference = simd.mul(reference, simd.splat(-log2));
+        simd.fma(score, simd.splat(self.softmax.scale * log2), reference)
+    }
+
+    /// The probabilities of one key and one vector of lanes.
+    ///
+    /// # Safety
+    ///
+    /// That of [`Weigh`]; the key and the vector must end within its keys and lanes.
+    #[inline(always)]
+    unsafe fn weigh<S: Simd, const MASKED: bool, const SCORE: u8>(
+        &self,
+        simd: S,
+        key: usize,
+        lane: usize,
+        reference: S::F,
+    ) -> S::F {
+        let log2 = simd.splat(std::f32::consts::LOG2_E);
+        let scale = self.softmax.scale;
+        // SAFETY: this function demands a key and lanes of the softmax, and `Softmax` its scores
+        // and a word of the mask per key.
+        unsafe {
+            let at = self.softmax.scores.at(key, lane).first;
+            let score = simd.load(at);
+            let difference = match SCORE {
+                NEAR => self.close(simd, score, reference),
+                RAW => {
+                    let exact =
+                        simd.mul(simd.sub(simd.mul(score, simd.splat(scale)), reference), log2);
+                    // Lanes that are near don't notice their neighbours.
+                    let near = simd.less(simd.abs(reference), simd.splat(MOST_NEAR));
+                    simd.select(near, self.close(simd, score, reference), exact)
+                }
+                _ => simd.mul(simd.sub(score, reference), log2),
+            };
+            let mut weight = exp2_coarse(simd, difference);
+            if let Some((bits, bit)) = self.softmax.mask
+                && MASKED
+            {
+                let mask = simd.mask(*bits.add(key) >> (bit + lane));
+                weight = simd.select(mask, weight, simd.splat(0.0));
+                if self.softmax.keep {
+                    simd.store(at, weight);
+                }
+            }
+            weight
+        }
+    }
+}

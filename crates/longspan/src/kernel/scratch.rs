@@ -1,0 +1,15 @@
+//! What one thread works with while it runs tasks; nothing in it shrinks.
+
+use super::forward::Lists;
+use crate::exec::Arena;
+
+/// What one thread works with.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch {
+    pub(crate) elements: Arena,
+    pub(crate) lists: Lists,
+    /// Clean copies of numbers that aren't finite, in the rare case.
+    pub(crate) clean: Arena,
+    /// What masks are made in.
+    pub(crate) mask: Vec<u64>,
+}

@@ -1,0 +1,116 @@
+//! Layouts per hop: a schedule with its kernels compiled. Passes read it; `ring` makes it once.
+
+use std::ops::Range;
+
+use longspan::{Attention, Heads, Layout, LayoutSet, Layouts, Padding, Positions, Shape};
+
+use crate::error::Result;
+use crate::options::Options;
+use crate::problem::{Problem, Reduction};
+use crate::schedule::{Schedule, TILE};
+use crate::tokens::{self, Tokens};
+use crate::transport::Poll;
+
+/// A schedule and the attention of each of its computations.
+#[derive(Debug)]
+pub(crate) struct CompiledSchedule {
+    pub(crate) problem: Problem,
+    pub(crate) schedule: Schedule,
+    /// Over no tokens; owns the threads and the workspace that the others share.
+    pub(crate) kernels: Attention,
+    /// Local queries over each range of local keys.
+    pub(crate) local_keys: Vec<Vec<KeyChunk>>,
+    /// Local queries over each set of received keys.
+    pub(crate) received_keys: Vec<Vec<KeyChunk>>,
+    /// Each set of remote queries over all local keys.
+    pub(crate) remote_queries: Vec<Attention>,
+}
+
+/// Attention over some of the keys of one computation.
+#[derive(Debug)]
+pub(crate) struct KeyChunk {
+    pub(crate) attention: Attention,
+    pub(crate) keys: Range<usize>,
+}
+
+impl CompiledSchedule {
+    /// Compiles the layouts of a rank's schedule.
+    pub(crate) fn new(
+        rank: usize,
+        problem: Problem,
+        schedule: Schedule,
+        options: &Options,
+        poll: &mut Poll<'_>,
+    ) -> Result<Self> {
+        let held = problem.shards.rank(rank);
+        let nothing = Positions::default();
+        // Clones share workspaces.
+        let options = options.kernels(&problem);
+        let mut make = |queries: &Positions, keys: &Positions| -> Result<Attention> {
+            Ok(Attention::new(layouts(&problem, queries, keys, poll)?).options(options.clone()))
+        };
+        let kernels = make(&nothing, &nothing)?;
+        let remote = schedule.remote_queries.iter().map(|remote| make(&remote.positions, held));
+        let remote_queries = remote.collect::<Result<_>>()?;
+        let mut chunks = |queries: &Positions, keys: &Positions| -> Result<Vec<KeyChunk>> {
+            let count = keys.len() as usize;
+            let size = if problem.reduction == Reduction::Overlapped { count } else { TILE };
+            let chunk = |from: usize| {
+                let range = from..(from + size).min(count);
+                let indices = Tokens::range(from as i64, range.len() as u64)?;
+                let attention = make(queries, &tokens::positions_of(keys, &indices))?;
+                Ok(KeyChunk { attention, keys: range })
+            };
+            (0..count).step_by(size.max(1)).map(chunk).collect()
+        };
+        let local = schedule.local_keys.iter().map(|range| {
+            let indices = Tokens::range(range.start as i64, range.len() as u64)?;
+            chunks(held, &tokens::positions_of(held, &indices))
+        });
+        let local_keys = local.collect::<Result<_>>()?;
+        let received = schedule.received_keys.iter().map(|keys| match &keys.queries {
+            Some(queries) => chunks(&tokens::positions_of(held, queries), &keys.positions),
+            None => chunks(held, &keys.positions),
+        });
+        let received_keys = received.collect::<Result<_>>()?;
+        Ok(CompiledSchedule {
+            problem,
+            schedule,
+            kernels,
+            local_keys,
+            received_keys,
+            remote_queries,
+        })
+    }
+
+    /// Active pairs of all computations of a pass, of one batch entry.
+    pub(crate) fn active_pairs(&self) -> Result<u128> {
+        let chunks = self.local_keys.iter().chain(&self.received_keys).flatten();
+        let pairs = |attention: &Attention| {
+            let layout = |head| attention.layouts().get(0, head);
+            (0..self.problem.heads)
+                .map(|head| Ok(layout(head).counts()?.active_pairs))
+                .sum::<Result<u128>>()
+        };
+        chunks.map(|chunk| &chunk.attention).chain(&self.remote_queries).map(pairs).sum()
+    }
+}
+
+/// The layouts of some queries over some keys.
+fn layouts(
+    problem: &Problem,
+    queries: &Positions,
+    keys: &Positions,
+    poll: &mut Poll<'_>,
+) -> Result<Layouts> {
+    let tokens = problem.shards.tokens();
+    let shape = Shape::new(tokens, tokens).query_map(queries.clone()).key_map(keys.clone());
+    Ok(match &problem.pattern {
+        Heads::Same(pattern) => Layout::compile_with(pattern, &shape, |_, _| poll())?.into(),
+        heads => {
+            let padding = Padding::None(problem.batch);
+            let poll = |_, _| poll();
+            LayoutSet::compile_with(heads, problem.heads, &shape, &padding, None, poll)?.into()
+        }
+    })
+}

@@ -1,0 +1,245 @@
+//! Communication plans of any rank, computed by one process without messages. For `longspan plan`.
+//!
+//! Ranks compute their demands and exchange them. Here one process computes both sides of every pair
+//! that a rank takes part in, with the same functions: a [`CommunicationPlan`] is the real schedule,
+//! and its bytes are those that a ring receives.
+//!
+//! The send plan of an owner depends on the demands of *all* ranks. Mostly a few of them decide (once
+//! many ranks need most of its tokens, further ranks cannot change that), so demands are computed only
+//! until the result is known.
+
+use longspan::{Pattern, Positions};
+use longspan_pattern::PatternCoverage;
+use rustc_hash::FxHashMap;
+use std::ops::ControlFlow;
+
+use crate::demand::{self, Demand};
+use crate::error::Result;
+use crate::load::{self, Work, active_pairs};
+use crate::problem::Problem;
+use crate::schedule::{Leg, Message, Payload, Schedule, ScheduleInputs, Step};
+use crate::send_plan::{self, SendPlan};
+use crate::tokens::{self, Tokens};
+
+/// Computes the communication plans of the ranks of one problem.
+///
+/// ```
+/// use longspan::Pattern;
+/// use longspan_ring::{CommunicationPlanner, Problem, Shards};
+///
+/// let window: Pattern = "causal & window(1000, 0)".parse()?;
+/// let shards = Shards::contiguous(1 << 30, 4_096, 64)?;
+/// let problem = Problem::new(window, shards).heads(8, 2).dims(128, 128);
+/// let plan = CommunicationPlanner::new(&problem)?.rank(2_000)?;
+/// // One neighbor, a thousand keys and values of two heads.
+/// let hop = plan.forward.iter().find(|hop| !hop.receives.is_empty()).unwrap();
+/// assert_eq!(hop.receives, [(1_999, 1_000 * 2 * (128 + 128) * 4)]);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct CommunicationPlanner<'a> {
+    problem: &'a Problem,
+    /// The union of all heads.
+    pattern: Pattern,
+    coverage: PatternCoverage,
+    /// Distinct patterns, and the number of heads with each.
+    patterns: Vec<(Pattern, PatternCoverage, u64)>,
+    /// Send plans by owner; none where all tokens are sent directly.
+    send_plans: FxHashMap<usize, Option<SendPlan>>,
+}
+
+/// The communication plan of one rank: what it sends, receives and computes in both passes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CommunicationPlan {
+    /// The rank.
+    pub rank: usize,
+    /// Tokens of its shard.
+    pub tokens: u64,
+    /// The forward pass; the last entry has no messages.
+    pub forward: Vec<PlannedHop>,
+    /// The backward pass, likewise.
+    pub backward: Vec<PlannedHop>,
+}
+
+/// A hop: concurrent messages, and the computation that overlaps them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlannedHop {
+    /// The step, equal on both ranks of a message; ranks execute their steps in ascending order.
+    pub label: u32,
+    /// Receiving ranks and bytes, without headers; upper bounds where the wire format's lengths depend
+    /// on the values.
+    pub sends: Vec<(usize, u64)>,
+    /// Sending ranks and bytes, likewise.
+    pub receives: Vec<(usize, u64)>,
+    /// The work that overlaps the messages.
+    pub work: Work,
+}
+
+impl PlannedHop {
+    /// Bytes received.
+    pub fn received(&self) -> u64 {
+        self.receives.iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    /// Bytes sent.
+    pub fn sent(&self) -> u64 {
+        self.sends.iter().map(|(_, bytes)| bytes).sum()
+    }
+}
+
+impl<'a> CommunicationPlanner<'a> {
+    /// A planner for a problem.
+    pub fn new(problem: &'a Problem) -> Result<Self> {
+        let pattern = demand::any_head(&problem.pattern, problem.heads)?;
+        let patterns = load::distinct(&problem.pattern, problem.heads)?;
+        let with_coverage = |(pattern, times): (&Pattern, u64)| {
+            (pattern.clone(), PatternCoverage::new(pattern), times)
+        };
+        let patterns = patterns.into_iter().map(with_coverage).collect();
+        let coverage = PatternCoverage::new(&pattern);
+        Ok(CommunicationPlanner {
+            problem,
+            pattern,
+            coverage,
+            patterns,
+            send_plans: FxHashMap::default(),
+        })
+    }
+
+    /// The plan of a rank.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such rank.
+    pub fn rank(&mut self, rank: usize) -> Result<CommunicationPlan> {
+        let problem = self.problem;
+        let (shards, ranks) = (&problem.shards, problem.shards.ranks());
+        let held = shards.rank(rank);
+        let demands =
+            (0..ranks).map(|owner| self.demand(rank, owner)).collect::<Result<Vec<_>>>()?;
+        let others =
+            (0..ranks).map(|other| self.demand(other, rank)).collect::<Result<Vec<_>>>()?;
+        let (demanded, remote): (Vec<_>, Vec<_>) =
+            others.into_iter().map(|demand| (demand.keys, demand.remote_queries)).unzip();
+        let send_plan = SendPlan::of(problem, rank, demanded);
+        let mut received_plans = Vec::with_capacity(ranks);
+        for (owner, demand) in demands.iter().enumerate() {
+            let none = demand.keys.is_empty();
+            received_plans.push(match if none { None } else { self.send_plan(owner)? } {
+                None => (demand.keys.clone(), Vec::new()),
+                Some(plan) => {
+                    let mine = plan.trees.iter().filter(|tree| tree.node(rank).is_some());
+                    (plan.direct[rank].clone(), mine.cloned().collect())
+                }
+            });
+        }
+        let inputs = ScheduleInputs {
+            rank,
+            demands: &demands,
+            received_plans: &received_plans,
+            send_plan: &send_plan,
+            remote_queries: &remote,
+        };
+        let schedule = Schedule::new(problem, &inputs);
+
+        let mut local_keys = Vec::with_capacity(schedule.local_keys.len());
+        for range in &schedule.local_keys {
+            let keys = Tokens::range(range.start as i64, range.len() as u64)?;
+            local_keys.push(self.work(held, &tokens::positions_of(held, &keys))?);
+        }
+        let mut received_keys = Vec::with_capacity(schedule.received_keys.len());
+        for keys in &schedule.received_keys {
+            let queries = keys.queries.as_ref().map(|some| tokens::positions_of(held, some));
+            received_keys.push(self.work(queries.as_ref().unwrap_or(held), &keys.positions)?);
+        }
+        let mut remote_queries = Vec::with_capacity(schedule.remote_queries.len());
+        for queries in &schedule.remote_queries {
+            remote_queries.push(self.work(&queries.positions, held)?);
+        }
+        let hops = |steps: &[Step]| hops(steps, &local_keys, &received_keys, &remote_queries);
+        let (forward, backward) = (hops(&schedule.forward), hops(&schedule.backward));
+        Ok(CommunicationPlan { rank, tokens: held.len(), forward, backward })
+    }
+
+    /// Active pairs of a rank's own queries, of all heads and one batch entry. Of more than `rows`
+    /// blocks of 64 queries only `rows` are counted and extrapolated.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such rank.
+    pub fn pairs(&self, rank: usize, rows: u64) -> Result<u128> {
+        let shards = &self.problem.shards;
+        let mut sum = 0;
+        for (pattern, _, times) in &self.patterns {
+            let pairs = active_pairs(pattern, shards.tokens(), shards.rank(rank), rows)?;
+            sum += pairs * u128::from(*times);
+        }
+        Ok(sum)
+    }
+
+    fn demand(&mut self, rank: usize, owner: usize) -> Result<Demand> {
+        match rank == owner {
+            true => Ok(Demand::default()),
+            false => {
+                let go_on = &mut || ControlFlow::Continue(());
+                Demand::of(self.problem, &self.pattern, &mut self.coverage, rank, owner, go_on)
+            }
+        }
+    }
+
+    fn work(&mut self, queries: &Positions, keys: &Positions) -> Result<Work> {
+        load::work(&mut self.patterns, self.problem.shards.tokens(), queries, keys)
+    }
+
+    /// The send plan of an owner; none where all tokens are sent directly.
+    fn send_plan(&mut self, owner: usize) -> Result<Option<&SendPlan>> {
+        if !self.send_plans.contains_key(&owner) {
+            let plan = self.make_send_plan(owner)?;
+            self.send_plans.insert(owner, plan);
+        }
+        Ok(self.send_plans[&owner].as_ref())
+    }
+
+    fn make_send_plan(&mut self, owner: usize) -> Result<Option<SendPlan>> {
+        let (ranks, held) = (self.problem.shards.ranks(), self.problem.shards.rank(owner).len());
+        let mut demanded = vec![Tokens::default(); ranks];
+        let mut receivers = 0_u32;
+        for distance in 1..ranks {
+            let rank = (owner + distance) % ranks;
+            let keys = self.demand(rank, owner)?.keys;
+            if keys.is_empty() {
+                continue;
+            }
+            demanded[rank] = keys;
+            receivers += 1;
+            let check = receivers.is_power_of_two();
+            if check && send_plan::exceeds_tree_limit(send_plan::count_shared(&demanded), held) {
+                return Ok(None);
+            }
+        }
+        let plan = SendPlan::of(self.problem, owner, demanded);
+        Ok((!plan.trees.is_empty()).then_some(plan))
+    }
+}
+
+/// Steps with the work that overlaps each: what the step before has enabled.
+fn hops(steps: &[Step], local: &[Work], received: &[Work], remote: &[Work]) -> Vec<PlannedHop> {
+    let list = |messages: &[Message]| messages.iter().map(|m| (m.peer, m.bytes())).collect();
+    let mut due = Work::default();
+    let mut hops = Vec::with_capacity(steps.len() + 1);
+    for Step { label, sends, receives, work } in steps {
+        let overlapped = std::mem::take(&mut due);
+        let (sends, receives) = (list(sends), list(receives));
+        hops.push(PlannedHop { label: *label, sends, receives, work: overlapped });
+        for part in work {
+            match (part.payload, part.leg) {
+                (Payload::LocalKeys(index), _) => due += local[index],
+                (Payload::ReceivedKeys(index), Leg::Outbound) => due += received[index],
+                (Payload::RemoteQueries(index), Leg::Outbound) => due += remote[index],
+                _ => {}
+            }
+        }
+    }
+    hops.push(PlannedHop { label: u32::MAX, sends: Vec::new(), receives: Vec::new(), work: due });
+    hops
+}
