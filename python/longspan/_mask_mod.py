@@ -76,7 +76,7 @@ class Places(NamedTuple):
 
 def mask_mod(layout: _longspan.Layout, device: torch.device) -> MaskMod:
     """The ``mask_mod`` of a layout: what its pattern says, its offsets and its padding."""
-    pattern, (query_offset, key_offset), key_ranges = _longspan.layout_source(layout)
+    pattern, (query_offset, key_offset), key_padding = _longspan.layout_source(layout)
     q = query_offset + numpy.arange(layout.tokens_q, dtype="int64")
     k = key_offset + numpy.arange(layout.tokens_k, dtype="int64")
     farthest = max((int(abs(x).max(initial=0)) for x in (q, k)))
@@ -84,9 +84,9 @@ def mask_mod(layout: _longspan.Layout, device: torch.device) -> MaskMod:
     axes = [Axis(x, moved(offset, largest)) for x, offset in ((q, query_offset), (k, key_offset))]
     places = Places(*axes, device, largest)
     seen = by_head(tree(str(pattern)), places)
-    if key_ranges is None:
+    if key_padding is None:
         return seen
-    held = in_range(key_ranges, places)
+    held = in_range(key_padding, places)
 
     def padded(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         return held(b, kv_idx) & seen(b, h, q_idx, kv_idx)
@@ -100,11 +100,11 @@ def moved(offset: int, largest: int) -> Callable[[Tensor], Tensor]:
     return (lambda number, offset=offset: number + offset) if offset else (lambda number: number)
 
 
-def in_range(key_ranges: list[tuple[int, int]], places: Places) -> Callable[[Tensor, Tensor], Tensor]:
-    if len(key_ranges) == 1:
-        ((first, end),) = key_ranges
+def in_range(key_padding: list[tuple[int, int]], places: Places) -> Callable[[Tensor, Tensor], Tensor]:
+    if len(key_padding) == 1:
+        ((first, end),) = key_padding
         return lambda b, kv_idx, first=first, end=end: (kv_idx >= first) & (kv_idx < end)
-    firsts, ends = (places.table(numpy.array(x)) for x in zip(*key_ranges, strict=True))
+    firsts, ends = (places.table(numpy.array(x)) for x in zip(*key_padding, strict=True))
     return lambda b, kv_idx: (kv_idx >= firsts[b]) & (kv_idx < ends[b])
 
 

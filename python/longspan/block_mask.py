@@ -47,7 +47,7 @@ def to_block_mask(
     from longspan import _mask_mod
 
     if layout.batch == 0:
-        raise ValueError("the layout has no batch entries, expected key_ranges with at least one")
+        raise ValueError("the layout has no batch entries, expected key_padding with at least one")
     device = torch.device(device)
     # Zeros are made where they are needed; only numbers that say something travel.
     on_host = device.type == "cpu"

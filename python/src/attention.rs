@@ -37,7 +37,7 @@ fn class<'py>(
 ///
 /// Other Python threads run meanwhile. Ctrl-C ends the call; the contents of `out` are then undefined.
 ///
-/// - `block`, `query_offset`, `key_offset`, `key_ranges`: see `Pattern.compile`.
+/// - `block`, `query_offset`, `key_offset`, `key_padding`: see `Pattern.compile`.
 /// - `scale`: what scores are multiplied by, `1 / sqrt(dim)` where left out.
 /// - `softcap`: scores become `cap * tanh(score / cap)`.
 /// - `alibi_slopes`: one per query head; `slope * |query - key|` is subtracted from scores.
@@ -58,7 +58,7 @@ fn class<'py>(
     signature = (q, k, v, pattern, *, out=None, return_lse=false, **options),
     text_signature = "(q, k, v, pattern, *, order='bhsd', block=None, out=None, return_lse=False, \
         scale=None, softcap=None, alibi_slopes=None, query_offset=None, key_offset=None, \
-        key_ranges=None, threads=None, isa=None, precision=None)"
+        key_padding=None, threads=None, isa=None, precision=None)"
 )]
 #[expect(clippy::too_many_arguments, reason = "they are named in Python")]
 pub(crate) fn attention<'py>(
@@ -103,7 +103,7 @@ pub(crate) fn attention<'py>(
 #[pyo3(
     signature = (q, k, v, pattern, *, out=None, **options),
     text_signature = "(q, k, v, pattern, *, order='bhsd', block=None, out=None, scale=None, \
-        softcap=None, alibi_slopes=None, query_offset=None, key_offset=None, key_ranges=None, \
+        softcap=None, alibi_slopes=None, query_offset=None, key_offset=None, key_padding=None, \
         threads=None, isa=None, precision=None)"
 )]
 pub(crate) fn forward<'py>(
@@ -151,7 +151,7 @@ pub(crate) fn forward<'py>(
     signature = (q, k, v, output, dout, pattern=None, *, dlse=None, **options),
     text_signature = "(q, k, v, output, dout, pattern=None, *, dlse=None, order=None, block=None, \
         scale=None, softcap=None, alibi_slopes=None, query_offset=None, key_offset=None, \
-        key_ranges=None, threads=None, isa=None, precision=None)"
+        key_padding=None, threads=None, isa=None, precision=None)"
 )]
 #[expect(clippy::too_many_arguments, reason = "they are named in Python")]
 pub(crate) fn backward<'py>(

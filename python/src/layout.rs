@@ -34,7 +34,7 @@ pub(crate) struct Layout {
 }
 
 /// The keys that hold tokens: one pair `(first, end)` per batch entry.
-pub(crate) type KeyRanges = Vec<(u64, u64)>;
+pub(crate) type KeyPadding = Vec<(u64, u64)>;
 
 /// What a layout was compiled from.
 pub(crate) struct Source {
@@ -42,7 +42,7 @@ pub(crate) struct Source {
     /// Queries and keys of the whole sequence; a map holds some of them.
     pub(crate) tokens: (u64, u64),
     pub(crate) placement: Placement,
-    pub(crate) key_ranges: Option<KeyRanges>,
+    pub(crate) key_padding: Option<KeyPadding>,
 }
 
 impl Layout {
@@ -298,14 +298,14 @@ impl Layout {
     }
 
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        let Source { pattern, tokens, placement, key_ranges } = &self.source;
+        let Source { pattern, tokens, placement, key_padding } = &self.source;
         let named = PyDict::new(py);
         named.set_item("block", self.block())?;
         named.set_item("query_offset", placement.query_offset)?;
         named.set_item("key_offset", placement.key_offset)?;
         named.set_item("query_map", ranges(py, placement.query_map.as_ref())?)?;
         named.set_item("key_map", ranges(py, placement.key_map.as_ref())?)?;
-        named.set_item("key_ranges", key_ranges)?;
+        named.set_item("key_padding", key_padding)?;
         named.set_item("max_work", placement.max_work)?;
         let restore = py.import("longspan._restore")?.getattr("layout")?;
         (restore, (pattern.to_string(), tokens.0, tokens.1, named)).into_pyobject(py)

@@ -35,7 +35,7 @@ const NAMES: [&str; 11] = [
     "block",
     "query_offset",
     "key_offset",
-    "key_ranges",
+    "key_padding",
     "scale",
     "softcap",
     "alibi_slopes",
@@ -53,7 +53,7 @@ pub(crate) const EXECUTION: [&str; 4] = ["block", "threads", "isa", "precision"]
 pub(crate) struct Options {
     order: Option<Order>,
     placement: Placement,
-    key_ranges: Option<Vec<(u64, u64)>>,
+    key_padding: Option<Vec<(u64, u64)>>,
     scale: Option<f64>,
     softcap: Option<f64>,
     alibi_slopes: Option<Vec<f32>>,
@@ -156,7 +156,7 @@ impl Options {
             "block" => self.placement.block = Some(value.extract::<Whole>()?.0),
             "query_offset" => self.placement.query_offset = Some(value.extract()?),
             "key_offset" => self.placement.key_offset = Some(value.extract()?),
-            "key_ranges" => self.key_ranges = Some(pairs(value.extract()?)),
+            "key_padding" => self.key_padding = Some(pairs(value.extract()?)),
             "scale" => self.scale = Some(value.extract()?),
             "softcap" => self.softcap = Some(value.extract()?),
             "alibi_slopes" => self.alibi_slopes = Some(value.extract()?),
@@ -195,8 +195,8 @@ impl Options {
             "block" => placement.block.map(|block| block.into_bound_py_any(py)),
             "query_offset" => placement.query_offset.map(|offset| offset.into_bound_py_any(py)),
             "key_offset" => placement.key_offset.map(|offset| offset.into_bound_py_any(py)),
-            "key_ranges" => {
-                let ranges = self.key_ranges.as_ref();
+            "key_padding" => {
+                let ranges = self.key_padding.as_ref();
                 ranges.map(|ranges| Ok(PyTuple::new(py, ranges)?.into_any()))
             }
             "scale" => self.scale.map(|scale| scale.into_bound_py_any(py)),
@@ -243,7 +243,7 @@ impl Options {
             "order" => self.order() == given.order(),
             "query_offset" => a.query_offset == b.query_offset,
             "key_offset" => a.key_offset.unwrap_or(0) == b.key_offset.unwrap_or(0),
-            "key_ranges" => self.key_ranges == given.key_ranges,
+            "key_padding" => self.key_padding == given.key_padding,
             // The default is rounded once more or less, depending on where it was worked out.
             "scale" => (scale(self) - scale(given)).abs() <= f32::EPSILON * scale(self).abs(),
             "softcap" => self.softcap == given.softcap,
@@ -257,11 +257,14 @@ impl Options {
     }
 
     fn score(&self) -> Score {
-        match (self.softcap, &self.alibi_slopes) {
-            (Some(cap), _) => Score::Softcap(cap as f32),
-            (None, Some(slopes)) => Score::Alibi(slopes.as_slice().into()),
-            (None, None) => Score::Plain,
+        let mut score = Score::default();
+        if let Some(cap) = self.softcap {
+            score = score.softcap(cap as f32);
         }
+        if let Some(slopes) = &self.alibi_slopes {
+            score = score.alibi_slopes(slopes.as_slice());
+        }
+        score
     }
 
     /// What computes `pattern` (a pattern, its text, a layout, or dilated attention) for tensors of
@@ -296,10 +299,10 @@ impl Options {
     pub(crate) fn check(&self, pattern: &Bound<'_, PyAny>) -> PyResult<()> {
         let names: &[_] = match pattern {
             layout if layout.is_instance_of::<Layout>() => {
-                &["block", "query_offset", "key_offset", "key_ranges"]
+                &["block", "query_offset", "key_offset", "key_padding"]
             }
             dilated if dilated.is_instance_of::<Dilated>() => {
-                &["block", "key_offset", "key_ranges"]
+                &["block", "key_offset", "key_padding"]
             }
             _ => return Ok(()),
         };
@@ -321,7 +324,7 @@ impl Options {
             "block" => self.placement.block.is_some(),
             "query_offset" => self.placement.query_offset.is_some(),
             "key_offset" => self.placement.key_offset.is_some(),
-            "key_ranges" => self.key_ranges.is_some(),
+            "key_padding" => self.key_padding.is_some(),
             other => unreachable!("{other} is no place"),
         };
         names.iter().find(is_set).copied()
@@ -329,17 +332,17 @@ impl Options {
 
     fn compile(&self, py: Python<'_>, heads: &Heads, q: Dims, k: Dims) -> PyResult<Layouts> {
         let shape = self.placement.shape(q.tokens as u64, k.tokens as u64)?;
-        if let Some(ranges) = self.key_ranges.as_ref().filter(|ranges| ranges.len() != q.batch) {
+        if let Some(ranges) = self.key_padding.as_ref().filter(|ranges| ranges.len() != q.batch) {
             return Err(errors::value(format!(
-                "key_ranges has {} pairs, expected {}: one (first, end) per batch entry",
+                "key_padding has {} pairs, expected {}: one (first, end) per batch entry",
                 ranges.len(),
                 q.batch
             )));
         }
-        let padding = padding(self.key_ranges.clone(), q.batch);
+        let padding = padding(self.key_padding.clone(), q.batch);
         let compile = |watch: &mut signals::Watch| {
             let look = |_, _| watch.look();
-            match (heads, &self.key_ranges) {
+            match (heads, &self.key_padding) {
                 (Heads::Same(pattern), None) => {
                     LAYOUTS.get_with(pattern, &shape, look).map(Layouts::One)
                 }

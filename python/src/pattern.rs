@@ -8,7 +8,7 @@ use pyo3::types::{PyString, PyTuple};
 
 use crate::arguments::{Map, Placement, Whole, padding, pairs};
 use crate::errors;
-use crate::layout::{KeyRanges, Layout, Source};
+use crate::layout::{KeyPadding, Layout, Source};
 use crate::picture;
 use crate::signals;
 
@@ -60,17 +60,17 @@ impl Pattern {
         tokens_q: u64,
         tokens_k: u64,
         placement: Placement,
-        key_ranges: Option<Vec<(u64, u64)>>,
+        key_padding: Option<Vec<(u64, u64)>>,
     ) -> PyResult<Layout> {
         let shape = placement.shape(tokens_q, tokens_k)?;
         let source = Source {
             pattern: self.0.clone(),
             tokens: (tokens_q, tokens_k),
             placement,
-            key_ranges: key_ranges.clone(),
+            key_padding: key_padding.clone(),
         };
         let one = match &self.0 {
-            Heads::Same(pattern) if key_ranges.is_none() => Some(pattern),
+            Heads::Same(pattern) if key_padding.is_none() => Some(pattern),
             _ => None,
         };
         if let Some(pattern) = one {
@@ -80,8 +80,8 @@ impl Pattern {
             let layout = signals::released(py, compile, errors::raise_pattern)?;
             return Ok(Layout::same(layout, source));
         }
-        let (batch, heads) = (key_ranges.as_ref().map(Vec::len), self.0.count());
-        let padding = padding(key_ranges, 1);
+        let (batch, heads) = (key_padding.as_ref().map(Vec::len), self.0.count());
+        let padding = padding(key_padding, 1);
         let compile = |watch: &mut signals::Watch| {
             let heads = heads.unwrap_or(1);
             LayoutSet::compile_with(&self.0, heads, &shape, &padding, None, |_, _| watch.look())
@@ -169,7 +169,7 @@ impl Pattern {
     /// `tokens_q` and `tokens_k` then are those of the whole sequence, and the layout is for tensors
     /// that hold the shard.
     ///
-    /// `key_ranges` has a pair `(first, end)` for each batch entry: the keys that hold tokens;
+    /// `key_padding` has a pair `(first, end)` for each batch entry: the keys that hold tokens;
     /// the others are seen by no query.
     ///
     /// `max_work` bounds the work of compiling, and of each of counting, hashing, comparing and
@@ -179,13 +179,13 @@ impl Pattern {
     /// >>> layout = longspan.Pattern("causal & window(256, 0)").compile(8192)
     /// >>> layout.tokens_q, layout.block
     /// (8192, 64)
-    /// >>> longspan.causal().compile(100, key_ranges=[(0, 100), (40, 100)]).batch
+    /// >>> longspan.causal().compile(100, key_padding=[(0, 100), (40, 100)]).batch
     /// 2
     /// >>> longspan.causal().compile(8192, query_map=range(1, 8192, 4)).tokens_q
     /// 2048
     #[pyo3(signature = (
         tokens_q, tokens_k=None, *, block=None, query_offset=None, key_offset=None,
-        query_map=None, key_map=None, key_ranges=None, max_work=None,
+        query_map=None, key_map=None, key_padding=None, max_work=None,
     ))]
     #[expect(clippy::too_many_arguments, reason = "they are named in Python")]
     fn compile(
@@ -198,7 +198,7 @@ impl Pattern {
         key_offset: Option<i64>,
         query_map: Option<Map>,
         key_map: Option<Map>,
-        key_ranges: Option<Vec<(Whole, Whole)>>,
+        key_padding: Option<Vec<(Whole, Whole)>>,
         max_work: Option<Whole>,
     ) -> PyResult<Layout> {
         let block = block.map(|block| block.0);
@@ -206,7 +206,7 @@ impl Pattern {
         let (query_map, key_map) = (query_map.map(|map| map.0), key_map.map(|map| map.0));
         let placement = Placement { block, query_offset, key_offset, query_map, key_map, max_work };
         let tokens_k = tokens_k.map_or(tokens_q.0, |tokens| tokens.0);
-        self.compiled(py, tokens_q.0, tokens_k, placement, key_ranges.map(pairs))
+        self.compiled(py, tokens_q.0, tokens_k, placement, key_padding.map(pairs))
     }
 
     /// The pattern as torch's `BlockMask`, for `flex_attention` on a GPU or on the CPU: compiled to
@@ -218,9 +218,9 @@ impl Pattern {
     /// ```
     #[pyo3(signature = (
         tokens_q, tokens_k=None, *, device=None, block=Whole(128), query_offset=None,
-        key_offset=None, key_ranges=None, width="all",
+        key_offset=None, key_padding=None, width="all",
     ), text_signature = "($self, tokens_q, tokens_k=None, *, device='cpu', block=128, \
-        query_offset=None, key_offset=None, key_ranges=None, width='all')")]
+        query_offset=None, key_offset=None, key_padding=None, width='all')")]
     #[expect(clippy::too_many_arguments, reason = "they are named in Python")]
     fn to_block_mask<'py>(
         &self,
@@ -231,13 +231,13 @@ impl Pattern {
         block: Whole,
         query_offset: Option<i64>,
         key_offset: Option<i64>,
-        key_ranges: Option<Vec<(Whole, Whole)>>,
+        key_padding: Option<Vec<(Whole, Whole)>>,
         width: &str,
     ) -> PyResult<Bound<'py, PyAny>> {
         let placement =
             Placement { block: Some(block.0), query_offset, key_offset, ..Placement::default() };
         let tokens_k = tokens_k.map_or(tokens_q.0, |tokens| tokens.0);
-        let layout = self.compiled(py, tokens_q.0, tokens_k, placement, key_ranges.map(pairs))?;
+        let layout = self.compiled(py, tokens_q.0, tokens_k, placement, key_padding.map(pairs))?;
         Layout::to_block_mask(&Bound::new(py, layout)?, device, width)
     }
 
@@ -320,10 +320,10 @@ impl Pattern {
 #[pyfunction]
 pub(crate) fn layout_source(
     layout: &Bound<'_, Layout>,
-) -> (Pattern, (i64, i64), Option<KeyRanges>) {
-    let Source { pattern, tokens, placement, key_ranges } = layout.get().source();
+) -> (Pattern, (i64, i64), Option<KeyPadding>) {
+    let Source { pattern, tokens, placement, key_padding } = layout.get().source();
     let key_offset = placement.key_offset.unwrap_or(0);
     let aligned = key_offset + tokens.1 as i64 - tokens.0 as i64;
     let offsets = (placement.query_offset.unwrap_or(aligned), key_offset);
-    (Pattern(pattern.clone()), offsets, key_ranges.clone())
+    (Pattern(pattern.clone()), offsets, key_padding.clone())
 }

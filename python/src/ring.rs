@@ -66,7 +66,7 @@ impl Ring {
             problem = problem.scale(scale);
         }
         if let Some(cap) = softcap {
-            problem = problem.score(Score::Softcap(cap));
+            problem = problem.score(Score::default().softcap(cap));
         }
         let threads = if threads == 0 { Threads::Auto } else { Threads::Count(threads) };
         let options = Options {

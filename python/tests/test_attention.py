@@ -146,7 +146,7 @@ def test_heads(rng):
     check_all(q, k, v, dout, pattern.compile(70, 83), mask)
     ranges = [(0, 83), (20, 60)]
     valid = numpy.array([[first <= key < end for key in range(83)] for first, end in ranges])
-    layout = pattern.compile(70, 83, key_ranges=ranges)
+    layout = pattern.compile(70, 83, key_padding=ranges)
     check_all(q, k, v, dout, layout, mask & valid[:, None, None, :])
 
 
@@ -158,15 +158,15 @@ def test_offsets(rng):
     check_all(q, k, v, dout, "causal & (window(16, 0) | sinks(5))", mask, **options)
 
 
-def test_key_ranges(rng):
+def test_key_padding(rng):
     q, k, v, dout = tensors(rng, (3, 2, 2, 77, 77, 8, 8))
     ranges = [(0, 77), (30, 77), (0, 41)]
     valid = numpy.array([[first <= key < end for key in range(77)] for first, end in ranges])
     mask = oracle.mask(RULES["causal"], 77, 77) & valid[:, None, None, :]
-    check_all(q, k, v, dout, "causal", mask, key_ranges=ranges)
-    layout = longspan.causal().compile(77, key_ranges=ranges)
+    check_all(q, k, v, dout, "causal", mask, key_padding=ranges)
+    layout = longspan.causal().compile(77, key_padding=ranges)
     assert numpy.array_equal(
-        longspan.attention(q, k, v, layout), longspan.attention(q, k, v, "causal", key_ranges=ranges)
+        longspan.attention(q, k, v, layout), longspan.attention(q, k, v, "causal", key_padding=ranges)
     )
 
 

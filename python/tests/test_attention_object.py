@@ -18,7 +18,7 @@ OPTIONS = [
     {"softcap": 3.0},
     {"alibi_slopes": SLOPES},
     {"query_offset": 5, "key_offset": 2},
-    {"key_ranges": [(0, 70), (10, 60)]},
+    {"key_padding": [(0, 70), (10, 60)]},
     {"order": "bshd"},
     {"block": 32, "threads": 1, "isa": "portable", "precision": "widened"},
 ]
@@ -90,7 +90,7 @@ def test_layouts_and_dilated_attention(pattern):
         ({"alibi_slopes": SLOPES}, {"alibi_slopes": SLOPES + 1}),
         ({"query_offset": 5}, {"query_offset": 6}),
         ({}, {"key_offset": 1}),
-        ({}, {"key_ranges": [(0, 70), (10, 60)]}),
+        ({}, {"key_padding": [(0, 70), (10, 60)]}),
         ({}, {"order": "bshd"}),
     ],
 )
@@ -151,10 +151,10 @@ def test_what_an_output_holds():
 
 
 def test_the_object():
-    attention = longspan.Attention("causal", scale=0.5, key_ranges=[(0, 70), (3, 9)])
+    attention = longspan.Attention("causal", scale=0.5, key_padding=[(0, 70), (3, 9)])
     assert attention.pattern == longspan.causal()
-    assert attention.options == {"scale": 0.5, "key_ranges": ((0, 70), (3, 9))}
-    text = 'longspan.Attention(longspan.Pattern("causal"), key_ranges=((0, 70), (3, 9)), scale=0.5)'
+    assert attention.options == {"scale": 0.5, "key_padding": ((0, 70), (3, 9))}
+    text = 'longspan.Attention(longspan.Pattern("causal"), key_padding=((0, 70), (3, 9)), scale=0.5)'
     assert repr(attention) == text
     again = eval(text)
     assert attention == again and hash(attention) == hash(again)

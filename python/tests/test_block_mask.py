@@ -21,7 +21,7 @@ class Case:
         self.pattern = longspan.Pattern(pattern)
         self.tokens_q, self.tokens_k = tokens_q, tokens_k or tokens_q
         self.places = places
-        self.key_ranges = places.get("key_ranges")
+        self.key_padding = places.get("key_padding")
 
     def layout(self, block=16):
         return self.pattern.compile(self.tokens_q, self.tokens_k, block=block, **self.places)
@@ -31,7 +31,7 @@ class Case:
         first_k = self.places.get("key_offset", 0)
         first_q = self.places.get("query_offset", first_k + self.tokens_k - self.tokens_q)
         heads = [None] if self.pattern.heads is None else range(self.pattern.heads)
-        ranges = self.key_ranges or [(0, self.tokens_k)]
+        ranges = self.key_padding or [(0, self.tokens_k)]
         return numpy.array(
             [
                 [
@@ -107,16 +107,16 @@ CASES = [
     Case("butterfly(4) | random(4, 2, 9, 3)", query_offset=1 << 33, key_offset=1 << 33),
     Case("heads([causal, window(5, 5), causal, sinks(3) | strided(4)])"),
     Case("heads([causal, causal])"),
-    Case("causal", key_ranges=[(0, 70), (13, 70), (0, 0), (20, 41)]),
-    Case("causal", key_ranges=[(13, 60)]),
-    Case("heads([causal, window(5, 5)])", 40, 70, key_ranges=[(0, 70), (13, 70), (5, 50)]),
-    Case("full", 64, key_ranges=[(0, 64), (16, 64)]),
+    Case("causal", key_padding=[(0, 70), (13, 70), (0, 0), (20, 41)]),
+    Case("causal", key_padding=[(13, 60)]),
+    Case("heads([causal, window(5, 5)])", 40, 70, key_padding=[(0, 70), (13, 70), (5, 50)]),
+    Case("full", 64, key_padding=[(0, 64), (16, 64)]),
 ]
 
 
 def positions(mask, case):
     """``mask_mod`` at every pair, by broadcasting."""
-    batch, heads = len(case.key_ranges or [0]), case.pattern.heads or 1
+    batch, heads = len(case.key_padding or [0]), case.pattern.heads or 1
     b, h, q, k = (
         torch.arange(n, dtype=torch.int32).reshape([-1 if axis == i else 1 for i in range(4)])
         for axis, n in enumerate((batch, heads, case.tokens_q, case.tokens_k))
@@ -144,7 +144,7 @@ def lists(mask, name):
 @pytest.mark.parametrize("block", [16, 32])
 def test_blocks_are_those_of_create_block_mask(case, block):
     ours = case.layout(block).to_block_mask()
-    batch, heads = len(case.key_ranges or [0]), case.pattern.heads or 1
+    batch, heads = len(case.key_padding or [0]), case.pattern.heads or 1
     theirs = flex.create_block_mask(
         ours.mask_mod, batch, heads, case.tokens_q, case.tokens_k, "cpu", block
     )
@@ -199,9 +199,9 @@ def test_widened_lists_have_zeros_behind_them():
 
 def test_pattern_and_layout_agree():
     pattern = longspan.Pattern("causal & window(300, 0)")
-    direct = pattern.to_block_mask(1000, 1200, query_offset=7, key_ranges=[(5, 1200), (0, 900)])
+    direct = pattern.to_block_mask(1000, 1200, query_offset=7, key_padding=[(5, 1200), (0, 900)])
     layout = pattern.compile(
-        1000, 1200, block=128, query_offset=7, key_ranges=[(5, 1200), (0, 900)]
+        1000, 1200, block=128, query_offset=7, key_padding=[(5, 1200), (0, 900)]
     )
     by_layout = layout.to_block_mask("cpu")
     assert direct.BLOCK_SIZE == (128, 128)
@@ -213,7 +213,7 @@ def test_nothing_to_see():
     mask = longspan.causal().to_block_mask(0, 0)
     assert mask.kv_num_blocks.shape == (1, 1, 0)
     with pytest.raises(ValueError, match="no batch entries"):
-        longspan.causal().to_block_mask(100, key_ranges=[])
+        longspan.causal().to_block_mask(100, key_padding=[])
 
 
 def test_refused():
@@ -228,7 +228,7 @@ def test_refused():
 
 def agrees(case, block, compiled, rng):
     """FlexAttention on the mask against Longspan on the pattern."""
-    batch, heads = len(case.key_ranges or [0, 0]), case.pattern.heads or 2
+    batch, heads = len(case.key_padding or [0, 0]), case.pattern.heads or 2
     shapes = [(batch, heads, n, 32) for n in (case.tokens_q, case.tokens_k, case.tokens_k)]
     q, k, v = (torch.from_numpy(rng.standard_normal(s, dtype="float32")) for s in shapes)
     mask = case.layout(block).to_block_mask()
@@ -250,7 +250,7 @@ FORWARD = [
         Case(
             "heads([causal, random(32, 4, 20, 3) | window(0, 0)])",
             500,
-            key_ranges=[(0, 500), (0, 390)],
+            key_padding=[(0, 500), (0, 390)],
         ),
         128,
     ),

@@ -38,14 +38,14 @@ def named(value):
         ({"pattern": "causal &"}, "expected a pattern"),
         ({"pattern": longspan.causal().compile(40), "block": 32}, "block: a layout has its own"),
         ({"pattern": longspan.causal().compile(40), "key_offset": 0}, "key_offset: a layout has"),
-        ({"pattern": longspan.causal().compile(40), "key_ranges": [(0, 40)]}, "key_ranges: a layout"),
+        ({"pattern": longspan.causal().compile(40), "key_padding": [(0, 40)]}, "key_padding: a layout"),
         ({"pattern": longspan.heads(["full"]).compile(40)}, "q has heads 2, expected 1"),
-        ({"pattern": longspan.full().compile(40, key_ranges=[(0, 40)] * 3)}, "q has batch 1, expected 3"),
+        ({"pattern": longspan.full().compile(40, key_padding=[(0, 40)] * 3)}, "q has batch 1, expected 3"),
         ({"block": 8}, "block size is 8, expected 16 to 256"),
         ({"block": -8}, "-8, expected 0 to"),
         ({"order": "bsdh"}, 'order is "bsdh", expected "bhsd"'),
-        ({"key_ranges": [(0, 40), (0, 40)]}, "2 pairs, expected 1"),
-        ({"key_ranges": [(0, 41)]}, "expected a range inside 0..40"),
+        ({"key_padding": [(0, 40), (0, 40)]}, "2 pairs, expected 1"),
+        ({"key_padding": [(0, 41)]}, "expected a range inside 0..40"),
         ({"scale": float("nan")}, "the scale is NaN, expected a finite number"),
         ({"softcap": 0.0}, "the softcap is 0, expected a positive, finite number"),
         ({"softcap": 1.0, "alibi_slopes": [1.0, 1.0]}, "leave one out"),
@@ -85,7 +85,7 @@ def test_values(arguments, message):
         ({"block": "64"}, "block: "),
         ({"threads": 1.5}, "threads: "),
         ({"order": 3}, "order: "),
-        ({"key_ranges": 5}, "key_ranges: "),
+        ({"key_padding": 5}, "key_padding: "),
         ({"alibi_slopes": ["a", "b"]}, "alibi_slopes: "),
         ({"return_lse": 3}, "bool"),
     ],
@@ -97,7 +97,7 @@ def test_kinds(arguments, message):
 
 
 def test_none_means_left_out():
-    names = ("order", "block", "query_offset", "key_offset", "key_ranges", "scale", "softcap")
+    names = ("order", "block", "query_offset", "key_offset", "key_padding", "scale", "softcap")
     names += ("alibi_slopes", "threads", "isa", "precision", "out")
     assert numpy.array_equal(call(**dict.fromkeys(names)), call())
 

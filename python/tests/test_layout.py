@@ -27,14 +27,14 @@ def test_million_tokens():
 
 def test_sets():
     ranges = [(0, 100), (40, 100), (0, 100)]
-    layout = longspan.causal().compile(100, key_ranges=ranges)
+    layout = longspan.causal().compile(100, key_padding=ranges)
     assert (layout.batch, layout.heads) == (3, None)
     assert layout.active_pairs == 2 * 100 * 101 // 2 + 60 * 61 // 2
     assert repr(layout).endswith("3 batch entries>")
     layout = longspan.heads(["causal", "full"]).compile(50)
     assert (layout.batch, layout.heads) == (None, 2)
     assert layout.active_pairs == 50 * 51 // 2 + 50 * 50
-    layout = longspan.heads(["causal", "full"]).compile(100, key_ranges=ranges)
+    layout = longspan.heads(["causal", "full"]).compile(100, key_padding=ranges)
     assert (layout.batch, layout.heads) == (3, 2)
     assert repr(layout).endswith("3 batch entries, 2 heads>")
 
@@ -84,10 +84,10 @@ def test_picture(tokens):
     "arguments, error, message",
     [
         ({"block": 8}, ValueError, "block size is 8, expected 16 to 256; the nearest legal size is 16"),
-        ({"key_ranges": [(5, 101)]}, ValueError, r"5..101, expected a range inside 0..100"),
-        ({"key_ranges": [(5, -1)]}, ValueError, "-1, expected 0 to"),
+        ({"key_padding": [(5, 101)]}, ValueError, r"5..101, expected a range inside 0..100"),
+        ({"key_padding": [(5, -1)]}, ValueError, "-1, expected 0 to"),
         ({"query_offset": 2**62}, OverflowError, r"at most 2\^60 from zero"),
-        ({"key_ranges": 3}, TypeError, "Sequence"),
+        ({"key_padding": 3}, TypeError, "Sequence"),
     ],
 )
 def test_arguments_that_break_rule(arguments, error, message):

@@ -22,7 +22,7 @@ LAYOUTS = [
     {},
     {"block": 16},
     {"query_offset": 3, "key_offset": -7},
-    {"key_ranges": [(0, 100), (40, 90), (0, 0)]},
+    {"key_padding": [(0, 100), (40, 90), (0, 0)]},
     {"query_map": range(1, 100, 3)},
     {"query_map": [range(0, 20), range(80, 100)], "key_map": [5, 6, 7, 90, 3]},
     {"query_map": [], "max_work": 1 << 20},
@@ -62,7 +62,7 @@ def test_layouts_of_every_kind(text):
 def test_layout_computes_the_same(rng):
     q, k, v = (rng.standard_normal((3, 2, 100, 8), dtype="float32") for _ in range(3))
     pattern = longspan.heads(["causal", "window(9, 9)"])
-    layout = pattern.compile(100, key_ranges=[(0, 100), (40, 90), (0, 0)])
+    layout = pattern.compile(100, key_padding=[(0, 100), (40, 90), (0, 0)])
     again = pickle.loads(pickle.dumps(layout))
     assert numpy.array_equal(longspan.attention(q, k, v, layout), longspan.attention(q, k, v, again))
 

@@ -33,7 +33,7 @@ use crate::tensor::{self, Number, cpu, foreign, view};
 /// use longspan_candle::longspan::{Attention, Layout, Pattern, Shape};
 ///
 /// // 300 queries behind a pre-allocated cache of 1,024 keys, 700 of which are filled.
-/// let shape = Shape::new(300, 1_024).query_offset(400).valid_keys(0..700);
+/// let shape = Shape::new(300, 1_024).query_offset(400).key_padding(0..700);
 /// let layout = Layout::compile(&Pattern::causal(), &shape).map_err(Error::wrap)?;
 /// let causal = Arc::new(Attention::new(layout).scale(0.25));
 ///

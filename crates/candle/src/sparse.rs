@@ -197,7 +197,7 @@ impl SparseAttention {
             None => Padding::None(batch),
             Some(valid) if valid.len() == batch => Padding::Each(valid.to_vec()),
             Some(valid) => candle_core::bail!(
-                "{} ranges of valid keys, expected one for each of {batch} batch entries",
+                "key_padding of {} ranges, expected one for each of {batch} batch entries",
                 valid.len()
             ),
         };

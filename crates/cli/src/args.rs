@@ -146,7 +146,7 @@ Examples:
         --key-offset 100000 --query-offset 104095
 
   Padding: only keys 100 to 999 hold tokens
-    longspan inspect causal --tokens 1000 --valid 100..1000
+    longspan inspect causal --tokens 1000 --key-padding 100..1000
 
   The first 16 rows of blocks of a billion tokens
     longspan inspect causal --tokens 1G --rows 0..16
@@ -192,7 +192,7 @@ pub(crate) struct Inspect {
 
     /// Only these keys hold tokens, the rest is padding
     #[arg(long, value_name = "A..B", value_parser = span)]
-    pub(crate) valid: Option<Span>,
+    pub(crate) key_padding: Option<Span>,
 
     /// Limit of the work of compilation, and of each of counting, hashing and drawing, in units of
     /// about a nanosecond

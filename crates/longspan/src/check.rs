@@ -39,6 +39,9 @@ pub(crate) fn inputs<E: Element>(
         let rows = layout.rows();
         let all = (layout.queries() as usize).div_ceil(layout.block().get());
         axis("the layout", "compiled rows", rows.len(), all, "every row of query blocks")?;
+        if options.score.is_positional() {
+            layout.score_positions()?;
+        }
     }
     Ok(sizes)
 }

@@ -321,7 +321,9 @@ impl Dilated {
         each(parts, inputs.q.dims().batch, monitor, |entry, part, monitor| {
             let (queries, keys) = (part.queries(entry), part.keys(entry));
             let rows = driver::Target::Extend(state.select(&queries));
-            let (options, inputs) = (part.options(&self.options), select(inputs, &queries, &keys));
+            let heads = inputs.q.dims().heads;
+            let (options, inputs) =
+                (part.options(&self.options, entry, heads), select(inputs, &queries, &keys));
             driver::forward(&options, &part.layouts, &inputs, rows, monitor)
         })
     }
@@ -360,7 +362,8 @@ impl Dilated {
                 dk: gradients.dk.select(&keys),
                 dv: gradients.dv.select(&keys),
             };
-            let (options, inputs) = (part.options(&self.options), select(inputs, &queries, &keys));
+            let (options, inputs) =
+                (part.options(&self.options, entry, dims.heads), select(inputs, &queries, &keys));
             let dout = dout.select(&queries);
             let result =
                 driver::backward(&options, &part.layouts, &inputs, dout, rows, into, monitor);

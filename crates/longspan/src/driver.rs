@@ -1,8 +1,8 @@
 //! From a validated call to tasks on workers.
 //!
 //! [`forward()`] and [`backward()`] validate a call, partition it into tasks and run those on the
-//! workers of its options. [`dispatch`] is the one place where instruction set, element type and
-//! score transform become types.
+//! workers of its options. [`dispatch`] is the one place where instruction set and element type
+//! become types.
 
 mod backward;
 mod forward;
@@ -26,7 +26,7 @@ use crate::isa::Isa;
 use crate::kernel::fused::FusedKernel;
 use crate::layouts::Layouts;
 use crate::options::Options;
-use crate::score::{Alibi, Plain, Score, Softcap, Transform};
+use crate::score::Additions;
 use crate::simd::{self, Simd, WithSimd};
 use crate::tasks::{Plan, Stream};
 use crate::tensor::Raw;
@@ -40,7 +40,7 @@ pub(crate) struct Call<'a, 'h, E> {
     pub(crate) layouts: &'a Layouts,
     pub(crate) sizes: Sizes,
     pub(crate) scale: f32,
-    pub(crate) slopes: &'a [f32],
+    pub(crate) additions: Option<Additions<'a>>,
     pub(crate) workers: Workers<'a>,
     pub(crate) q: Raw<E>,
     pub(crate) k: Raw<E>,
@@ -56,16 +56,12 @@ impl<'a, 'h, E: Element> Call<'a, 'h, E> {
         monitor: &'a Monitor<'h>,
     ) -> Result<Self> {
         let sizes = check::inputs(options, layouts, inputs)?;
-        let slopes: &[f32] = match &options.score {
-            Score::Alibi(slopes) => slopes,
-            _ => &[],
-        };
         Ok(Call {
             options,
             layouts,
             sizes,
             scale: options.scale.unwrap_or(1.0 / (sizes.dim as f32).sqrt()),
-            slopes,
+            additions: Additions::of(&options.score, options.dropout, sizes.heads),
             workers: options.workers()?,
             q: Raw::read(&inputs.q),
             k: Raw::read(&inputs.k),
@@ -85,9 +81,9 @@ impl<'a, 'h, E: Element> Call<'a, 'h, E> {
     }
 }
 
-/// A pass, to be compiled for an instruction set and a transform.
+/// A pass, to be compiled for an instruction set.
 pub(crate) trait Pass<E> {
-    fn with<X: FusedKernel<Element = E>, T: Transform>(self, tiles: X, transform: T) -> Result<()>;
+    fn with<X: FusedKernel<Element = E>>(self, tiles: X) -> Result<()>;
 }
 
 /// Runs a pass over elements that are known by their type alone: `$pass` is a path to a generic
@@ -106,7 +102,7 @@ macro_rules! dispatch_on_dtype {
             let options = pass.call.options;
             #[cfg(target_arch = "x86_64")]
             if on_matrix_unit(options, ElementType::Bf16)? {
-                return with_score($crate::gemm::amx::Amx::new(), &options.score, pass);
+                return pass.with($crate::gemm::amx::Amx::new());
             }
             dispatch(options, pass)
         }
@@ -133,23 +129,15 @@ fn on_matrix_unit(options: &Options, dtype: ElementType) -> Result<bool> {
     Ok(options.precision.compute_types(dtype, isa).multiplied != ElementType::F32)
 }
 
-/// Chooses the instruction set, then the transform.
+/// Chooses the instruction set.
 fn dispatch<E: Element>(options: &Options, pass: impl Pass<E>) -> Result<()> {
-    struct Chosen<'a, P, E>(&'a Score, P, PhantomData<E>);
-    impl<P: Pass<E>, E: Element> WithSimd for Chosen<'_, P, E> {
+    struct Chosen<P, E>(P, PhantomData<E>);
+    impl<P: Pass<E>, E: Element> WithSimd for Chosen<P, E> {
         type Output = Result<()>;
 
         fn with<S: Simd>(self, simd: S) -> Result<()> {
-            with_score(Fma::new(simd), self.0, self.1)
+            self.0.with(Fma::new(simd))
         }
     }
-    simd::dispatch(Isa::choose(options.isa)?, Chosen(&options.score, pass, PhantomData))
-}
-
-fn with_score<X: FusedKernel>(tiles: X, score: &Score, pass: impl Pass<X::Element>) -> Result<()> {
-    match *score {
-        Score::Plain => pass.with(tiles, Plain),
-        Score::Softcap(cap) => pass.with(tiles, Softcap(cap)),
-        Score::Alibi(_) => pass.with(tiles, Alibi),
-    }
+    simd::dispatch(Isa::choose(options.isa)?, Chosen(pass, PhantomData))
 }

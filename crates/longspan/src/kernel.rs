@@ -11,6 +11,7 @@
 //! · ∞ is NaN, so where a Partial block meets a number that isn't finite, products leave the zeros
 //! out ([`finite`]).
 
+pub(crate) mod adjust;
 pub(crate) mod backward;
 pub(crate) mod finite;
 pub(crate) mod forward;
@@ -20,22 +21,7 @@ mod scratch;
 
 pub(crate) use self::scratch::Scratch;
 
-use longspan_pattern::{Layout, Positions};
-
 use crate::simd::LANES;
-
-/// Tokens of one side by their positions, counted from a base in f32: exact within 2^24 of it.
-pub(crate) fn positions(of: &Positions, first: usize, base: i64, into: &mut [f32]) {
-    for (index, into) in into.iter_mut().enumerate() {
-        let position = of.get((first + index) as u64).unwrap_or(base);
-        *into = position.wrapping_sub(base) as f32;
-    }
-}
-
-/// The position that tile positions are counted from: that of the row's first query.
-pub(crate) fn base(layout: &Layout, query: usize) -> i64 {
-    layout.query_positions().get(query as u64).unwrap_or(0)
-}
 
 /// Lanes that vectors of `width` need for `tokens`.
 pub(crate) fn padded(tokens: usize, width: usize) -> usize {

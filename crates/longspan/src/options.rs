@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::exec::{Executor, Pool, Threads, Workers};
 use crate::isa::Isa;
 use crate::precision::Precision;
-use crate::score::Score;
+use crate::score::{Dropout, Score};
 use crate::workspace::Workspaces;
 
 /// Options of a call: one set for attention of every kind and every front end.
@@ -27,6 +27,7 @@ use crate::workspace::Workspaces;
 pub struct Options {
     pub(crate) scale: Option<f32>,
     pub(crate) score: Score,
+    pub(crate) dropout: Option<Dropout>,
     pub(crate) threads: Threads,
     /// The default pool if `None`.
     pub(crate) executor: Option<Arc<dyn Executor>>,
@@ -45,23 +46,32 @@ macro_rules! setters {
             self
         }
 
-        /// The transform of scores before the softmax.
+        /// What is done to scores before the softmax.
         #[must_use]
         pub fn score(mut self, score: $crate::Score) -> Self {
             self$(.$field)?.score = score;
             self
         }
 
-        /// [`Score::Softcap`]($crate::Score::Softcap) as the transform of scores.
+        /// [`Score::softcap`]($crate::Score::softcap).
         #[must_use]
-        pub fn softcap(self, cap: f32) -> Self {
-            self.score($crate::Score::Softcap(cap))
+        pub fn softcap(mut self, cap: f32) -> Self {
+            self$(.$field)?.score.softcap = Some(cap);
+            self
         }
 
-        /// [`Score::Alibi`]($crate::Score::Alibi) as the transform of scores, one slope per query head.
+        /// [`Score::alibi_slopes`]($crate::Score::alibi_slopes).
         #[must_use]
-        pub fn alibi_slopes(self, slopes: impl Into<std::sync::Arc<[f32]>>) -> Self {
-            self.score($crate::Score::Alibi(slopes.into()))
+        pub fn alibi_slopes(mut self, slopes: impl Into<std::sync::Arc<[f32]>>) -> Self {
+            self$(.$field)?.score.alibi_slopes = Some(slopes.into());
+            self
+        }
+
+        /// Dropout of probabilities; none by default.
+        #[must_use]
+        pub fn dropout(mut self, dropout: $crate::Dropout) -> Self {
+            self$(.$field)?.dropout = Some(dropout);
+            self
         }
 
         /// The number of threads of a call. Results do not depend on it.

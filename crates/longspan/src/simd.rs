@@ -206,6 +206,9 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync + 'static {
     fn mask(self, bits: u64) -> Self::M;
     /// `x` where the mask is set, else `y`.
     fn select(self, mask: Self::M, x: Self::F, y: Self::F) -> Self::F;
+    /// Where a pair is kept by [dropout](crate::Dropout): the words of keys and queries, given as
+    /// bits, mixed, are at least `threshold`.
+    fn kept(self, key: Self::F, query: [Self::F; 2], threshold: u32) -> Self::M;
     /// `x · 2^n`, where `n` is whole, from −126 to 127, and `biased` is `n + 1.5 · 2^23`. NaN
     /// stays.
     fn scale(self, x: Self::F, n: Self::F, biased: Self::F) -> Self::F;

@@ -44,7 +44,7 @@ fn cases() -> Vec<AttentionCase> {
         // Long enough for a row's share of all work to decide whether it is cut.
         AttentionCase { dim_k: 4, dim_v: 4, ..one_head("long", Rule::Causal, 4200) },
         AttentionCase {
-            transform: Transform::Alibi(vec![0.01]),
+            transform: Transform::alibi(vec![0.01]),
             lse_gradient: true,
             ..one_head("alibi", Rule::Causal, 1100)
         },

@@ -296,10 +296,10 @@ fn scores_are_transformed() {
     let slopes = vec![0.5, 0.25, 0.125, 0.0625];
     let case = case(&[(40, 1), (80, 2)], Rule::Causal, 150, 4);
     for (transform, score) in [
-        (longspan_testing::Transform::Softcap(2.0), Score::Softcap(2.0)),
+        (longspan_testing::Transform::softcap(2.0), Score::default().softcap(2.0)),
         (
-            longspan_testing::Transform::Alibi(slopes.clone()),
-            Score::Alibi(slopes.as_slice().into()),
+            longspan_testing::Transform::alibi(slopes.clone()),
+            Score::default().alibi_slopes(slopes.as_slice()),
         ),
     ] {
         let mut problem = case.problem();

@@ -59,10 +59,10 @@ fn masked_cases() -> Vec<AttentionCase> {
             ..case("padding", Rule::Full, 101)
         },
         AttentionCase {
-            transform: Transform::Alibi(vec![0.1, 0.2, 0.3, 0.4]),
+            transform: Transform::alibi(vec![0.1, 0.2, 0.3, 0.4]),
             ..case("alibi", local(20, 1), 100)
         },
-        AttentionCase { transform: Transform::Softcap(3.0), ..case("softcap", local(20, 1), 100) },
+        AttentionCase { transform: Transform::softcap(3.0), ..case("softcap", local(20, 1), 100) },
     ]
 }
 

@@ -172,7 +172,7 @@ fn cases() -> Vec<AttentionCase> {
             case.layout.tokens_q = tokens_q;
             case.layout.block = [16, 64, 100][n % 3];
             if n % 4 == 1 {
-                case.transform = Transform::Alibi(vec![0.25; case.heads_q]);
+                case.transform = Transform::alibi(vec![0.25; case.heads_q]);
             }
             cases.push(case);
         }

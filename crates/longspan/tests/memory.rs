@@ -93,7 +93,7 @@ fn the_second_call_allocates_nothing() {
             ..case("set", Rule::Full, 200)
         },
         AttentionCase {
-            transform: Transform::Alibi(vec![0.1; 4]),
+            transform: Transform::alibi(vec![0.1; 4]),
             ..case("alibi", Rule::Causal, 300)
         },
     ];

@@ -39,7 +39,7 @@ fn all_pieces() -> Vec<Pieces> {
     let steps = |start, step, len| Progression { start, step, len };
     let cuts = vec![steps(0, 1, 65), steps(65, 1, 1), steps(66, 1, 0), steps(66, 1, 124)];
     let stripes = vec![steps(0, 3, 64), steps(1, 3, 63), steps(2, 3, 63)];
-    let slopes = Transform::Alibi((1..=6).map(|n| n as f32 / 10.0).collect());
+    let slopes = Transform::alibi((1..=6).map(|n| n as f32 / 10.0).collect());
     let mut all = Vec::new();
     for pieces in [cuts, stripes] {
         for case in [

@@ -1,4 +1,12 @@
-//! Integer arithmetic on progressions. Imports nothing.
+//! Integer arithmetic on progressions, and one generator. Imports nothing.
+
+/// SplitMix64 of Steele, Lea and Flood: the first word of the stream of seed `x`.
+pub fn splitmix64(x: u64) -> u64 {
+    let z = x.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
 
 /// Greatest common divisor.
 pub(crate) fn gcd(mut a: i64, mut b: i64) -> i64 {

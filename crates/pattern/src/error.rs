@@ -106,7 +106,7 @@ pub enum Error {
         /// One past its last position.
         end: i64,
     },
-    /// A range of rows or of valid keys exceeds its axis.
+    /// A range of rows or of keys exceeds its axis.
     #[error("{what} are {start}..{end}, expected a range inside 0..{limit}")]
     Range {
         /// Which range.
@@ -143,6 +143,12 @@ pub enum Error {
         /// The offset that `packed` implies.
         expected: i64,
     },
+    /// Parts of a pattern use different positions, and a score bias would have no meaning.
+    #[error(
+        "the pattern counts positions within sequences in one part and otherwise in another, so a \
+         score bias has no distance to use: put everything inside of one `packed`, or intersect it"
+    )]
+    ScorePositions,
     /// The number of blocks along an axis exceeds 32 bits.
     #[error("{what} make {blocks} blocks, expected fewer than 2^32: use larger blocks or a shard")]
     TooManyBlocks {

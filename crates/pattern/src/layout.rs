@@ -14,7 +14,7 @@
 //! count.rs        blocks, pairs, FLOPs           contents.rs      groups of equal blocks
 //! digest.rs       content hash                   compare.rs       equality of layouts
 //! picture.rs      down-sampled pictures          shade.rs         their colors
-//! limits.rs       shares of the memory limit
+//! limits.rs       shares of the memory limit     score_positions.rs  positions of score biases
 //! ```
 
 use std::ops::{ControlFlow, Range};
@@ -22,7 +22,7 @@ use std::sync::OnceLock;
 
 use crate::error::{Error, Result};
 use crate::meter::{Meter, Progress, ignore_progress};
-use crate::pattern::Pattern;
+use crate::pattern::{Pattern, Positioning};
 use crate::positions::Positions;
 use crate::shape::{BlockSize, Frame, Shape};
 
@@ -41,6 +41,7 @@ mod limits;
 mod masks;
 mod picture;
 mod pool;
+mod score_positions;
 mod shade;
 mod transpose;
 
@@ -49,6 +50,7 @@ pub use count::Counts;
 pub use digest::LayoutHash;
 pub use masks::Masks;
 pub use picture::{Cell, Picture};
+pub use score_positions::ScorePositions;
 pub use shade::Shade;
 pub use transpose::Transpose;
 
@@ -119,6 +121,7 @@ pub struct Layout {
     frame: Frame,
     /// Source of on-demand masks; `None` if all masks are stored.
     pattern: Option<Pattern>,
+    positioning: Positioning,
     /// The runs of row `r` are `starts[r]..starts[r + 1]`, rows relative to the first compiled one.
     starts: Vec<u32>,
     runs: Vec<Run>,
@@ -141,6 +144,7 @@ impl Layout {
     ) -> Self {
         Layout {
             frame,
+            positioning: pattern.as_ref().map_or(Positioning::Global, Pattern::positioning),
             pattern,
             starts,
             runs,

@@ -44,13 +44,15 @@ mod set;
 mod shape;
 mod text;
 
+#[doc(hidden)]
+pub use arith::splitmix64;
 pub use cache::{CacheStats, LayoutCache};
 pub use coverage::{BlockCoverage, PatternCoverage};
 pub use error::{Error, ParseError, Result};
 pub use heads::Heads;
 pub use layout::{
-    BlockMasks, Blocks, Cell, Counts, Layout, LayoutHash, Masks, Picture, Run, RunKind, Shade,
-    Transpose,
+    BlockMasks, Blocks, Cell, Counts, Layout, LayoutHash, Masks, Picture, Run, RunKind,
+    ScorePositions, Shade, Transpose,
 };
 pub use pattern::{Level, Pattern};
 pub use positions::{Positions, Progression};

@@ -13,9 +13,11 @@ mod fit;
 mod lengths;
 mod operators;
 mod primitives;
+mod sequences;
 
 pub(crate) use block_rows::BlockRows;
 pub(crate) use lengths::Lengths;
+pub(crate) use sequences::{Positioning, Sequences};
 
 /// Maximum argument of a primitive: the sum of a position and an argument fits into 64 bits.
 pub(crate) const MAX_ARGUMENT: u64 = 1 << 61;

@@ -76,7 +76,7 @@ impl LayoutSet {
         };
         if shape.is_padded() && matches!(padding, Padding::Each(_)) {
             let message =
-                "the shape has valid keys and so has each batch entry, expected only one of them";
+                "the shape has key_padding and so has each batch entry, expected only one of them";
             return Err(Error::Set(message.into()));
         }
         if let Some(patterns) = patterns.count()
@@ -95,7 +95,7 @@ impl LayoutSet {
                     continue;
                 }
                 let shape = match valid {
-                    Some(valid) => shape.clone().valid_keys(valid.clone()),
+                    Some(valid) => shape.clone().key_padding(valid.clone()),
                     None => shape.clone(),
                 };
                 let layout = match cache {

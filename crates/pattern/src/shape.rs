@@ -76,7 +76,7 @@ pub struct Shape {
     query_map: Option<Positions>,
     key_map: Option<Positions>,
     rows: Option<Range<u64>>,
-    valid_keys: Option<Range<u64>>,
+    key_padding: Option<Range<u64>>,
     block: BlockSize,
     mask_bytes: Option<u64>,
     max_bytes: u64,
@@ -102,7 +102,7 @@ impl Shape {
             query_map: None,
             key_map: None,
             rows: None,
-            valid_keys: None,
+            key_padding: None,
             block: BlockSize::default(),
             mask_bytes: None,
             max_bytes: Self::MAX_BYTES,
@@ -144,8 +144,8 @@ impl Shape {
 
     /// Only these keys are tokens; the others are padding and masked. Indices are relative to the
     /// first key of the whole sequence, independent of offset and map.
-    pub fn valid_keys(mut self, keys: Range<u64>) -> Self {
-        self.valid_keys = Some(keys);
+    pub fn key_padding(mut self, keys: Range<u64>) -> Self {
+        self.key_padding = Some(keys);
         self
     }
 
@@ -199,7 +199,7 @@ impl Shape {
 
     /// Whether the shape has padding.
     pub(crate) fn is_padded(&self) -> bool {
-        self.valid_keys.is_some()
+        self.key_padding.is_some()
     }
 
     /// Whether the shape has a mask budget.
@@ -237,9 +237,9 @@ impl Shape {
         let columns = blocks("keys", key_positions.len(), block)?;
         let rows = self.rows.clone().unwrap_or(0..rows_all.into());
         inside("rows", &rows, rows_all.into())?;
-        let valid = match &self.valid_keys {
+        let valid = match &self.key_padding {
             Some(valid) => {
-                inside("valid keys", valid, self.tokens_k)?;
+                inside("the keys of key_padding", valid, self.tokens_k)?;
                 Some(key_offset + valid.start as i64..key_offset + valid.end as i64)
             }
             None => None,

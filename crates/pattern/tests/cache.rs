@@ -21,7 +21,7 @@ fn the_key_has_every_parameter_of_layout() {
         shape(4096).key_offset(1),
         shape(4096).block(BlockSize::new(128).unwrap()),
         shape(4096).rows(1..60),
-        shape(4096).valid_keys(1..4096),
+        shape(4096).key_padding(1..4096),
         shape(4096).mask_bytes(0),
     ];
     for turn in 0..2 {

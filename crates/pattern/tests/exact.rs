@@ -80,7 +80,7 @@ fn rows_alone_equal_rows_together() {
         }
         if dice.below(4) == 0 {
             let end = dice.between(1, tokens);
-            shape = shape.valid_keys(dice.below(end)..end);
+            shape = shape.key_padding(dice.below(end)..end);
         }
         let pattern = broad(&mut dice, tokens, 2);
         let together = Layout::compile(&pattern, &shape).unwrap();

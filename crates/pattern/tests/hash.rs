@@ -44,7 +44,7 @@ fn the_hash_is_of_content_alone() {
         compile("causal", &shape.clone().block(BlockSize::new(32).unwrap())),
         compile("causal", &shape.clone().rows(0..40)),
         compile("causal", &shape.clone().query_offset(1)),
-        compile("causal", &shape.clone().valid_keys(0..2999)),
+        compile("causal", &shape.clone().key_padding(0..2999)),
         compile("causal", &Shape::new(2999, 3000)),
         compile("window(5000, 1)", &shape),
         Layout::compile(&Pattern::full(), &shape).unwrap(),

@@ -56,8 +56,11 @@ fn mismatched_arguments_are_errors() {
     assert!(refused(LayoutSet::new(2, 2, [compile(10)])).contains("2 batch entries × 2 heads"));
     let padding = Padding::Each(std::iter::once(0..101).collect());
     let compiled = LayoutSet::compile(&heads, 2, &shape(100), &padding, None);
-    assert_eq!(refused(compiled), "valid keys are 0..101, expected a range inside 0..100");
-    let padded = shape(100).valid_keys(0..50);
+    assert_eq!(
+        refused(compiled),
+        "the keys of key_padding are 0..101, expected a range inside 0..100"
+    );
+    let padded = shape(100).key_padding(0..50);
     let padding = Padding::Each(std::iter::once(0..60).collect());
     let both = LayoutSet::compile(&heads, 2, &padded, &padding, None);
     assert!(refused(both).contains("expected only one of them"));

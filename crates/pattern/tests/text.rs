@@ -201,8 +201,8 @@ fn invalid_shapes_are_errors() {
     #[expect(clippy::reversed_empty_ranges, reason = "the invalid input")]
     let reversed = 5..4;
     assert_eq!(
-        refuse(Shape::new(9, 9).valid_keys(reversed)),
-        "valid keys are 5..4, expected a range inside 0..9"
+        refuse(Shape::new(9, 9).key_padding(reversed)),
+        "the keys of key_padding are 5..4, expected a range inside 0..9"
     );
     let map = longspan_pattern::Positions::range(8, 2).unwrap();
     assert_eq!(

@@ -49,6 +49,9 @@ impl Options {
         if let Some(scale) = problem.scale {
             kernels = kernels.scale(scale);
         }
+        if let Some(dropout) = problem.dropout {
+            kernels = kernels.dropout(dropout);
+        }
         if let Some(isa) = self.isa {
             kernels = kernels.isa(isa);
         }

@@ -1,6 +1,6 @@
 //! The problem that all ranks compute, equal on every rank. Every module of the pipeline reads it.
 
-use longspan::{Dims, ElementType, Heads, Score};
+use longspan::{Dims, Dropout, ElementType, Heads, Score};
 use twox_hash::XxHash3_64;
 
 use crate::shards::Shards;
@@ -43,6 +43,7 @@ pub struct Problem {
     pub(crate) element: ElementType,
     pub(crate) scale: Option<f32>,
     pub(crate) score: Score,
+    pub(crate) dropout: Option<Dropout>,
     pub(crate) wire: Wire,
     pub(crate) reduction: Reduction,
 }
@@ -61,7 +62,8 @@ impl Problem {
             value_dim: 64,
             element: ElementType::F32,
             scale: None,
-            score: Score::Plain,
+            score: Score::default(),
+            dropout: None,
             wire: Wire::Exact,
             reduction: Reduction::Overlapped,
         }
@@ -102,7 +104,15 @@ impl Problem {
         self
     }
 
-    /// Sets the transform of scores before the softmax.
+    /// Sets dropout of probabilities. Pairs are dropped by their global positions: the same ones for
+    /// any number of ranks.
+    #[must_use]
+    pub fn dropout(mut self, dropout: Dropout) -> Self {
+        self.dropout = Some(dropout);
+        self
+    }
+
+    /// Sets what is done to scores before the softmax.
     #[must_use]
     pub fn score(mut self, score: Score) -> Self {
         self.score = score;
@@ -200,13 +210,6 @@ impl Problem {
         };
         let plain = |name, value: String| field(name, value.clone(), value);
         let scale = self.scale.map_or("1/√head_dim".to_owned(), |scale| scale.to_string());
-        // Floats are compared by their bits.
-        let parameters = match &self.score {
-            Score::Alibi(slopes) => slopes.iter().map(|slope| slope.to_bits()).collect(),
-            Score::Softcap(cap) => vec![cap.to_bits()],
-            _ => Vec::new(),
-        };
-        let kind = std::mem::discriminant(&self.score);
         vec![
             plain("Longspan's version", env!("CARGO_PKG_VERSION").to_owned()),
             plain("pattern", self.pattern.to_string()),
@@ -220,7 +223,9 @@ impl Problem {
             plain("wire", format!("{:?}", self.wire)),
             plain("reduction", format!("{:?}", self.reduction)),
             field("scale", format!("{:?}", self.scale.map(f32::to_bits)), scale),
-            field("score", format!("{kind:?} {parameters:?}"), format!("{:?}", self.score)),
+            // Numbers are printed with as many digits as tell them apart.
+            plain("score", format!("{:?}", self.score)),
+            plain("dropout", format!("{:?}", self.dropout)),
         ]
     }
 }

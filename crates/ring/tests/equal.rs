@@ -58,7 +58,7 @@ fn table(part: usize) -> impl Iterator<Item = AttentionCase> {
             && layout.query_map.is_none()
             && layout.key_map.is_none()
             && layout.rows.is_none()
-            && layout.valid_keys.is_none()
+            && layout.key_padding.is_none()
             && case.padding.is_empty()
     };
     attention_cases().into_iter().filter(fits).skip(part).step_by(2)

@@ -3,13 +3,13 @@
 //! For query `i`, the set `A(i)` of keys it may see and a score transform `t`:
 //!
 //! ```text
-//! z_ij  = scale · Σ_d q_id k_jd          s_ij = t(z_ij)
+//! z_ij  = scale · Σ_d q_id k_jd          s_ij = t(z_ij)               r_ij: 1, or dropout's factor
 //! P_ij  = exp(s_ij − lse_i)              lse_i = ln Σ_{j ∈ A(i)} exp(s_ij)
-//! out_i = Σ_j P_ij v_j                   A(i) empty: out_i = 0, lse_i = −∞
+//! out_i = Σ_j r_ij P_ij v_j              A(i) empty: out_i = 0, lse_i = −∞
 //!
-//! dP_ij = dout_i · v_j                   dS_ij = P_ij (dP_ij − dout_i · out_i + dlse_i)
+//! dP_ij = r_ij dout_i · v_j              dS_ij = P_ij (dP_ij − dout_i · out_i + dlse_i)
 //! dZ_ij = t'(z_ij) dS_ij                 dq_i = scale Σ_j dZ_ij k_j
-//! dk_j  = scale Σ_i dZ_ij q_i            dv_j = Σ_i P_ij dout_i
+//! dk_j  = scale Σ_i dZ_ij q_i            dv_j = Σ_i r_ij P_ij dout_i
 //! ```
 //!
 //! where the sums over `i` go over all query heads that share a key head. [`truth`] computes that
@@ -43,6 +43,8 @@ mod table;
 #[cfg(test)]
 mod tests;
 
+use crate::splitmix::splitmix64;
+
 pub use case::{AttentionCase, Axes};
 pub use evaluate::{Answer, Noise, Sample, Values, naive, truth};
 pub use measure::Measure;
@@ -51,15 +53,40 @@ pub use precision::Precision;
 pub use seen::Seen;
 pub use table::attention_cases;
 
-/// What is done to a score before the softmax.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Transform {
-    /// Nothing.
-    Plain,
+/// What is done to scores before the softmax, in this order, and to probabilities behind it.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct Transform {
     /// `cap · tanh(z / cap)`.
-    Softcap(f32),
-    /// `z − slope · |query position − key position|`, one slope per query head.
-    Alibi(Vec<f32>),
+    pub softcap: Option<f32>,
+    /// `z − slope · |query position − key position|`, one slope per query head; empty without.
+    pub slopes: Vec<f32>,
+    /// Probability and seed.
+    pub dropout: Option<(f64, u64)>,
+}
+
+impl Transform {
+    /// A softcap alone.
+    pub fn softcap(cap: f32) -> Transform {
+        Transform { softcap: Some(cap), ..Transform::default() }
+    }
+
+    /// ALiBi alone.
+    pub fn alibi(slopes: Vec<f32>) -> Transform {
+        Transform { slopes, ..Transform::default() }
+    }
+
+    /// What the probability of a pair is multiplied by: `1 / (1 − p)`, or 0 where it is dropped.
+    pub fn kept(&self, entry: usize, heads: usize, head: usize, query: i64, key: i64) -> f64 {
+        let Some((p, seed)) = self.dropout else { return 1.0 };
+        let w = splitmix64(splitmix64(seed ^ (entry * heads + head) as u64) ^ query as u64);
+        let (a, c) = (w as u32, (w >> 32) as u32);
+        let mut x = key as u32 ^ a;
+        x = (x ^ (x >> 16)).wrapping_mul(0x7feb352d);
+        x = (x ^ (x >> 15)).wrapping_add(c);
+        x = x.wrapping_mul(0x846ca68b);
+        let r = x ^ (x >> 16);
+        if f64::from(r) >= (p * 4_294_967_296.0).floor() { 1.0 / (1.0 - p) } else { 0.0 }
+    }
 }
 
 /// Sizes of all axes.
@@ -128,6 +155,9 @@ pub struct Problem {
     pub query_positions: Vec<i64>,
     /// Global position of every key.
     pub key_positions: Vec<i64>,
+    /// Positions of queries and keys that biases have distances of: for each head, or alike for all;
+    /// empty where they are the global ones.
+    pub score_positions: Vec<[Vec<i64>; 2]>,
     /// Queries.
     pub q: Vec<f32>,
     /// Keys.
@@ -154,10 +184,11 @@ impl Problem {
         Problem {
             sizes,
             scale: 1.0 / (sizes.dim_k as f64).sqrt(),
-            transform: Transform::Plain,
+            transform: Transform::default(),
             seen: Seen::everything(sizes.tokens_k),
             query_positions: (tokens_k - tokens_q..tokens_k).collect(),
             key_positions: (0..tokens_k).collect(),
+            score_positions: vec![],
             q: numbers(0, sizes.q()),
             k: numbers(1, sizes.k()),
             v: numbers(2, sizes.v()),

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! Padding speaks of key numbers, map or no map: the key at position `p` is number
-//! `p − key_offset`, and is seen only if that lies in `valid_keys`.
+//! `p − key_offset`, and is seen only if that lies in `key_padding`.
 
 use std::fmt::{Display, Formatter};
 use std::ops::Range;
@@ -42,7 +42,7 @@ pub struct Case {
     /// Positions of the local keys; all keys in order where left out.
     pub key_map: Option<Vec<Steps>>,
     /// Numbers of the keys that are not padding; all of them where left out.
-    pub valid_keys: Option<Range<u64>>,
+    pub key_padding: Option<Range<u64>>,
     /// Byte budget of the mask table; the default one where left out.
     pub mask_bytes: Option<u64>,
 }
@@ -111,7 +111,7 @@ impl Case {
 
     fn valid(&self, key: i64) -> bool {
         let number = u64::try_from(key - self.key_origin());
-        self.valid_keys.as_ref().is_none_or(|valid| number.is_ok_and(|n| valid.contains(&n)))
+        self.key_padding.as_ref().is_none_or(|valid| number.is_ok_and(|n| valid.contains(&n)))
     }
 }
 
@@ -171,8 +171,8 @@ impl Display for Case {
         if let Some(map) = &self.key_map {
             write!(f, ", key_map [{}]", text(map))?;
         }
-        if let Some(valid) = &self.valid_keys {
-            write!(f, ", valid_keys {valid:?}")?;
+        if let Some(valid) = &self.key_padding {
+            write!(f, ", key_padding {valid:?}")?;
         }
         if let Some(bytes) = self.mask_bytes {
             write!(f, ", mask_bytes {bytes}")?;
@@ -206,7 +206,7 @@ mod tests {
             rows: None,
             query_map: None,
             key_map: None,
-            valid_keys: None,
+            key_padding: None,
             mask_bytes: None,
         }
     }
@@ -254,7 +254,7 @@ mod tests {
                 Steps { start: 1, step: 1, len: 2 },
                 Steps { start: -2, step: 1, len: 3 },
             ]),
-            valid_keys: Some(1..4),
+            key_padding: Some(1..4),
             ..case(1, 5)
         };
         assert_eq!(case.key_positions(), [1, 2, -2, -1, 0]);

@@ -51,7 +51,7 @@ impl<'a> Arbitrary<'a> for Case {
             rows: None,
             query_map: None,
             key_map: None,
-            valid_keys: None,
+            key_padding: None,
             mask_bytes: mask_bytes(u)?,
         };
         (case.query_map, case.key_map) = maps(u, &case)?;
@@ -60,7 +60,7 @@ impl<'a> Arbitrary<'a> for Case {
             case.rows = Some(range(u, rows)?);
         }
         if chance(u, 20)? {
-            case.valid_keys = Some(range(u, tokens_k)?);
+            case.key_padding = Some(range(u, tokens_k)?);
         }
         Ok(case)
     }

@@ -53,5 +53,5 @@ pub use attention::{
 pub use case::{Case, Steps, Truth};
 pub use close::{assert_close, largest_difference};
 pub use longnet::LongNet;
-pub use rule::{Level, Rule};
+pub use rule::{Level, Rule, Sequences};
 pub use splitmix::seeded_bytes;

@@ -77,7 +77,7 @@ impl LongNet {
     /// If keys are to count once, queries see others besides, or scores are transformed: the paper has
     /// none of it.
     pub fn equations(&self, problem: &Problem) -> Values<f64> {
-        let paper = !self.once && self.also.is_none() && problem.transform == Transform::Plain;
+        let paper = !self.once && self.also.is_none() && problem.transform == Transform::default();
         assert!(paper, "not in the paper");
         let Sizes { batch, heads_q, heads_kv, tokens_q, tokens_k, dim_k, dim_v } = problem.sizes;
         let zeros = |len: usize| vec![0.0; len];

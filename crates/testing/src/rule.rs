@@ -124,7 +124,74 @@ pub struct Level {
     pub grain: u64,
 }
 
+/// The sequences whose positions scores have distances in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sequences<'a> {
+    /// All tokens are one.
+    None,
+    /// Queries and keys of each.
+    Packed(&'a [u64], &'a [u64]),
+}
+
+impl Sequences<'_> {
+    /// The position of a query within its sequence; 0 outside of all.
+    pub fn query(self, position: i64) -> i64 {
+        let Sequences::Packed(queries, keys) = self else { return position };
+        let total = |lengths: &[u64]| lengths.iter().sum::<u64>() as i64;
+        let mut number = position - (total(keys) - total(queries));
+        for (&q, &k) in queries.iter().zip(keys) {
+            if (0..q as i64).contains(&number) {
+                return number + (k as i64 - q as i64);
+            }
+            number -= q as i64;
+        }
+        0
+    }
+
+    /// The position of a key within its sequence; 0 outside of all.
+    pub fn key(self, position: i64) -> i64 {
+        let Sequences::Packed(_, keys) = self else { return position };
+        let mut number = position;
+        for &k in keys {
+            if (0..k as i64).contains(&number) {
+                return number;
+            }
+            number -= k as i64;
+        }
+        0
+    }
+}
+
 impl Rule {
+    /// The sequences that all pairs lie in, so that they have distances; `None` where some may lie in
+    /// sequences and others not, or in others.
+    pub fn sequences(&self) -> Option<Sequences<'_>> {
+        match self {
+            Rule::Packed { queries, keys, inner } => {
+                let plain = inner.sequences() == Some(Sequences::None);
+                plain.then_some(Sequences::Packed(queries, keys))
+            }
+            Rule::And(rules) => {
+                let mut packed = Sequences::None;
+                for rule in rules {
+                    match rule.sequences()? {
+                        Sequences::None => {}
+                        other if packed == Sequences::None || packed == other => packed = other,
+                        _ => return None,
+                    }
+                }
+                Some(packed)
+            }
+            Rule::Or(rules) => {
+                let mut all = rules.iter().map(Rule::sequences);
+                let first = all.next().unwrap_or(Some(Sequences::None))?;
+                all.all(|other| other == Some(first)).then_some(first)
+            }
+            Rule::Not(rule) => (rule.sequences()? == Sequences::None).then_some(Sequences::None),
+            _ => Some(Sequences::None),
+        }
+    }
+
     /// Whether the query at one global position may see the key at another.
     pub fn allows(&self, query: i64, key: i64) -> bool {
         let (q, k) = (i128::from(query), i128::from(key));

@@ -140,7 +140,7 @@ def _options(scores: Scores, places: Places, k: Tensor) -> dict[str, Any]:
     return {
         "scale": scores.scale,
         "softcap": scores.softcap,
-        "key_ranges": _key_ranges(places.key_padding, k),
+        "key_padding": _key_padding(places.key_padding, k),
         "query_offset": _offset("query_offset", places.query_offset),
         "key_offset": _offset("key_offset", places.key_offset),
         "threads": torch.get_num_threads(),
@@ -216,7 +216,7 @@ def _offset(name: str, offset: int | Tensor | None) -> int | None:
     return int(offset.item())
 
 
-def _key_ranges(padding: Tensor | None, k: Tensor) -> list[tuple[int, int]] | None:
+def _key_padding(padding: Tensor | None, k: Tensor) -> list[tuple[int, int]] | None:
     """The first and the end of the keys that hold tokens, for each batch entry."""
     if padding is None:
         return None

@@ -155,8 +155,8 @@ fn shape(args: &Inspect, queries: u64) -> Result<Shape> {
     if let Some(rows) = &args.rows {
         shape = shape.rows(rows.within(queries.div_ceil(args.block.block)));
     }
-    if let Some(valid) = &args.valid {
-        shape = shape.valid_keys(valid.within(args.input.tokens));
+    if let Some(keys) = &args.key_padding {
+        shape = shape.key_padding(keys.within(args.input.tokens));
     }
     Ok(shape)
 }

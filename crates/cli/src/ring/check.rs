@@ -179,7 +179,8 @@ fn oracle(job: &Job, layouts: &[Layout], kv_heads: usize) -> Problem {
     let problem = Problem {
         sizes,
         scale: 1.0 / (job.dim as f64).sqrt(),
-        transform: Transform::Plain,
+        transform: Transform::default(),
+        score_positions: vec![],
         seen: seen(job, &layouts[..heads]),
         query_positions: positions.clone(),
         key_positions: positions,

@@ -1,11 +1,11 @@
 //! A case of the table, run on the kernels.
 
 use longspan::{
-    Attention, BlockSize, Dims, Element, GradientsMut, Heads, Hook, Inputs, Isa, Layout, LayoutSet,
-    Layouts, Order, OutputGradient, OutputMut, OutputRef, Padding, Pattern, Positions, Progression,
-    Result, Score, Shape, Tensor,
+    Attention, BlockSize, Dims, Dropout, Element, GradientsMut, Heads, Hook, Inputs, Isa, Layout,
+    LayoutSet, Layouts, Order, OutputGradient, OutputMut, OutputRef, Padding, Pattern, Positions,
+    Progression, Result, Shape, Tensor,
 };
-use longspan_testing::{AttentionCase, Axes, Case, Problem, Sizes, Steps, Transform, Values};
+use longspan_testing::{AttentionCase, Axes, Case, Problem, Sizes, Steps, Values};
 
 use super::Kernel;
 use crate::element::with_element;
@@ -54,11 +54,16 @@ fn compute_with<E: Element>(
 }
 
 fn attention(case: &AttentionCase, isa: Isa) -> Result<Attention> {
-    let attention = Attention::new(layouts(case)?).isa(isa).score(match &case.transform {
-        Transform::Plain => Score::Plain,
-        Transform::Softcap(cap) => Score::Softcap(*cap),
-        Transform::Alibi(slopes) => Score::Alibi(slopes[..].into()),
-    });
+    let mut attention = Attention::new(layouts(case)?).isa(isa);
+    if let Some(cap) = case.transform.softcap {
+        attention = attention.softcap(cap);
+    }
+    if !case.transform.slopes.is_empty() {
+        attention = attention.alibi_slopes(&case.transform.slopes[..]);
+    }
+    if let Some((p, seed)) = case.transform.dropout {
+        attention = attention.dropout(Dropout::new(p, seed)?);
+    }
     Ok(match case.scale {
         Some(scale) => attention.scale(scale),
         None => attention,

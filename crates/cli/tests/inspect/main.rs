@@ -19,7 +19,7 @@ fn version_and_help() {
     assert_eq!(run(&["--version"]).printed(), format!("longspan {}\n", env!("CARGO_PKG_VERSION")));
     let help = run(&["inspect", "--help"]).printed();
     for option in
-        ["--tokens", "--queries", "--png", "--heads", "--valid", "sinks(n)", "@documents.txt"]
+        ["--tokens", "--queries", "--png", "--heads", "--key-padding", "sinks(n)", "@documents.txt"]
     {
         assert!(help.contains(option), "{option} is not explained");
     }
@@ -47,8 +47,8 @@ error: expected a pattern, found `windw`; did you mean `window`?
             "rows are 3..99, expected a range inside 0..16",
         ),
         (
-            &["causal", "--tokens", "1k", "--valid", "9..2k"],
-            "valid keys are 9..2048, expected a range inside 0..1024",
+            &["causal", "--tokens", "1k", "--key-padding", "9..2k"],
+            "the keys of key_padding are 9..2048, expected a range inside 0..1024",
         ),
         (&["documents([5, 6])", "--tokens", "12"], "lengths add up to 11, expected 12"),
         (

@@ -75,7 +75,7 @@ fn queries_padding_and_rows() {
     let decode = ["causal & window(1024, 0)", "--tokens", "32k", "--queries", "1"];
     assert_eq!(pairs(&decode), (json!(1_025), json!(32_767)));
     // Query i sees keys 100..=i.
-    let padded = ["causal", "--tokens", "1000", "--valid", "100.."];
+    let padded = ["causal", "--tokens", "1000", "--key-padding", "100.."];
     assert_eq!(pairs(&padded), (json!(900 * 901 / 2), json!(0)));
     // Rows 2 and 3 of blocks of 16: queries 32..64.
     let rows = ["causal", "--tokens", "1000", "--block", "16", "--rows", "2..4"];

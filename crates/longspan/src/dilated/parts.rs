@@ -15,7 +15,7 @@ use crate::error::Result;
 use crate::exec::Monitor;
 use crate::layouts::Layouts;
 use crate::options::Options;
-use crate::score::Score;
+use crate::score::HeadPart;
 use crate::tensor::{Selection, Steps};
 
 /// Segments of so many tokens of a branch, or fewer, are no calls of their own but blocks of one
@@ -43,13 +43,13 @@ impl Part {
         Selection { entry, ..self.keys }
     }
 
-    /// What the heads of this part are told.
-    pub(super) fn options(&self, all: &Options) -> Options {
+    /// Options for the heads of this part and a batch entry.
+    pub(super) fn options(&self, all: &Options, entry: usize, of: usize) -> Options {
         let mut options = all.clone();
-        if let Score::Alibi(slopes) = &all.score {
-            let Steps { first, step, count } = self.queries.heads;
-            let own = slopes[first..].iter().step_by(step).take(count).copied();
-            options.score = Score::Alibi(own.collect());
+        let Steps { first, step, count } = self.queries.heads;
+        options.score = all.score.of_heads(first, step, count);
+        if let Some(dropout) = &mut options.dropout {
+            dropout.part = Some(HeadPart { entry, first, step, of });
         }
         options
     }

@@ -2,9 +2,9 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::{Call, Pass, dispatch, dispatch_on_dtype};
 #[cfg(target_arch = "x86_64")]
-use super::{on_matrix_unit, with_score};
+use super::on_matrix_unit;
+use super::{Call, Pass, dispatch, dispatch_on_dtype};
 use crate::arguments::GradientsMut;
 use crate::arguments::Inputs;
 use crate::check;
@@ -18,7 +18,6 @@ use crate::kernel::backward::{Backward, OrderedWriter, QueryTarget};
 use crate::kernel::fused::FusedKernel;
 use crate::layouts::Layouts;
 use crate::options::Options;
-use crate::score::Transform;
 use crate::softmax::RowStatistics;
 use crate::tasks::backward::{Plan, Unit};
 use crate::tensor::View;
@@ -54,7 +53,7 @@ struct BackwardPass<'a, 'h, E> {
 }
 
 impl<E: Element> Pass<E> for BackwardPass<'_, '_, E> {
-    fn with<X: FusedKernel<Element = E>, T: Transform>(self, tiles: X, transform: T) -> Result<()> {
+    fn with<X: FusedKernel<Element = E>>(self, tiles: X) -> Result<()> {
         let BackwardPass { call, dout, rows, mut gradients, space } = self;
         let (sizes, layouts) = (&call.sizes, call.layouts);
         space.plan.list_streams(layouts, sizes, usize::MAX);
@@ -62,9 +61,8 @@ impl<E: Element> Pass<E> for BackwardPass<'_, '_, E> {
         let plan = &space.backward;
         let kernel = Backward {
             tiles,
-            transform,
             scale: call.scale,
-            slopes: call.slopes,
+            additions: call.additions,
             q: call.q,
             k: call.k,
             v: call.v,
@@ -140,14 +138,14 @@ impl Buffers {
     }
 }
 
-struct Work<'a, 'h, X: FusedKernel, T> {
+struct Work<'a, 'h, X: FusedKernel> {
     call: &'a Call<'a, 'h, X::Element>,
     space: &'a Workspace,
-    kernel: Backward<'a, X, T>,
+    kernel: Backward<'a, X>,
     buffers: Buffers,
 }
 
-impl<X: FusedKernel, T: Transform> Work<'_, '_, X, T> {
+impl<X: FusedKernel> Work<'_, '_, X> {
     /// A key panel, or some query panels of it.
     ///
     /// # Safety

@@ -1,8 +1,8 @@
 //! The forward pass on workers: tasks, and the merge of rows that were split.
 
-use super::{Call, Pass, dispatch, dispatch_on_dtype};
 #[cfg(target_arch = "x86_64")]
-use super::{on_matrix_unit, with_score};
+use super::on_matrix_unit;
+use super::{Call, Pass, dispatch, dispatch_on_dtype};
 use crate::arguments::{Inputs, OutputMut};
 use crate::check;
 use crate::dims::Strides;
@@ -13,7 +13,6 @@ use crate::kernel::forward::{Forward, Target as RowTarget};
 use crate::kernel::fused::FusedKernel;
 use crate::layouts::Layouts;
 use crate::options::Options;
-use crate::score::Transform;
 use crate::softmax::{RawState, finish, merge_row};
 use crate::state::StateMut;
 use crate::tasks::{EmptyRows, Stream};
@@ -55,7 +54,7 @@ pub(crate) struct ForwardPass<'a, 'h, E> {
 }
 
 impl<E: Element> Pass<E> for ForwardPass<'_, '_, E> {
-    fn with<X: FusedKernel<Element = E>, T: Transform>(self, tiles: X, transform: T) -> Result<()> {
+    fn with<X: FusedKernel<Element = E>>(self, tiles: X) -> Result<()> {
         let ForwardPass { call, rows, space } = self;
         let sizes = &call.sizes;
         let plan = &mut space.plan;
@@ -64,9 +63,8 @@ impl<E: Element> Pass<E> for ForwardPass<'_, '_, E> {
         plan.forward(call.layouts, sizes, empty_rows);
         let kernel = Forward {
             tiles,
-            transform,
             scale: call.scale,
-            slopes: call.slopes,
+            additions: call.additions,
             q: call.q,
             k: call.k,
             v: call.v,

@@ -34,13 +34,14 @@ use self::group::{Group, Pending, Queries, QueryTile, Run};
 pub(crate) use self::panel::KeyPanel;
 use self::panel::tile_of;
 
+use super::adjust::{self, Adjust};
 use super::finite::AllFinite;
 use super::padded;
 use crate::exec::Monitor;
 use crate::exec::fault::{Site, fault};
 use crate::gemm::{Beta, Multiply, OVER_DIMS, Prefetch, Size};
 use crate::kernel::fused::{FusedKernel, PackBuffers};
-use crate::score::Transform;
+use crate::score::Additions;
 use crate::simd::{LANES, Simd};
 use crate::softmax::RowStatistics;
 use crate::tasks::Stream;
@@ -60,12 +61,10 @@ const OVER_KEYS: usize = 16;
 
 /// Everything that is the same for all key panels of a call.
 #[derive(Clone, Copy)]
-pub(crate) struct Backward<'a, X: FusedKernel, T> {
+pub(crate) struct Backward<'a, X: FusedKernel> {
     pub(crate) tiles: X,
-    pub(crate) transform: T,
     pub(crate) scale: f32,
-    /// A slope per query head; empty where the transform looks at none.
-    pub(crate) slopes: &'a [f32],
+    pub(crate) additions: Option<Additions<'a>>,
     pub(crate) q: Raw<X::Element>,
     pub(crate) k: Raw<X::Element>,
     pub(crate) v: Raw<X::Element>,
@@ -116,7 +115,7 @@ pub(crate) enum QueryTarget {
     Buffer(*mut f32),
 }
 
-impl<X: FusedKernel, T: Transform> Backward<'_, X, T> {
+impl<X: FusedKernel> Backward<'_, X> {
     /// All queries of a query panel and head that see keys of the key panel, unless the call stops.
     ///
     /// # Safety
@@ -195,8 +194,8 @@ impl<X: FusedKernel, T: Transform> Backward<'_, X, T> {
         let queries = group.iter().map(|tile| tile.queries).sum();
         let tiles = self.tiles;
         // SAFETY: `query_panel` demands tensors and statistics with the queries of the layout. The
-        // open key panel has room for operands of `X::GROUP · QUERIES` queries, and `LANES`
-        // positions. `at` is made here, for `queries` of them; all functions have the condition of
+        // open key panel has room for operands and terms of `X::GROUP · QUERIES` queries, and terms
+        // of `LANES` keys. `at` is made here, for `queries` of them; all functions have the condition of
         // this one, and are given tiles of the key panel and of the group. A tile is differentiated
         // before it is summed or multiplied.
         unsafe {
@@ -207,16 +206,15 @@ impl<X: FusedKernel, T: Transform> Backward<'_, X, T> {
             if let Some(rests) = self.rows.lse_lo {
                 correct(&rests[row..row + queries], &mut corrections);
             }
-            let base = if T::PLACED { super::base(stream.layout, query) } else { 0 };
-            let mut positions = [0.0; MOST_GROUP * QUERIES];
-            if T::PLACED {
-                let into = &mut positions[..queries];
-                super::positions(stream.layout.query_positions(), query, base, into);
+            let mut base = 0;
+            if let Some(additions) = self.additions {
+                base = adjust::base(stream.layout, query);
+                let at = (stream.entry, head);
+                additions.query_terms(stream.layout, at, (query, queries), base, panel.query_terms);
             }
             let [left_q, left_dout, left_q_transposed, left_dout_transposed, _] = panel.left;
             let (dim, value_dim) = (self.dim, self.value_dim);
             let at = Queries::<X> {
-                head,
                 all: queries,
                 row,
                 q,
@@ -231,16 +229,14 @@ impl<X: FusedKernel, T: Transform> Backward<'_, X, T> {
                     left_dout_transposed,
                 ),
                 corrections: &corrections,
-                positions: &positions,
             };
             let mut finite = [None; MOST_GROUP];
             // Neighbouring tiles of keys are multiplied with K together.
             let mut pending: [Option<Pending>; MOST_GROUP] = [None; MOST_GROUP];
             for index in 0..panel.keys.div_ceil(LANES) {
                 let (key, keys) = panel.tile_keys(index);
-                if T::PLACED {
-                    let into = std::slice::from_raw_parts_mut(panel.positions, keys);
-                    super::positions(stream.layout.key_positions(), key, base, into);
+                if let Some(additions) = self.additions {
+                    additions.key_terms(stream.layout, (key, keys), base, panel.key_terms);
                 }
                 // Neighbouring tiles of queries are summed together.
                 let mut run = Run::default();
@@ -298,7 +294,7 @@ impl<X: FusedKernel, T: Transform> Backward<'_, X, T> {
     /// # Safety
     ///
     /// That of [`queries`](Self::queries), for `at` that it made, tile `index` of the key panel,
-    /// and tile `number` of the group, of `queries` queries; positions of these keys must be
+    /// and tile `number` of the group, of `queries` queries; terms of these keys must be
     /// placed.
     unsafe fn differentiate(
         &self,
@@ -313,8 +309,7 @@ impl<X: FusedKernel, T: Transform> Backward<'_, X, T> {
         let (tiles, lanes) = (self.tiles, padded(keys, X::Simd::WIDTH));
         // SAFETY: `open` has made Kᵗ and Vᵗ of the tile packed, and `queries` its q and dO; scores
         // and gradients have `QUERIES` rows of `LANES`, a multiple of `TARGET_ROWS`. Statistics
-        // have the rows of the tile, and `corrections` and `positions` elements of all queries of a
-        // group. Products and rooms are those of the key panel, for its keys and the queries of a
+        // have the rows of the tile, and `corrections` and terms those of all queries of a group. Products and rooms are those of the key panel, for its keys and the queries of a
         // group.
         unsafe {
             for (target, left, (transposed, packed, dims)) in [
@@ -341,14 +336,22 @@ impl<X: FusedKernel, T: Transform> Backward<'_, X, T> {
                 keys,
                 lanes,
                 scale: self.scale,
-                transform: self.transform,
+                adjust: self.additions.map(|additions| Adjust {
+                    additions,
+                    scale: self.scale,
+                    scores: panel.scores,
+                    rows: queries,
+                    lanes,
+                    queries_in_lanes: false,
+                    queries: panel.query_terms.at(0, first),
+                    keys: panel.key_terms,
+                    derivatives: panel.derivatives,
+                    factors: panel.factors,
+                }),
                 bits: bits.map_or(std::ptr::null(), |bits| bits.as_ptr()),
                 lse: self.rows.lse.as_ptr().add(row),
                 corrections: at.corrections.as_ptr().add(first),
                 delta: self.rows.delta.as_ptr().add(row),
-                slope: if T::PLACED { self.slopes[at.head] } else { 0.0 },
-                positions: panel.positions,
-                query_positions: at.positions.as_ptr().add(first),
             };
             let rooms = PackBuffers {
                 right: panel.right,

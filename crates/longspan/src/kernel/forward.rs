@@ -31,12 +31,13 @@ use self::lists::{Piece, even, touching};
 use self::masked::{Part, Ready};
 use self::scratch::Workspace;
 
+use super::adjust;
 use super::pack::transpose_bits;
 use crate::exec::Monitor;
 use crate::exec::fault::{Site, fault};
 use crate::kernel::Scratch;
 use crate::kernel::fused::FusedKernel;
-use crate::score::Transform;
+use crate::score::Additions;
 use crate::simd::LANES;
 use crate::softmax::RawState;
 use crate::tasks::{Stream, Unit};
@@ -60,12 +61,10 @@ const FOLD: u32 = 1024;
 
 /// Everything that is the same for all rows of a call.
 #[derive(Clone, Copy)]
-pub(crate) struct Forward<'a, X: FusedKernel, T> {
+pub(crate) struct Forward<'a, X: FusedKernel> {
     pub(crate) tiles: X,
-    pub(crate) transform: T,
     pub(crate) scale: f32,
-    /// A slope per query head; empty where the transform looks at none.
-    pub(crate) slopes: &'a [f32],
+    pub(crate) additions: Option<Additions<'a>>,
     pub(crate) q: Raw<X::Element>,
     pub(crate) k: Raw<X::Element>,
     pub(crate) v: Raw<X::Element>,
@@ -118,7 +117,7 @@ impl<E> Stack<'_, E> {
     }
 }
 
-impl<X: FusedKernel, T: Transform> Forward<'_, X, T> {
+impl<X: FusedKernel> Forward<'_, X> {
     /// Computes the rows of `unit`.
     ///
     /// # Safety
@@ -202,21 +201,15 @@ impl<X: FusedKernel, T: Transform> Forward<'_, X, T> {
                     let keys = even(end - key, most_keys::<X>(X::MOST_LANES));
                     let keys = keys.next_multiple_of(X::GRAIN).min(end - key);
                     let packed = self.packed(workspace, stack, key, keys);
-                    // Positions are counted from those of a row, so rows can't go together then.
-                    let together = if T::PLACED { 1 } else { unit.rows.1 - unit.rows.0 };
-                    for first in (unit.rows.0..unit.rows.1).step_by(together as usize) {
-                        self.place_keys(workspace, stack, first, key, keys);
-                        let tiles = (first..first + together)
-                            .flat_map(|row| self.tiles_of(workspace, stack, row));
-                        let all = |lanes| Part { keys: (key, keys), offset: 0, lanes, bits: None };
-                        self.tiles.attend(tiles.clone().flat_map(|tile| {
-                            let parts = self.parts(all((0, tile.lanes)));
-                            parts.map(move |part| {
-                                self.key_tile(&tile, workspace, stack, &packed, part)
-                            })
-                        }));
-                        tiles.for_each(|tile| self.count(&tile, keys));
-                    }
+                    self.place_keys(workspace, stack, key, keys);
+                    let tiles = (unit.rows.0..unit.rows.1)
+                        .flat_map(|row| self.tiles_of(workspace, stack, row));
+                    let all = |lanes| Part { keys: (key, keys), offset: 0, lanes, bits: None };
+                    self.tiles.attend(tiles.clone().flat_map(|tile| {
+                        let parts = self.parts(all((0, tile.lanes)));
+                        parts.map(move |part| self.key_tile(&tile, workspace, stack, &packed, part))
+                    }));
+                    tiles.for_each(|tile| self.count(&tile, keys));
                     key += keys;
                 }
             }
@@ -260,7 +253,25 @@ impl<X: FusedKernel, T: Transform> Forward<'_, X, T> {
         true
     }
 
-    /// Positions of keys, counted from those of a row, where the transform looks at them.
+    /// The factor that the softmax has for scores: those that additions change are scaled.
+    fn softmax_scale(&self) -> f32 {
+        match self.additions {
+            Some(additions) if additions.change_scores() => 1.0,
+            _ => self.scale,
+        }
+    }
+
+    /// Whether probabilities are dropped.
+    fn drops(&self) -> bool {
+        self.additions.is_some_and(|additions| additions.dropout.is_some())
+    }
+
+    /// What positions of a unit are counted from.
+    fn base(&self, stack: &Stack<'_, X::Element>) -> i64 {
+        adjust::base(stack.stream.layout, stack.tokens(stack.rows.0).0)
+    }
+
+    /// What additions need of keys, where there are some.
     ///
     /// # Safety
     ///
@@ -269,17 +280,14 @@ impl<X: FusedKernel, T: Transform> Forward<'_, X, T> {
         &self,
         workspace: &Workspace,
         stack: &Stack<'_, X::Element>,
-        row: u32,
         key: usize,
         keys: usize,
     ) {
-        if T::PLACED {
-            // SAFETY: the room holds `MAX_KV_TILE` of them (`lengths`), and nothing else refers to
-            // it.
-            let into = unsafe { std::slice::from_raw_parts_mut(workspace.key_positions, keys) };
-            let layout = stack.stream.layout;
-            let base = super::base(layout, stack.tokens(row).0);
-            super::positions(layout.key_positions(), key, base, into);
+        if let Some(additions) = self.additions {
+            let (layout, base) = (stack.stream.layout, self.base(stack));
+            // SAFETY: the room holds terms of `MAX_KV_TILE` keys (`lengths`), and nothing else
+            // refers to it.
+            unsafe { additions.key_terms(layout, (key, keys), base, workspace.key_terms) };
         }
     }
 
@@ -352,7 +360,7 @@ impl<X: FusedKernel, T: Transform> Forward<'_, X, T> {
         // SAFETY: all functions here have the condition of `row`, and are given its tiles and its
         // keys; there is a word of bits per key.
         unsafe {
-            self.place_keys(workspace, stack, row, key, keys);
+            self.place_keys(workspace, stack, key, keys);
             for piece in pieces {
                 let (from, to) = (piece.from as usize, piece.to as usize);
                 let (from, to) = (from.max(key), to.min(key + keys));

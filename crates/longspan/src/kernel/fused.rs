@@ -7,10 +7,10 @@
 mod amx;
 mod fma;
 
+use super::adjust::Adjust;
 use super::backward::differentiate::Differentiate;
 use super::forward::softmax::Softmax;
 use crate::gemm::{MicroKernel, Prefetch, Rows};
-use crate::score::Transform;
 
 /// A micro-kernel with the steps of attention between its products.
 ///
@@ -37,10 +37,10 @@ pub(crate) unsafe trait FusedKernel: MicroKernel {
     /// # Safety
     ///
     /// That of [`multiply`](MicroKernel::multiply) for both products of each key tile, keys × lanes
-    /// and value dims × lanes; that of its [`Softmax`]; and `packed_rhs_len(keys, lanes)` elements
+    /// and value dims × lanes; that of its [`Adjust`] and [`Softmax`]; and `packed_rhs_len(keys, lanes)` elements
     /// of its room must be its own. Key tiles are asked for one after the other: what one of them
     /// writes, the next may read.
-    unsafe fn attend<T: Transform>(self, tiles: impl Iterator<Item = KeyTile<Self, T>>);
+    unsafe fn attend<'a>(self, tiles: impl Iterator<Item = KeyTile<'a, Self>>);
 
     /// The arithmetic between the products of the backward pass. Probabilities and gradients of
     /// products become packed as operands on the right, which
@@ -51,7 +51,7 @@ pub(crate) unsafe trait FusedKernel: MicroKernel {
     /// That of [`Differentiate`]; and the rooms must be this thread's own, `packed_rhs_len` of the
     /// group's queries × [`LANES`](crate::simd::LANES) and `packed_lhs_len` of the group's queries
     /// × the key panel's keys large, with the tile inside.
-    unsafe fn differentiate<T: Transform>(self, work: Differentiate<T>, rooms: PackBuffers);
+    unsafe fn differentiate(self, work: Differentiate<'_>, rooms: PackBuffers);
 
     /// The gradients of products of all tiles of a key panel of `k` keys, as an operand on the
     /// left.
@@ -82,14 +82,16 @@ pub(crate) struct PackBuffers {
 }
 
 /// Some keys for some lanes of a tile: `A ← a·A + Vᵗ · softmax(K · Qᵗ)`.
-pub(crate) struct KeyTile<X: FusedKernel, T> {
+pub(crate) struct KeyTile<'a, X: FusedKernel> {
     /// K and Qᵗ.
     pub(crate) keys: X::Lhs,
     pub(crate) queries: X::Rhs,
     /// Terms of a score.
     pub(crate) dim: usize,
-    /// What is done to the scores, and where they are.
-    pub(crate) softmax: Softmax<T>,
+    /// What additions do to the scores.
+    pub(crate) adjust: Option<Adjust<'a>>,
+    /// What is done to the scores then, and where they are.
+    pub(crate) softmax: Softmax,
     /// Vᵗ, and its rows.
     pub(crate) values: X::Lhs,
     pub(crate) value_dim: usize,

@@ -180,6 +180,21 @@ unsafe impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn kept(self, key: __m256, words: [__m256; 2], threshold: u32) -> __m256 {
+        have!({
+            let [a, c] = words.map(|x| _mm256_castps_si256(x));
+            let x = _mm256_xor_si256(_mm256_castps_si256(key), a);
+            let x = _mm256_xor_si256(x, _mm256_srli_epi32::<16>(x));
+            let x = _mm256_mullo_epi32(x, _mm256_set1_epi32(0x7feb_352d));
+            let x = _mm256_add_epi32(_mm256_xor_si256(x, _mm256_srli_epi32::<15>(x)), c);
+            let x = _mm256_mullo_epi32(x, _mm256_set1_epi32(0x846c_a68b_u32 as i32));
+            let x = _mm256_xor_si256(x, _mm256_srli_epi32::<16>(x));
+            let threshold = _mm256_set1_epi32(threshold as i32);
+            _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_max_epu32(x, threshold), x))
+        })
+    }
+
+    #[inline(always)]
     fn scale(self, x: __m256, _: __m256, biased: __m256) -> __m256 {
         // The low bits of `biased` are those of `n`; moved up they are an exponent.
         have!({

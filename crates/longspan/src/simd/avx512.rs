@@ -209,6 +209,20 @@ unsafe impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn kept(self, key: __m512, words: [__m512; 2], threshold: u32) -> __mmask16 {
+        have!({
+            let [a, c] = words.map(|x| _mm512_castps_si512(x));
+            let x = _mm512_xor_si512(_mm512_castps_si512(key), a);
+            let x = _mm512_xor_si512(x, _mm512_srli_epi32::<16>(x));
+            let x = _mm512_mullo_epi32(x, _mm512_set1_epi32(0x7feb_352d));
+            let x = _mm512_add_epi32(_mm512_xor_si512(x, _mm512_srli_epi32::<15>(x)), c);
+            let x = _mm512_mullo_epi32(x, _mm512_set1_epi32(0x846c_a68b_u32 as i32));
+            let x = _mm512_xor_si512(x, _mm512_srli_epi32::<16>(x));
+            _mm512_cmpge_epu32_mask(x, _mm512_set1_epi32(threshold as i32))
+        })
+    }
+
+    #[inline(always)]
     fn scale(self, x: __m512, n: __m512, _: __m512) -> __m512 {
         have!(_mm512_scalef_ps(x, n))
     }

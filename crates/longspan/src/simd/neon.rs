@@ -116,6 +116,20 @@ unsafe impl Simd for Neon {
     }
 
     #[inline(always)]
+    fn kept(self, key: float32x4_t, words: [float32x4_t; 2], threshold: u32) -> uint32x4_t {
+        have!({
+            let [a, c] = words.map(|x| vreinterpretq_u32_f32(x));
+            let x = veorq_u32(vreinterpretq_u32_f32(key), a);
+            let x = veorq_u32(x, vshrq_n_u32::<16>(x));
+            let x = vmulq_u32(x, vdupq_n_u32(0x7feb_352d));
+            let x = vaddq_u32(veorq_u32(x, vshrq_n_u32::<15>(x)), c);
+            let x = vmulq_u32(x, vdupq_n_u32(0x846c_a68b));
+            let x = veorq_u32(x, vshrq_n_u32::<16>(x));
+            vcgeq_u32(x, vdupq_n_u32(threshold))
+        })
+    }
+
+    #[inline(always)]
     fn scale(self, x: float32x4_t, _: float32x4_t, biased: float32x4_t) -> float32x4_t {
         // The low bits of `biased` are those of `n`; moved up they are an exponent.
         have!({

@@ -112,6 +112,16 @@ unsafe impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn kept(self, key: F, [a, c]: [F; 2], threshold: u32) -> Self::M {
+        std::array::from_fn(|i| {
+            let x = key[i].to_bits() ^ a[i].to_bits();
+            let x = (x ^ (x >> 16)).wrapping_mul(0x7feb_352d);
+            let x = (x ^ (x >> 15)).wrapping_add(c[i].to_bits()).wrapping_mul(0x846c_a68b);
+            x ^ (x >> 16) >= threshold
+        })
+    }
+
+    #[inline(always)]
     fn scale(self, x: F, _: F, biased: F) -> F {
         // The low bits of `biased` are those of `n`; moved up they are an exponent.
         let power = biased.map(|b| f32::from_bits(b.to_bits().wrapping_add(127) << 23));

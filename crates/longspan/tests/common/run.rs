@@ -2,9 +2,9 @@
 
 use half::bf16;
 use longspan::{
-    Attention, BlockSize, Dilated, Dims, Element, GradientsMut, Heads, Hook, Inputs, Isa, Layout,
-    LayoutSet, Layouts, Order, OutputGradient, OutputMut, OutputRef, Padding, Pattern, Positions,
-    Progression, Score, Shape, Threads,
+    Attention, BlockSize, Dilated, Dims, Dropout, Element, GradientsMut, Heads, Hook, Inputs, Isa,
+    Layout, LayoutSet, Layouts, Order, OutputGradient, OutputMut, OutputRef, Padding, Pattern,
+    Positions, Progression, Score, Shape, Threads,
 };
 use longspan_testing::{
     Answer, AttentionCase, Axes, Case, Measure, Problem, Sample, Sizes, Steps, Transform, Values,
@@ -89,11 +89,14 @@ pub(crate) fn layouts(case: &AttentionCase) -> Layouts {
 }
 
 pub(crate) fn score(transform: &Transform) -> Score {
-    match transform {
-        Transform::Plain => Score::Plain,
-        Transform::Softcap(cap) => Score::Softcap(*cap),
-        Transform::Alibi(slopes) => Score::Alibi(slopes[..].into()),
+    let mut score = Score::default();
+    if let Some(cap) = transform.softcap {
+        score = score.softcap(cap);
     }
+    if !transform.slopes.is_empty() {
+        score = score.alibi_slopes(&transform.slopes[..]);
+    }
+    score
 }
 
 /// A case's layouts and options on an instruction set.
@@ -101,6 +104,10 @@ pub(crate) fn attention(case: &AttentionCase, isa: Isa, threads: usize) -> Atten
     let threads = Threads::Count(threads);
     let attention = Attention::new(layouts(case)).score(score(&case.transform)).isa(isa);
     let attention = attention.threads(threads);
+    let attention = match case.transform.dropout {
+        Some((p, seed)) => attention.dropout(Dropout::new(p, seed).unwrap()),
+        None => attention,
+    };
     match case.scale {
         Some(scale) => attention.scale(scale),
         None => attention,

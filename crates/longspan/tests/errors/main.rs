@@ -306,9 +306,9 @@ fn options() {
         assert!(matches!(error, Error::Number { .. }));
     }
     for (cap, text) in [(0.0, "0"), (-3.0, "-3"), (f32::NAN, "NaN"), (f32::INFINITY, "inf")] {
-        refused(run(&|a| a.score(Score::Softcap(cap))), &["softcap", text, "positive"]);
+        refused(run(&|a| a.softcap(cap)), &["softcap", text, "positive"]);
     }
-    let slopes = |slopes: &[f32]| Score::Alibi(slopes.into());
+    let slopes = |slopes: &[f32]| Score::default().alibi_slopes(slopes);
     assert!(run(&|a| a.score(slopes(&[0.5; 4]))).is_ok());
     refused(run(&|a| a.score(slopes(&[0.5; 3]))), &["slopes", "3", "4"]);
     refused(run(&|a| a.score(slopes(&[0.5, 0.5, f32::NAN, 1.0]))), &["slope", "NaN", "finite"]);

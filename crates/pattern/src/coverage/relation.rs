@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::arith::Divisor;
+use crate::arith::{Divisor, splitmix64};
 use crate::meter::Meter;
 use crate::pattern::BlockRows;
 
@@ -280,11 +280,4 @@ fn list_others(picked: &[u64], view: &Range<u64>, ranges: &mut Vec<(i64, i64)>) 
         }
         at = end + 1;
     }
-}
-
-fn splitmix64(x: u64) -> u64 {
-    let z = x.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
 }

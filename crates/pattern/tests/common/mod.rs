@@ -30,8 +30,8 @@ fn shape(case: &Case) -> Shape {
     if let Some(rows) = &case.rows {
         shape = shape.rows(rows.clone());
     }
-    if let Some(valid) = &case.valid_keys {
-        shape = shape.valid_keys(valid.clone());
+    if let Some(valid) = &case.key_padding {
+        shape = shape.key_padding(valid.clone());
     }
     if let Some(bytes) = case.mask_bytes {
         shape = shape.mask_bytes(bytes);

@@ -6,9 +6,9 @@ pub(crate) mod faulty;
 
 use std::time::Duration;
 
-use longspan::{Dims, Heads, Inputs, Order, OutputGradient, Score, Tensor, Threads};
+use longspan::{Dims, Dropout, Heads, Inputs, Order, OutputGradient, Score, Tensor, Threads};
 use longspan_ring::{Error, Local, Options, Problem, Ring, Shards, Tally, Transport};
-use longspan_testing::{AttentionCase, Problem as Numbers, Sizes, Transform, Values};
+use longspan_testing::{AttentionCase, Problem as Numbers, Sizes, Values};
 
 pub(crate) const ORDER: Order = Order::Bhsd;
 
@@ -33,16 +33,21 @@ pub(crate) fn maps(case: &AttentionCase, ranks: usize) -> Vec<(&'static str, Sha
 /// The ring problem of a case.
 pub(crate) fn problem(case: &AttentionCase, shards: Shards) -> Problem {
     let heads: Heads = case.pattern_text().parse().unwrap();
-    let score = match &case.transform {
-        Transform::Plain => Score::Plain,
-        Transform::Softcap(cap) => Score::Softcap(*cap),
-        Transform::Alibi(slopes) => Score::Alibi(slopes[..].into()),
-    };
-    let problem = Problem::new(heads, shards)
+    let mut score = Score::default();
+    if let Some(cap) = case.transform.softcap {
+        score = score.softcap(cap);
+    }
+    if !case.transform.slopes.is_empty() {
+        score = score.alibi_slopes(&case.transform.slopes[..]);
+    }
+    let mut problem = Problem::new(heads, shards)
         .batch(case.batch)
         .heads(case.heads_q, case.heads_kv)
         .dims(case.dim_k, case.dim_v)
         .score(score);
+    if let Some((p, seed)) = case.transform.dropout {
+        problem = problem.dropout(Dropout::new(p, seed).unwrap());
+    }
     match case.scale {
         Some(scale) => problem.scale(scale),
         None => problem,

@@ -22,7 +22,7 @@ pub struct AttentionCase {
     /// What to call it.
     pub name: String,
     /// Rule, lengths, offsets, maps and block size. Its rule is that of every head unless
-    /// `per_head` says otherwise; `rows` and `valid_keys` are left out.
+    /// `per_head` says otherwise; `rows` and `key_padding` are left out.
     pub layout: Case,
     /// One rule per query head; empty where they share the layout's.
     pub per_head: Vec<Rule>,
@@ -67,7 +67,7 @@ impl AttentionCase {
                 rows: None,
                 query_map: None,
                 key_map: None,
-                valid_keys: None,
+                key_padding: None,
                 mask_bytes: None,
             },
             per_head: vec![],
@@ -79,7 +79,7 @@ impl AttentionCase {
             dim_v: 32,
             axes: Axes::TokenHead,
             scale: None,
-            transform: Transform::Plain,
+            transform: Transform::default(),
             lse_gradient: false,
             sample: Sample::ALL,
             seed: 1,
@@ -123,21 +123,39 @@ impl AttentionCase {
         let default = problem.scale;
         problem.scale = self.scale.map_or(default, f64::from);
         problem.transform = self.transform.clone();
-        problem.query_positions = self.layout.query_positions();
-        problem.key_positions = self.layout.key_positions();
+        let (queries, keys) = (self.layout.query_positions(), self.layout.key_positions());
+        if self.has_distances() {
+            let within = |rule: &Rule| {
+                let sequences = rule.sequences().expect("a pattern with distances");
+                let queries = queries.iter().map(|&query| sequences.query(query)).collect();
+                [queries, keys.iter().map(|&key| sequences.key(key)).collect()]
+            };
+            problem.score_positions = self.rules().iter().map(within).collect();
+        }
+        (problem.query_positions, problem.key_positions) = (queries, keys);
         problem.dlse = self.lse_gradient.then(|| normals(self.seed ^ 0xD15E, sizes.rows()));
         // Far keys have large scores where they are biased by distance.
-        let biased = matches!(self.transform, Transform::Alibi(_));
+        let biased = self.has_distances();
         problem.unit_scale = problem.scale.abs() <= default && !biased;
         problem
     }
 
-    fn seen(&self, queries: &[i64], keys: &[i64]) -> Seen {
-        let rules = if self.per_head.is_empty() {
+    /// Whether scores depend on distances.
+    fn has_distances(&self) -> bool {
+        !self.transform.slopes.is_empty()
+    }
+
+    /// One rule for all heads, or one each.
+    fn rules(&self) -> &[Rule] {
+        if self.per_head.is_empty() {
             std::slice::from_ref(&self.layout.rule)
         } else {
             &self.per_head[..]
-        };
+        }
+    }
+
+    fn seen(&self, queries: &[i64], keys: &[i64]) -> Seen {
+        let rules = self.rules();
         let origin = self.layout.key_origin();
         let valid = |entry: usize, key: i64| {
             let number = u64::try_from(key - origin);
@@ -171,12 +189,12 @@ impl Display for AttentionCase {
             }
         }
         if !self.padding.is_empty() {
-            write!(f, ", valid keys {:?}", self.padding)?;
+            write!(f, ", key_padding {:?}", self.padding)?;
         }
         if let Some(scale) = self.scale {
             write!(f, ", scale {scale}")?;
         }
-        if self.transform != Transform::Plain {
+        if self.transform != Transform::default() {
             write!(f, ", {:?}", self.transform)?;
         }
         if self.lse_gradient {

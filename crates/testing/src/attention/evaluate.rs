@@ -289,14 +289,23 @@ pub(super) fn evaluate<R: Real>(problem: &Problem, x: &Numbers<R>, sample: Sampl
             let sum = powers.iter().fold(R::default(), |sum, &e| sum + e);
             let lse = most + sum.ln();
             let p: Vec<R> = powers.iter().map(|&power| power / sum).collect();
+            let kept = |key: &u32| {
+                let query = problem.query_positions[query];
+                let key = problem.key_positions[*key as usize];
+                R::round(problem.transform.kept(entry, heads_q, head, query, key))
+            };
+            let kept: Vec<R> = keys.iter().map(kept).collect();
             let mut out = vec![R::default(); dim_v];
-            for (&p, key) in p.iter().zip(keys) {
-                add(&mut out, 0, p, token(&x.v, place(key), dim_v));
+            for ((&p, &r), key) in p.iter().zip(&kept).zip(keys) {
+                add(&mut out, 0, r * p, token(&x.v, place(key), dim_v));
             }
 
             // Its gradient.
-            let dp: Vec<R> =
-                keys.iter().map(|key| R::dot(dout, token(&x.v, place(key), dim_v))).collect();
+            let dp: Vec<R> = keys
+                .iter()
+                .zip(&kept)
+                .map(|(key, &r)| r * R::dot(dout, token(&x.v, place(key), dim_v)))
+                .collect();
             let delta = R::dot(dout, &out);
             let dlse = x.dlse[row];
 
@@ -309,12 +318,12 @@ pub(super) fn evaluate<R: Real>(problem: &Problem, x: &Numbers<R>, sample: Sampl
                 let place = place(key);
                 let (score, g) = scores[n];
                 let dz = scale * score.slope * (p[n] * (dp[n] - delta + dlse));
-                let terms = norms_dout[row] * norms_v[place];
+                let (r, terms) = (kept[n], kept[n] * norms_dout[row] * norms_v[place]);
                 let dp_gross = (dp[n] * dp[n] + terms * terms).sqrt();
                 let ds_gross = p[n] * (dp_gross + delta.abs() + dlse.abs());
                 let h = scale * score.slope_gross * ds_gross;
                 let spread = R::from(1.0) + g * g;
-                let (pp, hh) = (p[n] * p[n] * spread, h * h * spread);
+                let (pp, hh) = (r * r * p[n] * p[n] * spread, h * h * spread);
                 if wanted {
                     let (k, v) = (token(&x.k, place, dim_k), token(&x.v, place, dim_v));
                     add(&mut values.dq, row, dz, k);
@@ -324,7 +333,7 @@ pub(super) fn evaluate<R: Real>(problem: &Problem, x: &Numbers<R>, sample: Sampl
                 }
                 if sample.has(*key as usize, tokens_k) {
                     add(&mut values.dk, place, dz, q);
-                    add(&mut values.dv, place, p[n], dout);
+                    add(&mut values.dv, place, r * p[n], dout);
                     add_squares(&mut gross.dk, place, hh, q);
                     add_squares(&mut gross.dv, place, pp, dout);
                 }
@@ -340,7 +349,8 @@ pub(super) fn evaluate<R: Real>(problem: &Problem, x: &Numbers<R>, sample: Sampl
                     scale * scores[n].0.slope * p[n],
                     token(&x.k, place(key), dim_k),
                 );
-                add_squares(&mut squares, 0, p[n] * p[n], token(&x.v, place(key), dim_v));
+                let rp = kept[n] * p[n];
+                add_squares(&mut squares, 0, rp * rp, token(&x.v, place(key), dim_v));
             }
             let (mut a, mut b) = (R::default(), R::default());
             for ((&dout, &out), &square) in dout.iter().zip(&out).zip(&squares) {
@@ -362,7 +372,8 @@ pub(super) fn evaluate<R: Real>(problem: &Problem, x: &Numbers<R>, sample: Sampl
                 if sample.has(*key as usize, tokens_k) {
                     add_squares(&mut output.dk, place(key), a * c * c, q);
                     add_squares(&mut operands.dk, place(key), b * c * c + dz * dz, q);
-                    add_squares(&mut operands.dv, place(key), p[n] * p[n], dout);
+                    let rp = kept[n] * p[n];
+                    add_squares(&mut operands.dv, place(key), rp * rp, dout);
                 }
             }
         }
@@ -388,17 +399,21 @@ struct Score<R> {
 
 fn transform<R: Real>(problem: &Problem, z: R, head: usize, query: usize, key: usize) -> Score<R> {
     let (zero, one) = (R::default(), R::from(1.0));
-    match &problem.transform {
-        Transform::Plain => Score { new: z, bias: zero, slope: one, slope_gross: one },
-        Transform::Softcap(cap) => {
-            let cap = R::from(*cap);
-            let t = (z / cap).tanh();
-            Score { new: cap * t, bias: zero, slope: one - t * t, slope_gross: one + t * t }
-        }
-        Transform::Alibi(slopes) => {
-            let apart = problem.query_positions[query].abs_diff(problem.key_positions[key]);
-            let bias = R::from(slopes[head]) * R::round(apart as f64);
-            Score { new: z - bias, bias, slope: one, slope_gross: one }
-        }
+    let Transform { softcap, slopes, .. } = &problem.transform;
+    let mut score = Score { new: z, bias: zero, slope: one, slope_gross: one };
+    if let Some(cap) = softcap {
+        let cap = R::from(*cap);
+        let t = (z / cap).tanh();
+        score = Score { new: cap * t, bias: zero, slope: one - t * t, slope_gross: one + t * t };
     }
+    if !slopes.is_empty() {
+        let own = &problem.score_positions;
+        let [queries, keys] = match own.get(head % own.len().max(1)) {
+            Some([queries, keys]) => [queries, keys],
+            None => [&problem.query_positions, &problem.key_positions],
+        };
+        score.bias = R::from(slopes[head]) * R::round(queries[query].abs_diff(keys[key]) as f64);
+        score.new = score.new - score.bias;
+    }
+    score
 }

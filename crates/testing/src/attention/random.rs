@@ -1,6 +1,6 @@
 //! Random cases of attention: a random layout case and a random draw for every other axis.
 
-use super::{AttentionCase, Axes, Transform};
+use super::{AttentionCase, Axes};
 use crate::case::Case;
 use crate::splitmix::element;
 
@@ -19,7 +19,7 @@ impl AttentionCase {
             drawn += 1;
             (element(seed ^ 0xA77E, drawn) % choices as u64) as usize
         };
-        let layout = Case { rows: None, valid_keys: None, ..Case::from_seed(seed) };
+        let layout = Case { rows: None, key_padding: None, ..Case::from_seed(seed) };
         let tokens_k = layout.tokens_k;
         let mut case = AttentionCase::new(format!("seed {seed}"), layout.rule.clone(), 0);
         case.layout = layout;
@@ -39,11 +39,17 @@ impl AttentionCase {
         }
         case.axes = [Axes::TokenHead, Axes::HeadToken][draw(2)];
         case.scale = [None, None, Some(0.5), Some(-0.1)][draw(4)];
-        case.transform = match draw(6) {
-            0 => Transform::Softcap([0.7, 5.0, 50.0][draw(3)]),
-            1 => Transform::Alibi((0..case.heads_q).map(|h| 0.5_f32.powi(h as i32 + 1)).collect()),
-            _ => Transform::Plain,
-        };
+        let plain = draw(2) == 0;
+        if !plain && draw(3) == 0 {
+            case.transform.softcap = Some([0.7, 5.0, 50.0][draw(3)]);
+        }
+        if !plain && draw(2) == 0 && case.layout.rule.sequences().is_some() {
+            let slopes = (0..case.heads_q).map(|h| 0.5_f32.powi(h as i32 + 1));
+            case.transform.slopes = slopes.collect();
+        }
+        if !plain && draw(3) == 0 {
+            case.transform.dropout = Some(([0.1, 0.5, 0.9][draw(3)], seed));
+        }
         case.lse_gradient = draw(3) == 0;
         case.seed = seed;
         case.fewer_heads();
@@ -66,8 +72,6 @@ impl AttentionCase {
                 break;
             }
         }
-        if let Transform::Alibi(slopes) = &mut self.transform {
-            slopes.truncate(self.heads_q);
-        }
+        self.transform.slopes.truncate(self.heads_q);
     }
 }

@@ -127,11 +127,11 @@ fn few() -> Vec<AttentionCase> {
         case("sixteen queries", scattered(), 16, (2, 2), (8, 64), 64),
         case("seventeen rows", scattered(), 17, (2, 2), (16, 16), 32),
         AttentionCase {
-            transform: Transform::Alibi(vec![0.01, 0.2, 0.3, 0.04]),
+            transform: Transform::alibi(vec![0.01, 0.2, 0.3, 0.04]),
             ..case("few with ALiBi", scattered(), 4, (4, 2), (24, 24), 128)
         },
         AttentionCase {
-            transform: Transform::Softcap(2.0),
+            transform: Transform::softcap(2.0),
             padding: vec![0..900, 300..1_201],
             batch: 2,
             ..case("few with softcap", scattered(), 5, (3, 1), (40, 40), 64)
@@ -281,20 +281,55 @@ fn transforms() -> Vec<AttentionCase> {
         lse_gradient: true,
         ..AttentionCase::new(name, local(), 150)
     };
-    let mut sharded = with("alibi in a shard", Transform::Alibi(slopes(4)));
+    let mut sharded = with("alibi in a shard", Transform::alibi(slopes(4)));
     sharded.layout.query_map = Some(vec![Steps { start: 2, step: 3, len: 40 }]);
     sharded.layout.key_map =
         Some(vec![Steps { start: 100, step: 1, len: 30 }, Steps { start: 7, step: 1, len: 31 }]);
-    let mut decode = with("alibi, decoding", Transform::Alibi(slopes(4)));
+    let mut decode = with("alibi, decoding", Transform::alibi(slopes(4)));
     decode.layout.tokens_q = 1;
+    let packed = |name: &str, queries: &[u64], keys: &[u64], inner: Rule, transform| {
+        let inner = Box::new(inner);
+        let rule = Rule::Packed { queries: queries.into(), keys: keys.into(), inner };
+        let mut case = with(name, transform);
+        case.layout.rule = rule;
+        case.layout.tokens_q = queries.iter().sum();
+        case.layout.tokens_k = keys.iter().sum();
+        case
+    };
+    let dropout = |p| Transform { dropout: Some((p, 0x5EED)), ..Transform::default() };
+    let all = || Transform { softcap: Some(3.0), slopes: slopes(4), dropout: Some((0.3, 7)) };
+    let mut few = with("softcap, alibi and dropout, decoding", all());
+    few.layout.tokens_q = 3;
+    let mut striped = with("dropout in a shard", dropout(0.2));
+    striped.layout.query_map = Some(vec![Steps { start: 2, step: 3, len: 40 }]);
     vec![
-        with("dlse", Transform::Plain),
-        AttentionCase { scale: Some(0.3), ..with("a scale of its own", Transform::Plain) },
-        AttentionCase { scale: Some(-0.2), ..with("a negative scale", Transform::Plain) },
-        AttentionCase { scale: Some(0.0), ..with("scale zero", Transform::Plain) },
-        with("softcap", Transform::Softcap(30.0)),
-        with("a low softcap", Transform::Softcap(0.5)),
-        with("alibi", Transform::Alibi(slopes(4))),
+        packed(
+            "alibi in sequences",
+            &[10, 10, 0, 90],
+            &[10, 50, 7, 90],
+            Rule::Full,
+            Transform::alibi(slopes(4)),
+        ),
+        packed(
+            "alibi in sequences, decoding",
+            &[1; 9],
+            &[40; 9],
+            Rule::Causal,
+            Transform::alibi(slopes(4)),
+        ),
+        packed("softcap, alibi and dropout in sequences", &[70, 33], &[80, 33], local(), all()),
+        with("dropout", dropout(0.1)),
+        with("much dropout", dropout(0.9)),
+        with("softcap, alibi and dropout", all()),
+        few,
+        striped,
+        with("dlse", Transform::default()),
+        AttentionCase { scale: Some(0.3), ..with("a scale of its own", Transform::default()) },
+        AttentionCase { scale: Some(-0.2), ..with("a negative scale", Transform::default()) },
+        AttentionCase { scale: Some(0.0), ..with("scale zero", Transform::default()) },
+        with("softcap", Transform::softcap(30.0)),
+        with("a low softcap", Transform::softcap(0.5)),
+        with("alibi", Transform::alibi(slopes(4))),
         sharded,
         decode,
     ]

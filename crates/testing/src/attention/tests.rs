@@ -54,10 +54,10 @@ fn transforms_by_hand() {
         truth(&problem, Sample::ALL).values
     };
     // The log-sum-exp of one key is its score, and dq is the slope of that times the key.
-    let capped = one_key(Transform::Softcap(4.0));
+    let capped = one_key(Transform::softcap(4.0));
     assert!(close(capped.lse[0], 4.0 * 1.5_f64.tanh()));
     assert!(close(capped.dq[0], 2.0 * (1.0 - 1.5_f64.tanh().powi(2))));
-    let biased = one_key(Transform::Alibi(vec![0.5]));
+    let biased = one_key(Transform::alibi(vec![0.5]));
     assert!(close(biased.lse[0], 6.0 - 3.5) && close(biased.dq[0], 2.0));
 }
 
@@ -120,8 +120,11 @@ fn check_gradient(problem: &Problem) {
 fn gradients_are_those_of_finite_differences() {
     let sizes =
         Sizes { batch: 2, tokens_q: 5, tokens_k: 7, heads_q: 4, heads_kv: 2, dim_k: 3, dim_v: 2 };
-    let transforms =
-        [Transform::Plain, Transform::Softcap(1.5), Transform::Alibi(vec![0.5, 0.25, 1.0, -0.1])];
+    let transforms = [
+        Transform::default(),
+        Transform::softcap(1.5),
+        Transform::alibi(vec![0.5, 0.25, 1.0, -0.1]),
+    ];
     for (n, transform) in transforms.into_iter().enumerate() {
         for dlse in [None, Some(normals(40, sizes.rows()))] {
             let problem = Problem {

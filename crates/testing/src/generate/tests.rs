@@ -24,7 +24,7 @@ fn every_case_is_legal() {
         let rows = (queries.len() as u64).div_ceil(u64::from(case.block));
         assert!(case.rows.is_none_or(|range| range.start <= range.end && range.end <= rows));
         let tokens_k = case.tokens_k;
-        assert!(case.valid_keys.is_none_or(|r| r.start <= r.end && r.end <= tokens_k));
+        assert!(case.key_padding.is_none_or(|r| r.start <= r.end && r.end <= tokens_k));
         assert!((16..=256).contains(&case.block));
         assert!(case.tokens_q <= 700 && case.tokens_k <= 700);
     }

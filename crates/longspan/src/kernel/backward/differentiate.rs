@@ -1,7 +1,7 @@
 //! The arithmetic between the products: probabilities, and the gradient of scores.
 
 use crate::gemm::Rows;
-use crate::score::{Place, Transform};
+use crate::kernel::adjust::Adjust;
 use crate::simd::math::exp_difference;
 use crate::simd::{Operation, Simd};
 
@@ -12,9 +12,10 @@ use crate::simd::{Operation, Simd};
 /// queries × lanes elements, `lanes` a whole number of vectors up to 64, must be readable and
 /// writable at `scores`, readable at `gradients` and writable at `products`. There must be a
 /// readable word of bits per query, unless they are null, and a log-sum-exp, correction and delta.
-/// Where the transform is placed, positions of the lanes and of the queries must be readable.
-/// Nothing that is written may be shared with anything else here.
-pub(crate) struct Differentiate<T> {
+/// Where there is an [`Adjust`], its condition must hold for these scores, with factors if there is
+/// dropout and derivatives if there is a softcap. Nothing that is written may be shared with anything
+/// else here.
+pub(crate) struct Differentiate<'a> {
     pub(crate) scores: Rows,
     pub(crate) gradients: Rows,
     pub(crate) products: Rows,
@@ -24,16 +25,14 @@ pub(crate) struct Differentiate<T> {
     /// Keys, and what fills up their last vector.
     pub(crate) lanes: usize,
     pub(crate) scale: f32,
-    pub(crate) transform: T,
+    /// What additions do to the scores before this.
+    pub(crate) adjust: Option<Adjust<'a>>,
     /// A word per query, or null where all is seen.
     pub(crate) bits: *const u64,
     pub(crate) lse: *const f32,
     /// `exp(−rest)` of each query's log-sum-exp.
     pub(crate) corrections: *const f32,
     pub(crate) delta: *const f32,
-    pub(crate) slope: f32,
-    pub(crate) positions: *const f32,
-    pub(crate) query_positions: *const f32,
 }
 
 /// `exp(−rest)` for each rest of a log-sum-exp.
@@ -45,30 +44,70 @@ pub(super) fn correct(rests: &[f32], corrections: &mut [f32]) {
     }
 }
 
-impl<T: Transform> Operation for Differentiate<T> {
+impl Operation for Differentiate<'_> {
     type Output = ();
 
     #[inline(always)]
     unsafe fn eval<S: Simd>(self, simd: S) {
         // SAFETY: `rows` has the condition of the type, and is masked where there are bits.
         unsafe {
-            if self.bits.is_null() {
-                self.rows::<S, false>(simd)
-            } else {
-                self.rows::<S, true>(simd)
+            match (self.bits.is_null(), self.has_factors()) {
+                (true, false) => self.rows::<S, false, false>(simd),
+                (false, false) => self.rows::<S, true, false>(simd),
+                (true, true) => self.rows::<S, false, true>(simd),
+                (false, true) => self.rows::<S, true, true>(simd),
             }
         }
     }
 }
 
-impl<T: Transform> Differentiate<T> {
+impl Differentiate<'_> {
+    /// The factor that scores still have: those that additions change are scaled.
+    #[inline(always)]
+    pub(super) fn score_scale(&self) -> f32 {
+        match self.adjust {
+            Some(adjust) if adjust.additions.change_scores() => 1.0,
+            _ => self.scale,
+        }
+    }
+
+    /// Whether probabilities or gradients have factors.
+    #[inline(always)]
+    pub(super) fn has_factors(&self) -> bool {
+        self.adjust.is_some_and(|Adjust { additions, .. }| {
+            additions.softcap.is_some() || additions.dropout.is_some()
+        })
+    }
+
+    /// What dropout multiplies the probabilities of one query and one vector of keys by, and the
+    /// softcap the gradients of its scores.
+    ///
+    /// # Safety
+    ///
+    /// That of [`Differentiate`]; the query and the vector must end within the matrices.
+    #[inline(always)]
+    pub(super) unsafe fn factors<S: Simd>(&self, simd: S, query: usize, lane: usize) -> [S::F; 2] {
+        let one = simd.splat(1.0);
+        let Some(adjust) = &self.adjust else { return [one; 2] };
+        let factor = |some: bool, of: Rows| match some {
+            // SAFETY: the type demands a factor per pair here.
+            true => unsafe { simd.load(of.at(query, lane).first) },
+            false => one,
+        };
+        let additions = &adjust.additions;
+        [
+            factor(additions.dropout.is_some(), adjust.factors),
+            factor(additions.softcap.is_some(), adjust.derivatives),
+        ]
+    }
+
     /// # Safety
     ///
     /// That of [`Differentiate`]; `MASKED` only where bits aren't null.
     #[inline(always)]
-    unsafe fn rows<S: Simd, const MASKED: bool>(&self, simd: S) {
+    unsafe fn rows<S: Simd, const MASKED: bool, const FACTORS: bool>(&self, simd: S) {
         let (zero, one) = (simd.splat(0.0), simd.splat(1.0));
-        let scale = simd.splat(self.scale);
+        let (scale, score_scale) = (simd.splat(self.scale), simd.splat(self.score_scale()));
         // SAFETY: queries are below `queries`, vectors of lanes below `lanes`, as the type demands
         // of all matrices and lists.
         unsafe {
@@ -83,21 +122,25 @@ impl<T: Transform> Differentiate<T> {
                 let gradients = self.gradients.at(query, 0).first;
                 let products = self.products.at(query, 0).first;
                 for lane in (0..self.lanes).step_by(S::WIDTH) {
-                    let mut place = Place { lanes: zero, other: zero, slopes: zero };
-                    if T::PLACED {
-                        place.lanes = simd.load(self.positions.add(lane));
-                        place.other = simd.splat(*self.query_positions.add(query));
-                        place.slopes = simd.splat(self.slope);
-                    }
-                    let score = simd.mul(simd.load(scores.add(lane)), scale);
-                    let score = self.transform.apply(simd, score, place);
+                    let score = simd.mul(simd.load(scores.add(lane)), score_scale);
                     // No score is above the log-sum-exp and no probability above 1, though
                     // other roundings than those of the forward pass may make them so.
                     let power = exp_difference(simd, simd.min(lse, score), lse);
                     let mut p = simd.min(one, simd.mul(power, correction));
-                    let gradient = simd.sub(simd.load(gradients.add(lane)), delta);
-                    let gradient = self.transform.pull(simd, score, simd.mul(p, gradient));
+                    let mut gradient = simd.load(gradients.add(lane));
+                    let [kept, derivative] = match FACTORS {
+                        true => self.factors(simd, query, lane),
+                        false => [one; 2],
+                    };
+                    if FACTORS {
+                        gradient = simd.mul(gradient, kept);
+                    }
+                    let gradient = simd.mul(p, simd.sub(gradient, delta));
                     let mut product = simd.mul(gradient, scale);
+                    if FACTORS {
+                        product = simd.mul(product, derivative);
+                        p = simd.mul(p, kept);
+                    }
                     if MASKED {
                         let mask = simd.mask(word >> lane);
                         p = simd.select(mask, p, zero);

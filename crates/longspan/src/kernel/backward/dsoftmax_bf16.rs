@@ -9,7 +9,6 @@ use std::f32::consts::LOG2_E;
 
 use super::QUERIES;
 use super::differentiate::Differentiate;
-use crate::score::{Place, Transform};
 use crate::simd::math::exp2_coarse;
 use crate::simd::{Operation, Simd, WIDEST};
 
@@ -26,8 +25,8 @@ const BLOCK: usize = SIDE * TERMS;
 /// number that is read: at `right` those of queries, rounded up to 32, for each 16 lanes,
 /// `right_along` blocks apart; at `left` those of lanes, rounded up to 32, for each 16 queries,
 /// `left_along` blocks apart.
-pub(crate) struct DsoftmaxBf16<'a, T> {
-    pub(crate) work: &'a Differentiate<T>,
+pub(crate) struct DsoftmaxBf16<'a> {
+    pub(crate) work: &'a Differentiate<'a>,
     pub(crate) shared: &'a Shared,
     /// For each 16 keys, blocks of 32 queries: probabilities, gradients of products.
     pub(crate) right: [*mut u16; 2],
@@ -50,6 +49,8 @@ pub(crate) struct Shared {
     /// Whether some lse is so large that the rounding of its multiple would be seen in
     /// probabilities.
     far: bool,
+    /// [`Differentiate::score_scale`].
+    score_scale: f32,
 }
 
 /// Whether the rounding of `lse · log2 e` would be seen in bf16 probabilities, or lse is no number.
@@ -63,8 +64,9 @@ fn is_far(lse: f32) -> bool {
 /// # Safety
 ///
 /// That of [`Differentiate`], for at most `QUERIES` queries.
-pub(crate) unsafe fn shared<T>(work: &Differentiate<T>) -> Shared {
-    let mut shared = Shared { lse: [0.0; QUERIES], delta: [0.0; QUERIES], far: false };
+pub(crate) unsafe fn shared(work: &Differentiate<'_>) -> Shared {
+    let score_scale = work.score_scale();
+    let mut shared = Shared { lse: [0.0; QUERIES], delta: [0.0; QUERIES], far: false, score_scale };
     // SAFETY: `Differentiate` demands a log-sum-exp, correction and delta per query.
     let [lse, correction, delta] = [work.lse, work.corrections, work.delta]
         .map(|first| unsafe { std::slice::from_raw_parts(first, work.queries) });
@@ -81,7 +83,7 @@ pub(crate) unsafe fn shared<T>(work: &Differentiate<T>) -> Shared {
     shared
 }
 
-impl<T: Transform> Operation for DsoftmaxBf16<'_, T> {
+impl Operation for DsoftmaxBf16<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -91,16 +93,20 @@ impl<T: Transform> Operation for DsoftmaxBf16<'_, T> {
         // SAFETY: `all` has the condition of the type, and is masked where there are bits.
         unsafe {
             match (odd, self.work.bits.is_null()) {
-                (false, true) => self.all::<S, false, false>(simd),
-                (false, false) => self.all::<S, true, false>(simd),
-                (true, true) => self.all::<S, false, true>(simd),
-                (true, false) => self.all::<S, true, true>(simd),
+                _ if self.work.has_factors() => match self.work.bits.is_null() {
+                    true => self.all::<S, false, true, true>(simd),
+                    false => self.all::<S, true, true, true>(simd),
+                },
+                (false, true) => self.all::<S, false, false, false>(simd),
+                (false, false) => self.all::<S, true, false, false>(simd),
+                (true, true) => self.all::<S, false, true, false>(simd),
+                (true, false) => self.all::<S, true, true, false>(simd),
             }
         }
     }
 }
 
-impl<T: Transform> DsoftmaxBf16<'_, T> {
+impl DsoftmaxBf16<'_> {
     /// Two queries and two vectors of keys at a time. `ODD` where some row is far, or numbers are
     /// kept.
     ///
@@ -109,7 +115,10 @@ impl<T: Transform> DsoftmaxBf16<'_, T> {
     /// That of [`DsoftmaxBf16`]; `MASKED` only where bits aren't null, and a vector must be
     /// `WIDEST`.
     #[inline(always)]
-    unsafe fn all<S: Simd, const MASKED: bool, const ODD: bool>(&self, simd: S) {
+    unsafe fn all<S: Simd, const MASKED: bool, const ODD: bool, const FACTORS: bool>(
+        &self,
+        simd: S,
+    ) {
         let (queries, lanes) = (self.work.queries, self.work.lanes);
         for lane in (0..lanes).step_by(TERMS) {
             for query in (0..queries.next_multiple_of(TERMS)).step_by(2) {
@@ -118,12 +127,12 @@ impl<T: Transform> DsoftmaxBf16<'_, T> {
                 let ([(p00, d00), (p01, d01)], [(p10, d10), (p11, d11)]) = unsafe {
                     (
                         [
-                            self.some::<S, MASKED, ODD>(simd, query, lane),
-                            self.some::<S, MASKED, ODD>(simd, query, next.1),
+                            self.some::<S, MASKED, ODD, FACTORS>(simd, query, lane),
+                            self.some::<S, MASKED, ODD, FACTORS>(simd, query, next.1),
                         ],
                         [
-                            self.some::<S, MASKED, ODD>(simd, next.0, lane),
-                            self.some::<S, MASKED, ODD>(simd, next.0, next.1),
+                            self.some::<S, MASKED, ODD, FACTORS>(simd, next.0, lane),
+                            self.some::<S, MASKED, ODD, FACTORS>(simd, next.0, next.1),
                         ],
                     )
                 };
@@ -158,7 +167,7 @@ impl<T: Transform> DsoftmaxBf16<'_, T> {
     ///
     /// That of [`all`](Self::all).
     #[inline(always)]
-    unsafe fn some<S: Simd, const MASKED: bool, const ODD: bool>(
+    unsafe fn some<S: Simd, const MASKED: bool, const ODD: bool, const FACTORS: bool>(
         &self,
         simd: S,
         query: usize,
@@ -167,7 +176,7 @@ impl<T: Transform> DsoftmaxBf16<'_, T> {
         if query < self.work.queries && lane < self.work.lanes {
             // SAFETY: `one` has the condition of `all`, for a query and lane that the condition
             // above puts in the matrices.
-            unsafe { self.one::<S, MASKED, ODD>(simd, query, lane) }
+            unsafe { self.one::<S, MASKED, ODD, FACTORS>(simd, query, lane) }
         } else {
             (simd.splat(0.0), simd.splat(0.0))
         }
@@ -179,7 +188,7 @@ impl<T: Transform> DsoftmaxBf16<'_, T> {
     ///
     /// That of [`all`](Self::all); the query and the vector must end within the matrices.
     #[inline(always)]
-    unsafe fn one<S: Simd, const MASKED: bool, const ODD: bool>(
+    unsafe fn one<S: Simd, const MASKED: bool, const ODD: bool, const FACTORS: bool>(
         &self,
         simd: S,
         query: usize,
@@ -191,18 +200,8 @@ impl<T: Transform> DsoftmaxBf16<'_, T> {
         // lists of `Differentiate`.
         unsafe {
             let (scale, log2) = (simd.splat(work.scale), simd.splat(LOG2_E));
-            let mut score = simd.load(work.scores.at(query, lane).first);
-            let mut factor = simd.splat(work.scale * LOG2_E);
-            if !T::NOTHING {
-                let mut place = Place { lanes: zero, other: zero, slopes: zero };
-                if T::PLACED {
-                    place.lanes = simd.load(work.positions.add(lane));
-                    place.other = simd.splat(*work.query_positions.add(query));
-                    place.slopes = simd.splat(work.slope);
-                }
-                score = work.transform.apply(simd, simd.mul(score, scale), place);
-                factor = log2;
-            }
+            let score = simd.load(work.scores.at(query, lane).first);
+            let factor = simd.splat(self.shared.score_scale * LOG2_E);
             // No probability is above 1, though other roundings than those of the forward pass may
             // make it so.
             let lse = simd.splat(self.shared.lse[query]);
@@ -210,14 +209,25 @@ impl<T: Transform> DsoftmaxBf16<'_, T> {
             let lse = *work.lse.add(query);
             if ODD && lse != f32::NEG_INFINITY && is_far(lse) {
                 let lse = simd.splat(lse);
-                let score = if T::NOTHING { simd.mul(score, scale) } else { score };
+                let score = simd.mul(score, simd.splat(self.shared.score_scale));
                 let power = simd.mul(simd.sub(simd.min(lse, score), lse), log2);
                 let correction = simd.splat(*work.corrections.add(query));
                 p = simd.min(simd.splat(1.0), simd.mul(exp2_coarse(simd, power), correction));
             }
-            let gradient = simd.load(work.gradients.at(query, lane).first);
+            let mut gradient = simd.load(work.gradients.at(query, lane).first);
+            let [kept, derivative] = match FACTORS {
+                true => work.factors(simd, query, lane),
+                false => [zero; 2],
+            };
+            if FACTORS {
+                gradient = simd.mul(gradient, kept);
+            }
             let gradient = simd.fma(gradient, scale, simd.splat(self.shared.delta[query]));
-            let mut d = work.transform.pull(simd, score, simd.mul(p, gradient));
+            let mut d = simd.mul(p, gradient);
+            if FACTORS {
+                d = simd.mul(d, derivative);
+                p = simd.mul(p, kept);
+            }
             if MASKED {
                 let mask = simd.mask(*work.bits.add(query) >> lane);
                 p = simd.select(mask, p, zero);

@@ -47,7 +47,6 @@ impl Group {
 
 /// The queries of a group, and what is made of them once for all keys of a key panel.
 pub(super) struct Queries<'a, X: FusedKernel> {
-    pub(super) head: usize,
     pub(super) all: usize,
     /// The first one's place among all rows.
     pub(super) row: usize,
@@ -58,7 +57,6 @@ pub(super) struct Queries<'a, X: FusedKernel> {
     pub(super) q_transposed: X::Lhs,
     pub(super) dout_transposed: X::Lhs,
     pub(super) corrections: &'a [f32],
-    pub(super) positions: &'a [f32],
 }
 
 /// Neighbouring queries of a group.

@@ -4,10 +4,10 @@ use super::{Backward, QUERIES};
 use crate::dtype::Element;
 use crate::gemm::Rows;
 use crate::kernel::Scratch;
+use crate::kernel::adjust::{KEY_TERMS, QUERY_TERMS};
 use crate::kernel::finite::AllFinite;
 use crate::kernel::fused::FusedKernel;
 use crate::kernel::pack::{FromLanes, Meet, ToLanes};
-use crate::score::Transform;
 use crate::simd::{LANES, Simd};
 use crate::tensor::Strided;
 
@@ -31,7 +31,12 @@ pub(crate) struct KeyPanel {
     pub(super) products: Rows,
     /// dQ of a tile over this key panel alone: a level of the sum over all keys.
     pub(super) dq: Rows,
-    pub(super) positions: *mut f32,
+    /// What additions need of the queries of a group and of the keys of a tile, and the factors and
+    /// derivatives of a tile: queries × LANES.
+    pub(super) query_terms: Rows,
+    pub(super) key_terms: Rows,
+    pub(super) factors: Rows,
+    pub(super) derivatives: Rows,
     /// Operands, packed: Kᵗ and Vᵗ tile after tile, and K; those of a group of queries; clean
     /// copies of numbers that aren't finite, and what is packed of those.
     pub(super) keys_packed: *mut f32,
@@ -45,7 +50,7 @@ pub(crate) struct KeyPanel {
 /// FusedKernel of the largest key panel.
 const MOST_TILES: usize = 8;
 
-impl<X: FusedKernel, T: Transform> Backward<'_, X, T> {
+impl<X: FusedKernel> Backward<'_, X> {
     pub(super) fn row_len(&self) -> usize {
         self.dim.next_multiple_of(X::Simd::WIDTH)
     }
@@ -60,11 +65,12 @@ impl<X: FusedKernel, T: Transform> Backward<'_, X, T> {
         X::packed_rhs_len(dims, LANES).next_multiple_of(LANES)
     }
 
-    fn lengths(&self) -> [usize; 20] {
+    fn lengths(&self) -> [usize; 23] {
         let panel = self.grid.panel.next_multiple_of(LANES);
         let tiles = panel / LANES;
         let (dim, value_dim) = (self.dim, self.value_dim);
         let queries = X::GROUP * QUERIES;
+        let adjusted = |len| if self.additions.is_some() { len } else { 0 };
         [
             dim * panel,
             value_dim * panel,
@@ -75,7 +81,10 @@ impl<X: FusedKernel, T: Transform> Backward<'_, X, T> {
             QUERIES * LANES,
             queries * panel,
             QUERIES * self.row_len(),
-            panel,
+            adjusted(QUERY_TERMS * queries),
+            adjusted(KEY_TERMS * LANES),
+            adjusted(QUERIES * LANES),
+            adjusted(QUERIES * LANES),
             tiles * Self::packed_len(dim),
             tiles * Self::packed_len(value_dim),
             X::packed_rhs_len(panel, self.row_len()),
@@ -131,7 +140,10 @@ impl<X: FusedKernel, T: Transform> Backward<'_, X, T> {
             gradients,
             products,
             dq,
-            positions,
+            query_terms,
+            key_terms,
+            factors,
+            derivatives,
             keys_packed,
             values_packed,
             rows_packed,
@@ -158,7 +170,10 @@ impl<X: FusedKernel, T: Transform> Backward<'_, X, T> {
             gradients: Rows { first: gradients, row: LANES },
             products: Rows { first: products, row: self.grid.panel.next_multiple_of(LANES) },
             dq: Rows { first: dq, row },
-            positions,
+            query_terms: Rows { first: query_terms, row: X::GROUP * QUERIES },
+            key_terms: Rows { first: key_terms, row: LANES },
+            factors: Rows { first: factors, row: LANES },
+            derivatives: Rows { first: derivatives, row: LANES },
             keys_packed,
             values_packed,
             rows_packed,

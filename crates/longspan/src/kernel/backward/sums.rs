@@ -8,12 +8,11 @@ use crate::gemm::{Beta, Multiply, OVER_TOKENS, Prefetch, Rows, Size};
 use crate::kernel::finite::{clean, left_out};
 use crate::kernel::fused::FusedKernel;
 use crate::kernel::padded;
-use crate::score::Transform;
 use crate::simd::{LANES, Simd};
 use crate::tasks::Stream;
 use crate::tensor::Strided;
 
-impl<X: FusedKernel, T: Transform> Backward<'_, X, T> {
+impl<X: FusedKernel> Backward<'_, X> {
     /// dVᵗ ← dVᵗ + dOᵗ · P and dKᵗ ← dKᵗ + Qᵗ · D over neighbouring tiles of queries.
     ///
     /// # Safety

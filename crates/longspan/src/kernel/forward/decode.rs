@@ -28,11 +28,11 @@ use crate::dtype::{Element, ElementType};
 use crate::exec::Monitor;
 use crate::exec::fault::{Site, fault};
 use crate::gemm::{Beta, Fma, MicroKernel, Multiply, OVER_DIMS, OVER_TOKENS, Prefetch, Rows, Size};
+use crate::kernel::adjust::Adjust;
 use crate::kernel::finite::{AllFinite, left_out};
 use crate::kernel::fused::FusedKernel;
 use crate::kernel::pack::ToLanes;
-use crate::kernel::{Scratch, base, padded, positions};
-use crate::score::Transform;
+use crate::kernel::{Scratch, padded};
 use crate::simd::{LANES, Simd};
 use crate::softmax;
 use crate::tasks::Unit;
@@ -50,14 +50,11 @@ struct Queries {
     /// m and l.
     maxima: [f32; MAX_LANES],
     totals: [f32; MAX_LANES],
-    /// Where the transform looks at them.
-    positions: [f32; MAX_LANES],
-    slopes: [f32; MAX_LANES],
     /// A bit per key of the key tile.
     bits: [[u64; WORDS]; MAX_LANES],
 }
 
-impl<X: FusedKernel, T: Transform> Forward<'_, X, T> {
+impl<X: FusedKernel> Forward<'_, X> {
     /// Computes a unit of one row of blocks with few queries; see [`rows`](Self::rows).
     ///
     /// # Safety
@@ -114,8 +111,6 @@ impl<X: FusedKernel, T: Transform> Forward<'_, X, T> {
             count: tokens * stream.heads.len(),
             maxima: [f32::NEG_INFINITY; MAX_LANES],
             totals: [0.0; MAX_LANES],
-            positions: [0.0; MAX_LANES],
-            slopes: [0.0; MAX_LANES],
             bits: [[0; WORDS]; MAX_LANES],
         };
         // SAFETY: `rows` demands tensors and a target with the queries of the row and the heads of
@@ -140,11 +135,15 @@ impl<X: FusedKernel, T: Transform> Forward<'_, X, T> {
                 for dim in self.dim..self.query_row() {
                     *workspace.queries.at(query, dim).first = 0.0;
                 }
-                if T::PLACED {
-                    let base = base(stream.layout, first);
-                    let into = &mut queries.positions[query..=query];
-                    positions(stream.layout.query_positions(), token, base, into);
-                    queries.slopes[query] = self.slopes[head];
+                if let Some(additions) = self.additions {
+                    let (base, into) = (self.base(stack), workspace.query_terms.at(0, query));
+                    additions.query_terms(
+                        stream.layout,
+                        (stream.entry, head),
+                        (token, 1),
+                        base,
+                        into,
+                    );
                 }
                 if let Target::Extend(state) = stack.target {
                     let (m, l, acc) = state.row(stream.entry, head, token);
@@ -233,9 +232,7 @@ impl<X: FusedKernel, T: Transform> Forward<'_, X, T> {
                 masked |= partial;
                 // SAFETY: keys of pieces are the layout's, and `even` gives at most `MAX_KV_TILE`;
                 // `see` has written the bits where some are masked.
-                unsafe {
-                    self.decode_key_tile(stack, workspace, row, (key, keys), partial, queries)
-                };
+                unsafe { self.decode_key_tile(stack, workspace, (key, keys), partial, queries) };
                 key += keys;
             }
         }
@@ -252,7 +249,6 @@ impl<X: FusedKernel, T: Transform> Forward<'_, X, T> {
         &self,
         stack: &Stack<'_, X::Element>,
         workspace: &Workspace,
-        row: u32,
         (key, keys): (usize, usize),
         masked: bool,
         queries: &mut Queries,
@@ -263,8 +259,8 @@ impl<X: FusedKernel, T: Transform> Forward<'_, X, T> {
         let tiles = Fma::<_, f32>::new(simd);
         let (count, value_row) = (queries.count, self.value_row());
         // SAFETY: `rows` demands tensors with the keys of the layout. The room has `MAX_LANES` rows
-        // of `MAX_KV_TILE` scores, a multiple of any vector's width, of `query_row` and of
-        // `sum_row` elements, and `MAX_KV_TILE` positions; all of them were written before, if only
+        // of `MAX_KV_TILE` scores and factors, a multiple of any vector's width, of `query_row` and
+        // of `sum_row` elements, and terms of as many queries and keys; all of them were written before, if only
         // with elements without meaning. `sum_row` is at least `value_row`. `Fma` has sessions that
         // do nothing.
         unsafe {
@@ -281,24 +277,37 @@ impl<X: FusedKernel, T: Transform> Forward<'_, X, T> {
             } else {
                 self.turn_and_multiply(source, keys, count, workspace);
             }
-            if T::PLACED {
-                let layout = stack.stream.layout;
-                let into = std::slice::from_raw_parts_mut(workspace.key_positions, keys);
-                positions(layout.key_positions(), key, base(layout, stack.tokens(row).0), into);
+            if let Some(additions) = self.additions {
+                let (layout, base) = (stack.stream.layout, self.base(stack));
+                additions.key_terms(layout, (key, keys), base, workspace.key_terms);
+                simd.call(Adjust {
+                    additions,
+                    scale: self.scale,
+                    scores: workspace.scores,
+                    rows: count,
+                    lanes: keys.next_multiple_of(X::Simd::WIDTH),
+                    queries_in_lanes: false,
+                    queries: workspace.query_terms,
+                    keys: workspace.key_terms,
+                    derivatives: Rows { first: std::ptr::null_mut(), row: 0 },
+                    factors: workspace.factors,
+                });
             }
             for query in 0..count {
                 let old = queries.maxima[query];
                 let (maximum, sum) = simd.call(RowSoftmax {
                     scores: workspace.scores.at(query, 0).first,
                     keys,
-                    scale: self.scale,
-                    transform: self.transform,
+                    scale: self.softmax_scale(),
                     bits: masked.then_some(&queries.bits[query]),
                     maximum: old,
-                    position: queries.positions[query],
-                    slope: queries.slopes[query],
-                    key_positions: workspace.key_positions,
                 });
+                if self.drops() {
+                    for key in 0..keys {
+                        *workspace.scores.at(query, key).first *=
+                            *workspace.factors.at(query, key).first;
+                    }
+                }
                 queries.maxima[query] = maximum;
                 if maximum == old {
                     queries.totals[query] += sum;

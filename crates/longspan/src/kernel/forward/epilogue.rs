@@ -3,16 +3,14 @@
 use super::scratch::{Tile, Workspace};
 use super::{Forward, Stack, Target};
 use crate::gemm::Rows;
-use crate::kernel;
 use crate::kernel::finite::AllFinite;
 use crate::kernel::fused::FusedKernel;
 use crate::kernel::pack::{FromLanes, Meet, ToLanes};
-use crate::score::Transform;
 use crate::simd::{LANES, Simd};
 use crate::softmax;
 use crate::tasks::Unit;
 
-impl<X: FusedKernel, T: Transform> Forward<'_, X, T> {
+impl<X: FusedKernel> Forward<'_, X> {
     /// The pieces of a tile that belong to one head each: `(head, token, lane, count)`.
     fn pieces(tile: &Tile, tokens: usize) -> impl Iterator<Item = (usize, usize, usize, usize)> {
         let (first, end) = (tile.first, tile.first + tile.lanes);
@@ -53,13 +51,10 @@ impl<X: FusedKernel, T: Transform> Forward<'_, X, T> {
                 let source = self.q.head(stream.entry, head, first + token);
                 let (dims, target_rows) = (self.dim, tile.queries);
                 simd.call(ToLanes { source, tokens: count, dims, target: target_rows, lane });
-                if T::PLACED {
-                    let positions = std::slice::from_raw_parts_mut(tile.positions.add(lane), count);
-                    let base = kernel::base(stream.layout, first);
-                    let of = stream.layout.query_positions();
-                    kernel::positions(of, first + token, base, positions);
-                    let slopes = std::slice::from_raw_parts_mut(tile.slopes.add(lane), count);
-                    slopes.fill(self.slopes[head]);
+                if let Some(additions) = self.additions {
+                    let (at, tokens) = ((stream.entry, head), (first + token, count));
+                    let (base, into) = (self.base(stack), tile.terms.at(0, lane));
+                    additions.query_terms(stream.layout, at, tokens, base, into);
                 }
                 if let Target::Extend(state) = target {
                     let [maxima, totals, source] = state.rows(stream.entry, head, first + token);

@@ -5,10 +5,10 @@ use super::scratch::{Tile, Workspace};
 use super::softmax::{Fold, Softmax};
 use super::{FOLD, Forward, KV_TILE, MAX_KV_TILE, Stack, most_keys};
 use crate::gemm::{Prefetch, Rows};
+use crate::kernel::adjust::Adjust;
 use crate::kernel::finite::{clean, left_out};
 use crate::kernel::fused::{FusedKernel, KeyTile};
 use crate::kernel::padded;
-use crate::score::Transform;
 use crate::simd::{LANES, Simd};
 use crate::tensor::Strided;
 
@@ -27,7 +27,7 @@ pub(super) struct Ready<X: FusedKernel> {
 pub(super) struct Part {
     /// The first key, and how many.
     pub(super) keys: (usize, usize),
-    /// The first key among those whose positions are in the room.
+    /// The first key among those whose terms are in the room.
     pub(super) offset: usize,
     /// The first lane, and how many.
     pub(super) lanes: (usize, usize),
@@ -35,7 +35,7 @@ pub(super) struct Part {
     pub(super) bits: Option<*const u64>,
 }
 
-impl<X: FusedKernel, T: Transform> Forward<'_, X, T> {
+impl<X: FusedKernel> Forward<'_, X> {
     /// Makes keys and their values packed.
     ///
     /// # Safety
@@ -73,7 +73,7 @@ impl<X: FusedKernel, T: Transform> Forward<'_, X, T> {
     /// # Safety
     ///
     /// That of [`attempt`](Self::attempt), for a tile that was started; keys from `key` on, one per
-    /// word, must be among those that are packed and have their positions placed.
+    /// word, must be among those that are packed and have their terms placed.
     pub(super) unsafe fn masked(
         &self,
         tile: &Tile,
@@ -163,7 +163,7 @@ impl<X: FusedKernel, T: Transform> Forward<'_, X, T> {
 
     /// Cuts a part into those that a key tile has room for: some lanes after the others, each with
     /// all keys.
-    pub(super) fn parts(&self, part: Part) -> impl Iterator<Item = Part> + use<X, T> {
+    pub(super) fn parts(&self, part: Part) -> impl Iterator<Item = Part> + use<X> {
         let (first, lanes) = part.lanes;
         let (start, end) = (part.keys.0, part.keys.0 + part.keys.1);
         (0..lanes).step_by(X::MOST_LANES).flat_map(move |lane| {
@@ -189,7 +189,7 @@ impl<X: FusedKernel, T: Transform> Forward<'_, X, T> {
     ///
     /// `tile`, `workspace` and `stack` must be as [`attempt`](Self::attempt) demands and the tile
     /// be started. The keys of the part must be among those of `packed`, from a multiple of `GRAIN`
-    /// on, with positions from `offset` on and a readable word of bits each; lanes must be the
+    /// on, with terms from `offset` on and a readable word of bits each; lanes must be the
     /// tile's, from a whole vector on. Of both there may be as many as [`parts`](Self::parts)
     /// gives.
     pub(super) unsafe fn key_tile(
@@ -199,7 +199,7 @@ impl<X: FusedKernel, T: Transform> Forward<'_, X, T> {
         stack: &Stack<'_, X::Element>,
         packed: &Ready<X>,
         part: Part,
-    ) -> KeyTile<X, T> {
+    ) -> KeyTile<'_, X> {
         let (key, keys) = part.keys;
         let (lane, lanes) = (part.lanes.0, padded(part.lanes.1, X::Simd::WIDTH));
         let (tiles, entry, head) = (self.tiles, stack.stream.entry, stack.stream.key_head);
@@ -220,24 +220,37 @@ impl<X: FusedKernel, T: Transform> Forward<'_, X, T> {
                 false => [Prefetch::NONE; 2],
             };
             let careful = stack.careful && part.bits.is_some();
+            let scores = Rows { first: workspace.scores, row: lanes };
+            let factors = if self.drops() { workspace.factors } else { std::ptr::null_mut() };
+            let factors = Rows { first: factors, row: lanes };
+            let adjust = self.additions.map(|additions| Adjust {
+                additions,
+                scale: self.scale,
+                scores,
+                rows: keys,
+                lanes,
+                queries_in_lanes: true,
+                queries: tile.terms.at(0, lane),
+                keys: workspace.key_terms.at(0, part.offset),
+                derivatives: Rows { first: std::ptr::null_mut(), row: 0 },
+                factors,
+            });
             KeyTile {
+                adjust,
                 keys: X::lhs_at(packed.keys, key - packed.first, 0),
                 queries: X::rhs_at(queries, 0, lane),
                 dim: self.dim,
                 softmax: Softmax {
-                    scores: Rows { first: workspace.scores, row: lanes },
+                    scores,
+                    factors_of_pairs: factors,
                     keep: careful,
                     keys,
                     lanes,
-                    scale: self.scale,
-                    transform: self.transform,
+                    scale: self.softmax_scale(),
                     mask: part.bits.map(|bits| (bits, lane)),
                     maxima: tile.maxima.add(lane),
                     totals: tile.sums.at(self.sum_rows(), lane).first,
                     factors: tile.factors.add(lane),
-                    positions: tile.positions.add(lane),
-                    slopes: tile.slopes.add(lane),
-                    key_positions: workspace.key_positions.add(part.offset),
                 },
                 values: match careful {
                     false => X::lhs_at(packed.values, 0, key - packed.first),

@@ -3,8 +3,8 @@
 use super::{Forward, MAX_KV_TILE, Stack};
 use crate::exec::Arena;
 use crate::gemm::Rows;
+use crate::kernel::adjust::{KEY_TERMS, QUERY_TERMS};
 use crate::kernel::fused::FusedKernel;
-use crate::score::Transform;
 use crate::simd::LANES;
 
 /// One tile: up to [`LANES`] queries, of one head or of several.
@@ -23,9 +23,8 @@ pub(super) struct Tile {
     /// m and a.
     pub(super) maxima: *mut f32,
     pub(super) factors: *mut f32,
-    /// Positions and slopes, where the transform looks at them.
-    pub(super) positions: *mut f32,
-    pub(super) slopes: *mut f32,
+    /// What additions need of the queries.
+    pub(super) terms: Rows,
     /// Lanes that hold a query.
     pub(super) lanes: usize,
     /// The first of them among the lanes of the unit.
@@ -37,7 +36,9 @@ pub(super) struct Workspace {
     pub(super) tiles: *mut f32,
     pub(super) tile: usize,
     pub(super) scores: *mut f32,
-    pub(super) key_positions: *mut f32,
+    /// What additions need of keys, and factors of dropout.
+    pub(super) key_terms: Rows,
+    pub(super) factors: *mut f32,
     pub(super) keys: *mut f32,
     pub(super) values: *mut f32,
     pub(super) right: *mut f32,
@@ -45,10 +46,15 @@ pub(super) struct Workspace {
     pub(super) clean: *mut f32,
 }
 
-impl<X: FusedKernel, T: Transform> Forward<'_, X, T> {
+impl<X: FusedKernel> Forward<'_, X> {
     fn tile_len(&self) -> usize {
         let packed = X::packed_rhs_len(self.dim, LANES).next_multiple_of(LANES);
-        LANES * (self.dim + 2 * (self.sum_rows() + 1) + 6) + packed
+        LANES * (self.dim + 2 * (self.sum_rows() + 1) + self.tile_lists()) + packed
+    }
+
+    /// Lists of `LANES` elements of a tile.
+    fn tile_lists(&self) -> usize {
+        4 + if self.additions.is_some() { QUERY_TERMS } else { 0 }
     }
 
     /// Rows of A.
@@ -56,11 +62,13 @@ impl<X: FusedKernel, T: Transform> Forward<'_, X, T> {
         self.value_dim.next_multiple_of(X::TARGET_ROWS)
     }
 
-    fn lengths(&self, tiles: usize) -> [usize; 6] {
+    fn lengths(&self, tiles: usize) -> [usize; 7] {
+        let adjusted = |len| if self.additions.is_some() { len } else { 0 };
         [
             tiles * self.tile_len(),
             X::MOST_SCORES + X::TARGET_ROWS * LANES,
-            MAX_KV_TILE,
+            adjusted(KEY_TERMS * MAX_KV_TILE),
+            adjusted(X::MOST_SCORES),
             X::packed_lhs_len(MAX_KV_TILE, self.dim),
             X::packed_lhs_len(self.value_dim, MAX_KV_TILE),
             X::packed_rhs_len(MAX_KV_TILE, LANES),
@@ -81,15 +89,17 @@ impl<X: FusedKernel, T: Transform> Forward<'_, X, T> {
     /// Scratch for so many tiles.
     pub(super) fn carve(&self, arena: &mut Arena, tiles: usize) -> Workspace {
         let mut next = arena.reserve(self.workspace_len(tiles));
-        let [tiles, scores, key_positions, keys, values, right] = self.lengths(tiles).map(|len| {
-            let part = next;
-            // SAFETY: `workspace` is at least the sum of these lengths, so that each part ends in
-            // it.
-            next = unsafe { next.add(len.next_multiple_of(LANES)) };
-            part
-        });
+        let [tiles, scores, key_terms, factors, keys, values, right] =
+            self.lengths(tiles).map(|len| {
+                let part = next;
+                // SAFETY: `workspace` is at least the sum of these lengths, so that each part ends
+                // in it.
+                next = unsafe { next.add(len.next_multiple_of(LANES)) };
+                part
+            });
         let (tile, clean) = (self.tile_len(), std::ptr::null_mut());
-        Workspace { tiles, tile, scores, key_positions, keys, values, right, clean }
+        let key_terms = Rows { first: key_terms, row: MAX_KV_TILE };
+        Workspace { tiles, tile, scores, key_terms, factors, keys, values, right, clean }
     }
 
     /// Tile `index` of a row.
@@ -117,15 +127,14 @@ impl<X: FusedKernel, T: Transform> Forward<'_, X, T> {
             let rows = folded.add((self.sum_rows() + 1) * LANES);
             Tile {
                 queries: Rows { first: queries, row: LANES },
-                packed: rows.add(6 * LANES),
+                packed: rows.add(self.tile_lists() * LANES),
                 sums: Rows { first: sums, row: LANES },
                 folded: Rows { first: folded, row: LANES },
                 maxima: rows,
                 folded_maxima: rows.add(LANES),
                 factors: rows.add(2 * LANES),
-                positions: rows.add(3 * LANES),
-                slopes: rows.add(4 * LANES),
-                counts: rows.add(5 * LANES).cast(),
+                counts: rows.add(3 * LANES).cast(),
+                terms: Rows { first: rows.add(4 * LANES), row: LANES },
                 lanes: (lanes - index * LANES).min(LANES),
                 first: index * LANES,
             }

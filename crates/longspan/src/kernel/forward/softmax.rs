@@ -6,7 +6,6 @@
 #![expect(clippy::needless_range_loop, reason = "arrays of vectors stay in registers this way")]
 
 use crate::gemm::Rows;
-use crate::score::{Place, Transform};
 use crate::simd::math::exp_difference;
 use crate::simd::{LANES, Operation, Simd};
 
@@ -61,30 +60,27 @@ impl Operation for Fold {
 ///
 /// keys × lanes scores must be readable and writable, `lanes` a whole number of vectors. As many
 /// maxima and totals must be readable and writable, factors writable, and a word of the mask per
-/// key readable, where there is one. Where the transform is placed, positions and slopes of the
-/// lanes and positions of the keys must be readable. Nothing that is written may be shared with
-/// anything else here.
-pub(crate) struct Softmax<T> {
+/// key readable, where there is one, and keys × lanes factors, unless these are null. Nothing that is
+/// written may be shared with anything else here.
+pub(crate) struct Softmax {
     pub(crate) scores: Rows,
     pub(crate) keys: usize,
     /// A whole number of vectors.
     pub(crate) lanes: usize,
     pub(crate) scale: f32,
-    pub(crate) transform: T,
     /// A word per key, and the bit of the first lane.
     pub(crate) mask: Option<(*const u64, usize)>,
+    /// What probabilities are multiplied by behind their sum; null where they aren't.
+    pub(crate) factors_of_pairs: Rows,
     /// Whether probabilities have to be left where the scores were.
     #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "only matrix units ask"))]
     pub(crate) keep: bool,
     pub(crate) maxima: *mut f32,
     pub(crate) totals: *mut f32,
     pub(crate) factors: *mut f32,
-    pub(crate) positions: *const f32,
-    pub(crate) slopes: *const f32,
-    pub(crate) key_positions: *const f32,
 }
 
-impl<T: Transform> Operation for Softmax<T> {
+impl Operation for Softmax {
     type Output = ();
 
     #[inline(always)]
@@ -113,7 +109,7 @@ impl<T: Transform> Operation for Softmax<T> {
 /// and rounds less.
 const TOGETHER: usize = 4;
 
-impl<T: Transform> Softmax<T> {
+impl Softmax {
     /// `N` vectors of lanes from `lane` on.
     ///
     /// # Safety
@@ -121,19 +117,22 @@ impl<T: Transform> Softmax<T> {
     /// That of [`Softmax`]; the vectors must end within the lanes.
     #[inline(always)]
     unsafe fn columns<S: Simd, const N: usize>(&self, simd: S, lane: usize) {
-        match self.mask {
-            // SAFETY: both functions have the same condition.
-            None => unsafe { self.masked_columns::<S, N, false>(simd, lane) },
-            // SAFETY: both functions have the same condition.
-            Some(_) => unsafe { self.masked_columns::<S, N, true>(simd, lane) },
+        // SAFETY: all functions have the same condition.
+        unsafe {
+            match (self.mask, self.factors_of_pairs.first.is_null()) {
+                (None, true) => self.masked_columns::<S, N, false, false>(simd, lane),
+                (Some(_), true) => self.masked_columns::<S, N, true, false>(simd, lane),
+                (None, false) => self.masked_columns::<S, N, false, true>(simd, lane),
+                (Some(_), false) => self.masked_columns::<S, N, true, true>(simd, lane),
+            }
         }
     }
 
     /// # Safety
     ///
-    /// That of [`columns`](Self::columns).
+    /// That of [`columns`](Self::columns); `DROPS` only where factors aren't null.
     #[inline(always)]
-    unsafe fn masked_columns<S: Simd, const N: usize, const MASKED: bool>(
+    unsafe fn masked_columns<S: Simd, const N: usize, const MASKED: bool, const DROPS: bool>(
         &self,
         simd: S,
         lane: usize,
@@ -145,23 +144,17 @@ impl<T: Transform> Softmax<T> {
         // `Softmax` demands scores and lists of so many.
         unsafe {
             let scores = self.scores.at(0, lane);
-            let mut places = [Place { lanes: zero, other: zero, slopes: zero }; N];
             let mut old = [zero; N];
             for n in 0..N {
                 let at = lane + n * S::WIDTH;
                 old[n] = simd.load(self.maxima.add(at));
-                if T::PLACED {
-                    places[n].lanes = simd.load(self.positions.add(at));
-                    places[n].slopes = simd.load(self.slopes.add(at));
-                }
             }
 
             let mut maxima = old;
             for key in (0..whole).step_by(TOGETHER) {
                 for n in 0..N {
                     let at = lane + n * S::WIDTH;
-                    let [a, b, c, d] =
-                        self.transform::<S, TOGETHER, MASKED>(simd, key, at, places[n]);
+                    let [a, b, c, d] = self.scores::<S, TOGETHER, MASKED>(simd, key, at);
                     let greatest = simd.max(simd.max(a, b), simd.max(c, d));
                     maxima[n] = simd.max(greatest, maxima[n]);
                 }
@@ -169,7 +162,7 @@ impl<T: Transform> Softmax<T> {
             for key in whole..self.keys {
                 for n in 0..N {
                     let at = lane + n * S::WIDTH;
-                    let [score] = self.transform::<S, 1, MASKED>(simd, key, at, places[n]);
+                    let [score] = self.scores::<S, 1, MASKED>(simd, key, at);
                     maxima[n] = simd.max(score, maxima[n]);
                 }
             }
@@ -184,14 +177,17 @@ impl<T: Transform> Softmax<T> {
             for key in (0..whole).step_by(TOGETHER) {
                 for n in 0..N {
                     let at = scores.at(key, n * S::WIDTH);
-                    let [a, b, c, d] = weigh::<S, TOGETHER>(simd, at, safe[n]);
+                    let factors = self.factors_of_pairs_at::<DROPS>(key, lane + n * S::WIDTH);
+                    let [a, b, c, d] = weigh::<S, TOGETHER, DROPS>(simd, at, factors, safe[n]);
                     let sum = simd.add(simd.add(a, b), simd.add(c, d));
                     sums[n] = simd.add(sums[n], sum);
                 }
             }
             for key in whole..self.keys {
                 for n in 0..N {
-                    let [p] = weigh::<S, 1>(simd, scores.at(key, n * S::WIDTH), safe[n]);
+                    let at = scores.at(key, n * S::WIDTH);
+                    let factors = self.factors_of_pairs_at::<DROPS>(key, lane + n * S::WIDTH);
+                    let [p] = weigh::<S, 1, DROPS>(simd, at, factors, safe[n]);
                     sums[n] = simd.add(sums[n], p);
                 }
             }
@@ -207,30 +203,38 @@ impl<T: Transform> Softmax<T> {
         }
     }
 
-    /// Scores of `K` keys and one vector of lanes: scaled, transformed, masked.
+    /// Factors from a key and a lane on, where there are some.
+    ///
+    /// # Safety
+    ///
+    /// That of [`Softmax`]; key and lane must be its, and `DROPS` only where factors aren't null.
+    #[inline(always)]
+    unsafe fn factors_of_pairs_at<const DROPS: bool>(&self, key: usize, lane: usize) -> Rows {
+        // SAFETY: the element is one of those that `Softmax` demands.
+        if DROPS { unsafe { self.factors_of_pairs.at(key, lane) } } else { self.factors_of_pairs }
+    }
+
+    /// Scores of `K` keys and one vector of lanes: scaled and masked.
     ///
     /// # Safety
     ///
     /// That of [`Softmax`]; the keys and the vector must end within its keys and lanes.
     #[inline(always)]
-    pub(super) unsafe fn transform<S: Simd, const K: usize, const MASKED: bool>(
+    pub(super) unsafe fn scores<S: Simd, const K: usize, const MASKED: bool>(
         &self,
         simd: S,
         key: usize,
         lane: usize,
-        place: Place<S::F>,
     ) -> [S::F; K] {
         let zero = simd.splat(0.0);
         let mut scores = [zero; K];
-        // SAFETY: this function demands keys and lanes of the softmax, and `Softmax` its scores, a
-        // word of the mask per key, and positions where the transform is placed.
+        // SAFETY: this function demands keys and lanes of the softmax, and `Softmax` its scores and
+        // a word of the mask per key.
         unsafe {
             for k in 0..K {
                 let key = key + k;
                 let at = self.scores.at(key, lane).first;
-                let other = if T::PLACED { simd.splat(*self.key_positions.add(key)) } else { zero };
-                let score = simd.mul(simd.load(at), simd.splat(self.scale));
-                let mut score = self.transform.apply(simd, score, Place { other, ..place });
+                let mut score = simd.mul(simd.load(at), simd.splat(self.scale));
                 if let Some((bits, bit)) = self.mask
                     && MASKED
                 {
@@ -245,20 +249,31 @@ impl<T: Transform> Softmax<T> {
     }
 }
 
-/// Scores of `K` keys and one vector of lanes become probabilities relative to a maximum.
+/// Scores of `K` keys and one vector of lanes become probabilities relative to a maximum. Gives them
+/// as they are, and writes them multiplied by the factors, where there are some.
 ///
 /// # Safety
 ///
-/// A vector of each of `K` rows must be readable and writable.
+/// A vector of each of `K` rows must be readable and writable, and one of factors readable if
+/// `DROPS`.
 #[inline(always)]
-unsafe fn weigh<S: Simd, const K: usize>(simd: S, scores: Rows, maxima: S::F) -> [S::F; K] {
+unsafe fn weigh<S: Simd, const K: usize, const DROPS: bool>(
+    simd: S,
+    scores: Rows,
+    factors: Rows,
+    maxima: S::F,
+) -> [S::F; K] {
     let mut weights = [maxima; K];
     for k in 0..K {
         // SAFETY: `k` is below `K`, and a vector of so many rows is demanded.
         unsafe {
             let at = scores.at(k, 0).first;
             weights[k] = exp_difference(simd, simd.load(at), maxima);
-            simd.store(at, weights[k]);
+            let written = match DROPS {
+                true => simd.mul(weights[k], simd.load(factors.at(k, 0).first)),
+                false => weights[k],
+            };
+            simd.store(at, written);
         }
     }
     weights

@@ -10,7 +10,6 @@
 #![expect(clippy::needless_range_loop, reason = "arrays of vectors stay in registers this way")]
 
 use super::softmax::Softmax;
-use crate::score::{Place, Transform};
 use crate::simd::math::{exp_difference, exp2_coarse};
 use crate::simd::{Operation, Simd, WIDEST};
 
@@ -24,8 +23,8 @@ const BLOCK: usize = BLOCK_KEYS * WIDEST;
 /// # Safety
 ///
 /// That of [`Softmax`].
-pub(crate) struct Begin<'a, T> {
-    pub(crate) softmax: &'a Softmax<T>,
+pub(crate) struct Begin<'a> {
+    pub(crate) softmax: &'a Softmax,
 }
 
 /// Scores of a key tile become bf16 probabilities.
@@ -34,13 +33,13 @@ pub(crate) struct Begin<'a, T> {
 ///
 /// That of [`Softmax`], which [`Begin`] must have been through; and the blocks of its keys × lanes
 /// must be writable at `packed`, without a number that is read.
-pub(crate) struct Weigh<'a, T> {
-    pub(crate) softmax: &'a Softmax<T>,
+pub(crate) struct Weigh<'a> {
+    pub(crate) softmax: &'a Softmax,
     /// For each 16 lanes, blocks of 32 keys: pairs of keys side by side.
     pub(crate) packed: *mut u16,
 }
 
-impl<T: Transform> Operation for Begin<'_, T> {
+impl Operation for Begin<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -59,7 +58,7 @@ impl<T: Transform> Operation for Begin<'_, T> {
     }
 }
 
-impl<T: Transform> Operation for Weigh<'_, T> {
+impl Operation for Weigh<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -71,12 +70,18 @@ impl<T: Transform> Operation for Weigh<'_, T> {
             for lane in (0..self.softmax.lanes).step_by(S::WIDTH) {
                 let maxima = self.softmax.maxima.add(lane);
                 match (self.softmax.mask.is_some(), raw(self.softmax)) {
-                    (false, true) if near(std::slice::from_raw_parts(maxima, S::WIDTH)) => {
-                        self.lanes::<S, false, { NEAR }>(simd, lane)
+                    _ if !self.softmax.factors_of_pairs.first.is_null() => {
+                        match raw(self.softmax) {
+                            true => self.lanes::<S, false, { RAW }, true>(simd, lane),
+                            false => self.lanes::<S, true, { SCALED }, true>(simd, lane),
+                        }
                     }
-                    (false, true) => self.lanes::<S, false, { RAW }>(simd, lane),
-                    (false, false) => self.lanes::<S, false, { SCALED }>(simd, lane),
-                    (true, _) => self.lanes::<S, true, { SCALED }>(simd, lane),
+                    (false, true) if near(std::slice::from_raw_parts(maxima, S::WIDTH)) => {
+                        self.lanes::<S, false, { NEAR }, false>(simd, lane)
+                    }
+                    (false, true) => self.lanes::<S, false, { RAW }, false>(simd, lane),
+                    (false, false) => self.lanes::<S, false, { SCALED }, false>(simd, lane),
+                    (true, _) => self.lanes::<S, true, { SCALED }, false>(simd, lane),
                 }
             }
         }
@@ -102,14 +107,14 @@ const MOST_NEAR: f32 = 1024.0;
 /// Whether scores are used as the product left them, but for the scale. A negative one would make
 /// the greatest product the least score.
 #[inline(always)]
-fn raw<T: Transform>(softmax: &Softmax<T>) -> bool {
-    T::NOTHING && softmax.scale >= 0.0 && softmax.mask.is_none()
+fn raw(softmax: &Softmax) -> bool {
+    softmax.scale >= 0.0 && softmax.mask.is_none()
 }
 
 /// Keys that are taken together, so that they don't wait for each other.
 const TOGETHER: usize = 4;
 
-impl<T: Transform> Begin<'_, T> {
+impl Begin<'_> {
     /// One vector of lanes.
     ///
     /// # Safety
@@ -164,16 +169,10 @@ impl<T: Transform> Begin<'_, T> {
     ) -> [S::F; K] {
         let softmax = self.softmax;
         let zero = simd.splat(0.0);
-        // SAFETY: this function demands keys and lanes of the softmax, and `Softmax` its scores,
-        // and positions where the transform is placed.
+        // SAFETY: this function demands keys and lanes of the softmax, and `Softmax` its scores.
         unsafe {
             if !RAW {
-                let mut place = Place { lanes: zero, other: zero, slopes: zero };
-                if T::PLACED {
-                    place.lanes = simd.load(softmax.positions.add(lane));
-                    place.slopes = simd.load(softmax.slopes.add(lane));
-                }
-                return softmax.transform::<S, K, MASKED>(simd, key, lane, place);
+                return softmax.scores::<S, K, MASKED>(simd, key, lane);
             }
             let mut scores = [zero; K];
             for k in 0..K {
@@ -184,14 +183,18 @@ impl<T: Transform> Begin<'_, T> {
     }
 }
 
-impl<T: Transform> Weigh<'_, T> {
+impl Weigh<'_> {
     /// One vector of lanes.
     ///
     /// # Safety
     ///
     /// That of [`Weigh`]; the vector must end within the lanes.
     #[inline(always)]
-    unsafe fn lanes<S: Simd, const MASKED: bool, const SCORE: u8>(&self, simd: S, lane: usize) {
+    unsafe fn lanes<S: Simd, const MASKED: bool, const SCORE: u8, const DROPS: bool>(
+        &self,
+        simd: S,
+        lane: usize,
+    ) {
         let softmax = self.softmax;
         let chunks = softmax.keys.div_ceil(BLOCK_KEYS);
         let blocks = self.packed.wrapping_add(lane / S::WIDTH * chunks * BLOCK);
@@ -224,6 +227,10 @@ impl<T: Transform> Weigh<'_, T> {
                     }
                     let [a, b, c, d] = weights;
                     total = simd.add(total, simd.add(simd.add(a, b), simd.add(c, d)));
+                    let [a, b, c, d] = match DROPS {
+                        true => self.drop(simd, weights, key, keys, lane),
+                        false => weights,
+                    };
                     let pairs = blocks.add(chunk * BLOCK + 2 * quad * BLOCK_KEYS);
                     simd.store_pairs_bf16(pairs, a, b);
                     simd.store_pairs_bf16(pairs.add(BLOCK_KEYS), c, d);
@@ -231,6 +238,35 @@ impl<T: Transform> Weigh<'_, T> {
             }
             simd.store(totals, total);
         }
+    }
+
+    /// Probabilities of `keys` keys from `key` on as dropout leaves them, written where the softmax
+    /// has to keep them.
+    ///
+    /// # Safety
+    ///
+    /// That of [`Weigh`]; the keys and the vector must end within its keys and lanes, and factors
+    /// not be null.
+    #[inline(always)]
+    unsafe fn drop<S: Simd>(
+        &self,
+        simd: S,
+        mut weights: [S::F; TOGETHER],
+        key: usize,
+        keys: usize,
+        lane: usize,
+    ) -> [S::F; TOGETHER] {
+        for k in 0..keys {
+            // SAFETY: keys and lanes are those of the softmax, as this function demands.
+            unsafe {
+                let factors = self.softmax.factors_of_pairs.at(key + k, lane).first;
+                weights[k] = simd.mul(weights[k], simd.load(factors));
+                if self.softmax.keep {
+                    simd.store(self.softmax.scores.at(key + k, lane).first, weights[k]);
+                }
+            }
+        }
+        weights
     }
 
     /// `(score · scale − reference) · log2 e`, rounded as one.

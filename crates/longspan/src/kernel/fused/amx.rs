@@ -8,7 +8,6 @@ use crate::kernel::backward::QUERIES;
 use crate::kernel::backward::differentiate::Differentiate;
 use crate::kernel::backward::dsoftmax_bf16::{self, DsoftmaxBf16};
 use crate::kernel::forward::softmax_bf16::{Begin, Weigh};
-use crate::score::Transform;
 use crate::simd::Simd;
 
 // SAFETY: blocks cover operands whose sides are rounded up to `SIDE` and `TERMS`, 2 bytes each, as
@@ -19,7 +18,7 @@ unsafe impl FusedKernel for Amx {
     const GROUP: usize = 4;
     const FOLDS: bool = false;
 
-    unsafe fn attend<T: Transform>(self, tiles: impl Iterator<Item = KeyTile<Self, T>>) {
+    unsafe fn attend<'a>(self, tiles: impl Iterator<Item = KeyTile<'a, Self>>) {
         for tile in tiles {
             let KeyTile { keys: left, queries: right, softmax, .. } = tile;
             let (keys, n) = (softmax.keys, softmax.lanes);
@@ -33,6 +32,9 @@ unsafe impl FusedKernel for Amx {
             // of room, those of the blocks; the product has written the scores. `Avx512` is
             // `WIDEST`.
             unsafe {
+                if let Some(adjust) = tile.adjust {
+                    self.simd().call(adjust);
+                }
                 self.simd().call(Begin { softmax: &softmax });
                 self.simd().call(Weigh { softmax: &softmax, packed });
             }
@@ -46,7 +48,7 @@ unsafe impl FusedKernel for Amx {
         }
     }
 
-    unsafe fn differentiate<T: Transform>(self, mut work: Differentiate<T>, rooms: PackBuffers) {
+    unsafe fn differentiate(self, mut work: Differentiate<'_>, rooms: PackBuffers) {
         // Products of lanes that hold no key must be 0: they are summed over.
         let inside = u64::MAX.checked_shl(work.keys as u32).map_or(u64::MAX, |above| !above);
         let bits = [inside; QUERIES];
@@ -60,6 +62,9 @@ unsafe impl FusedKernel for Amx {
         // queries are a part that is alive here, and rooms with the blocks of the tile inside: from
         // its first query, a multiple of `TERMS`, and its first key, one of `LANES`, on.
         unsafe {
+            if let Some(adjust) = work.adjust {
+                self.simd().call(adjust);
+            }
             self.simd().call(DsoftmaxBf16 {
                 work: &work,
                 shared: &dsoftmax_bf16::shared(&work),

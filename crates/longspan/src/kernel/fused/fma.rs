@@ -4,7 +4,6 @@ use super::{FusedKernel, KeyTile, PackBuffers};
 use crate::dtype::Element;
 use crate::gemm::{Beta, Fma, MicroKernel, Multiply, OVER_DIMS, OVER_TOKENS, Rows, Size};
 use crate::kernel::backward::differentiate::Differentiate;
-use crate::score::Transform;
 use crate::simd::{LANES, Simd};
 use crate::tensor::Strided;
 
@@ -15,7 +14,7 @@ unsafe impl<S: Simd, E: Element> FusedKernel for Fma<S, E> {
     const GROUP: usize = 1;
     const FOLDS: bool = true;
 
-    unsafe fn attend<T: Transform>(self, tiles: impl Iterator<Item = KeyTile<Self, T>>) {
+    unsafe fn attend<'a>(self, tiles: impl Iterator<Item = KeyTile<'a, Self>>) {
         for tile in tiles {
             let KeyTile { keys: left, queries: right, softmax, .. } = tile;
             let (scores, keys, n) = (softmax.scores, softmax.keys, softmax.lanes);
@@ -26,8 +25,13 @@ unsafe impl<S: Simd, E: Element> FusedKernel for Fma<S, E> {
             unsafe { self.multiply(Multiply { target, keep, left, right, size, ahead }) };
 
             let (target, keep) = (tile.sums, Beta::PerColumn(softmax.factors));
-            // SAFETY: `attend` demands what `Softmax` does; the product has written the scores.
-            unsafe { self.simd().call(softmax) };
+            // SAFETY: `attend` demands what both do; the product has written the scores.
+            unsafe {
+                if let Some(adjust) = tile.adjust {
+                    self.simd().call(adjust);
+                }
+                self.simd().call(softmax);
+            }
 
             let (left, right, ahead) = (tile.values, scores, later);
             let size = Size { m: tile.value_dim, n, k: keys, piece: OVER_TOKENS };
@@ -38,9 +42,14 @@ unsafe impl<S: Simd, E: Element> FusedKernel for Fma<S, E> {
         }
     }
 
-    unsafe fn differentiate<T: Transform>(self, work: Differentiate<T>, _: PackBuffers) {
-        // SAFETY: `differentiate` demands what `Differentiate` does.
-        unsafe { self.simd().call(work) };
+    unsafe fn differentiate(self, work: Differentiate<'_>, _: PackBuffers) {
+        // SAFETY: `differentiate` demands what `Differentiate` does, and so what its `Adjust` does.
+        unsafe {
+            if let Some(adjust) = work.adjust {
+                self.simd().call(adjust);
+            }
+            self.simd().call(work);
+        }
     }
 
     unsafe fn differentiated(products: Rows, _: usize, _: *mut f32) -> Strided {

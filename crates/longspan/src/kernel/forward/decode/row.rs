@@ -3,7 +3,6 @@
 #![expect(clippy::needless_range_loop, reason = "arrays of vectors stay in registers this way")]
 
 use super::WORDS;
-use crate::score::{Place, Transform};
 use crate::simd::math::exp_difference;
 use crate::simd::{Operation, Simd, WIDEST};
 
@@ -11,24 +10,19 @@ use crate::simd::{Operation, Simd, WIDEST};
 ///
 /// # Safety
 ///
-/// Scores of `keys`, rounded up to whole vectors, must be readable and writable. Where the
-/// transform is placed, as many positions must be readable, and no part of them.
-pub(super) struct RowSoftmax<'a, T> {
+/// Scores of `keys`, rounded up to whole vectors, must be readable and writable.
+pub(super) struct RowSoftmax<'a> {
     pub(super) scores: *mut f32,
     pub(super) keys: usize,
     pub(super) scale: f32,
-    pub(super) transform: T,
     pub(super) bits: Option<&'a [u64; WORDS]>,
     pub(super) maximum: f32,
-    pub(super) position: f32,
-    pub(super) slope: f32,
-    pub(super) key_positions: *const f32,
 }
 
 /// Vectors that are taken together: their maxima and sums don't wait for each other.
 const TOGETHER: usize = 4;
 
-impl<T: Transform> Operation for RowSoftmax<'_, T> {
+impl Operation for RowSoftmax<'_> {
     type Output = (f32, f32);
 
     #[inline(always)]
@@ -43,7 +37,7 @@ impl<T: Transform> Operation for RowSoftmax<'_, T> {
     }
 }
 
-impl<T: Transform> RowSoftmax<'_, T> {
+impl RowSoftmax<'_> {
     /// # Safety
     ///
     /// That of [`RowSoftmax`].
@@ -114,26 +108,17 @@ impl<T: Transform> RowSoftmax<'_, T> {
         }
     }
 
-    /// A vector of scores: scaled, transformed, masked.
+    /// A vector of scores: scaled and masked.
     ///
     /// # Safety
     ///
     /// That of [`weigh`](Self::weigh).
     #[inline(always)]
     unsafe fn vector<S: Simd, const MASKED: bool>(&self, simd: S, lane: usize, word: u64) -> S::F {
-        let zero = simd.splat(0.0);
-        // SAFETY: the vector begins below `keys`, so that `RowSoftmax` demands it, and that of
-        // positions.
+        // SAFETY: the vector begins below `keys`, so that `RowSoftmax` demands it.
         unsafe {
             let at = self.scores.add(lane);
-            let mut place = Place { lanes: zero, other: zero, slopes: zero };
-            if T::PLACED {
-                place.lanes = simd.load(self.key_positions.add(lane));
-                place.other = simd.splat(self.position);
-                place.slopes = simd.splat(self.slope);
-            }
-            let score = simd.mul(simd.load(at), simd.splat(self.scale));
-            let mut score = self.transform.apply(simd, score, place);
+            let mut score = simd.mul(simd.load(at), simd.splat(self.scale));
             if MASKED {
                 score = simd.select(simd.mask(word), score, simd.splat(f32::NEG_INFINITY));
             }

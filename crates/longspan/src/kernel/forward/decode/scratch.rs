@@ -3,8 +3,8 @@
 use super::{Forward, MAX_KV_TILE, MAX_LANES};
 use crate::exec::Arena;
 use crate::gemm::Rows;
+use crate::kernel::adjust::{KEY_TERMS, QUERY_TERMS};
 use crate::kernel::fused::FusedKernel;
-use crate::score::Transform;
 use crate::simd::{LANES, Simd};
 
 /// Scratch of a thread, carved for the decode kernel.
@@ -20,10 +20,13 @@ pub(super) struct Workspace {
     pub(super) transposed: Rows,
     /// V of a key tile, where it can't be used as it lies.
     pub(super) values: Rows,
-    pub(super) key_positions: *mut f32,
+    /// What additions need of queries and of keys, and factors of dropout.
+    pub(super) query_terms: Rows,
+    pub(super) key_terms: Rows,
+    pub(super) factors: Rows,
 }
 
-impl<X: FusedKernel, T: Transform> Forward<'_, X, T> {
+impl<X: FusedKernel> Forward<'_, X> {
     pub(super) fn value_row(&self) -> usize {
         self.value_dim.next_multiple_of(X::Simd::WIDTH)
     }
@@ -37,15 +40,18 @@ impl<X: FusedKernel, T: Transform> Forward<'_, X, T> {
         self.dim.next_multiple_of(2 * X::Simd::WIDTH)
     }
 
-    fn decode_lengths(&self) -> [usize; 6] {
+    fn decode_lengths(&self) -> [usize; 8] {
         let (dim, value_row) = (self.dim, self.value_row());
+        let adjusted = |len| if self.additions.is_some() { len } else { 0 };
         [
             MAX_LANES * self.query_row(),
             MAX_LANES * self.sum_row(),
             MAX_LANES * MAX_KV_TILE,
             dim * LANES,
             MAX_KV_TILE * value_row,
-            MAX_KV_TILE,
+            adjusted(QUERY_TERMS * MAX_LANES),
+            adjusted(KEY_TERMS * MAX_KV_TILE),
+            adjusted(MAX_LANES * MAX_KV_TILE),
         ]
     }
 
@@ -56,7 +62,7 @@ impl<X: FusedKernel, T: Transform> Forward<'_, X, T> {
 
     pub(super) fn carve_decode(&self, arena: &mut Arena) -> Workspace {
         let mut next = arena.reserve(self.decode_workspace_len());
-        let [queries, sums, scores, transposed, values, key_positions] =
+        let [queries, sums, scores, transposed, values, query_terms, key_terms, factors] =
             self.decode_lengths().map(|len| {
                 let part = next;
                 // SAFETY: `decode_workspace_len` is the sum of these lengths, so that each part
@@ -70,7 +76,9 @@ impl<X: FusedKernel, T: Transform> Forward<'_, X, T> {
             scores: Rows { first: scores, row: MAX_KV_TILE },
             transposed: Rows { first: transposed, row: LANES },
             values: Rows { first: values, row: self.value_row() },
-            key_positions,
+            query_terms: Rows { first: query_terms, row: MAX_LANES },
+            key_terms: Rows { first: key_terms, row: MAX_KV_TILE },
+            factors: Rows { first: factors, row: MAX_KV_TILE },
         }
     }
 }
