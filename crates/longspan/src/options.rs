@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::exec::{Executor, Pool, Threads, Workers};
 use crate::isa::Isa;
 use crate::precision::Precision;
@@ -27,6 +27,8 @@ use crate::workspace::Workspaces;
 pub struct Options {
     pub(crate) scale: Option<f32>,
     pub(crate) score: Score,
+    /// One per query head.
+    pub(crate) sink_logits: Option<Arc<[f32]>>,
     pub(crate) threads: Threads,
     /// The default pool if `None`.
     pub(crate) executor: Option<Arc<dyn Executor>>,
@@ -62,6 +64,23 @@ macro_rules! setters {
         #[must_use]
         pub fn alibi_slopes(self, slopes: impl Into<std::sync::Arc<[f32]>>) -> Self {
             self.score($crate::Score::Alibi(slopes.into()))
+        }
+
+        /// Sink logits, one per query head: a learned logit that joins the denominator of each
+        /// row of its head once, with value 0 (gpt-oss).
+        ///
+        /// With `z` the sum of exponentials of a row's scores and `s` the logit of its head, the
+        /// output is multiplied by `z / (z + exp s)` and the log-sum-exp is `ln (z + exp s)`. A
+        /// query that sees no key has output 0 and log-sum-exp `s`. Logits are finite; −∞ is a head
+        /// without a sink. The scale and the [score](Self::score) transform do not apply to them.
+        ///
+        /// A partial softmax ([`State`]($crate::State)) has no sink: rows get it when they are
+        /// finished, so that it counts once however many tiles, branches or ranks their keys are
+        /// spread over. Gradients: [`Gradients::dsink_logits`]($crate::Gradients::dsink_logits).
+        #[must_use]
+        pub fn sink_logits(mut self, logits: impl Into<std::sync::Arc<[f32]>>) -> Self {
+            self$(.$field)?.sink_logits = Some(logits.into());
+            self
         }
 
         /// The number of threads of a call. Results do not depend on it.
@@ -121,6 +140,22 @@ pub(crate) use setters;
 
 impl Options {
     setters!();
+
+    /// Whether there is one valid sink logit per query head, if there are any.
+    pub(crate) fn check_sink_logits(&self, heads: usize) -> Result<()> {
+        let Some(logits) = self.sink_logits.as_deref() else { return Ok(()) };
+        if logits.len() != heads {
+            return Err(Error::Length { what: "sink_logits", len: logits.len(), expected: heads });
+        }
+        match logits.iter().find(|logit| logit.is_nan() || **logit == f32::INFINITY) {
+            Some(&value) => Err(Error::Number {
+                what: "a sink logit",
+                value,
+                rule: "a finite number, or −∞ for a head without a sink",
+            }),
+            None => Ok(()),
+        }
+    }
 
     fn current_executor(&self) -> &dyn Executor {
         self.executor.as_deref().unwrap_or(Pool::global())

@@ -182,7 +182,7 @@ impl<T: Transport> Ring<T> {
         let pass = runner.run(Phase::Backward, &compiled.schedule.backward, |poll| {
             check_inputs(&compiled.problem, rank, &inputs)?;
             check_dims("out", saved.out.dims(), dims)?;
-            let own = GradientsMut { dq: dq.reborrow(), dk: dk.reborrow(), dv: dv.reborrow() };
+            let own = GradientsMut::new(dq.reborrow(), dk.reborrow(), dv.reborrow());
             own.check(&inputs, &saved, &gradient)?;
             compiled.kernels.row_deltas(saved, gradient, &mut delta, Hook::new(&mut |_| poll()))?;
             let OutputRef { lse, lse_lo, .. } = saved;

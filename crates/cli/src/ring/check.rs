@@ -157,6 +157,7 @@ fn first_heads(job: &Job, all: &[f32], heads: usize, kv_heads: usize) -> Values<
         dq: next(dq, queries * job.dim),
         dk: next(dk, keys),
         dv: next(dv, keys),
+        ..Values::default()
     }
 }
 

@@ -45,7 +45,8 @@ impl Part {
 
     /// What the heads of this part are told.
     pub(super) fn options(&self, all: &Options) -> Options {
-        let mut options = all.clone();
+        // Rows are finished once all parts have been added, and get their sinks then.
+        let mut options = Options { sink_logits: None, ..all.clone() };
         if let Score::Alibi(slopes) = &all.score {
             let Steps { first, step, count } = self.queries.heads;
             let own = slopes[first..].iter().step_by(step).take(count).copied();

@@ -67,6 +67,7 @@ impl<E: Element> Pass<E> for ForwardPass<'_, '_, E> {
             transform,
             scale: call.scale,
             slopes: call.slopes,
+            sink_logits: call.options.sink_logits.as_deref(),
             q: call.q,
             k: call.k,
             v: call.v,
@@ -114,7 +115,7 @@ impl<E: Element> Pass<E> for ForwardPass<'_, '_, E> {
             let stream = call.stream(plan, cut.stream);
             // SAFETY: `each` returns when all units are done, so that no other thread uses the
             // rows; they are in the target and in `parts` as above.
-            unsafe { join(&stream, cut, parts, target) };
+            unsafe { join(&stream, cut, parts, target, kernel.sink_logits) };
         }
         Ok(())
     }
@@ -143,6 +144,7 @@ unsafe fn join<E: Element>(
     cut: &crate::tasks::Cut,
     parts: RawState,
     target: RowTarget<E>,
+    sink_logits: Option<&[f32]>,
 ) {
     let tokens = stream.layout.row_tokens(cut.row);
     let (token, tokens) = (tokens.start as usize, (tokens.end - tokens.start) as usize);
@@ -165,7 +167,7 @@ unsafe fn join<E: Element>(
             if let RowTarget::Output { out, lse, lse_lo } = target {
                 let (m, l, acc) = parts.row(0, 0, part(0));
                 let row = stream.row(head, token);
-                let finished = finish(*m, *l);
+                let finished = finish(*m, *l, sink_logits.map(|logits| logits[head]));
                 *lse.add(row) = finished.lse;
                 if !lse_lo.is_null() {
                     *lse_lo.add(row) = finished.lse_lo;

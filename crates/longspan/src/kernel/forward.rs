@@ -66,6 +66,8 @@ pub(crate) struct Forward<'a, X: FusedKernel, T> {
     pub(crate) scale: f32,
     /// A slope per query head; empty where the transform looks at none.
     pub(crate) slopes: &'a [f32],
+    /// A logit per query head, for rows that are finished; see [`crate::softmax::finish`].
+    pub(crate) sink_logits: Option<&'a [f32]>,
     pub(crate) q: Raw<X::Element>,
     pub(crate) k: Raw<X::Element>,
     pub(crate) v: Raw<X::Element>,
