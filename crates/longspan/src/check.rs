@@ -59,11 +59,7 @@ pub(crate) fn tensors<E: Element>(options: &Options, inputs: &Inputs<'_, E>) -> 
     if k.heads == 0 && q.heads != 0 || k.heads != 0 && !q.heads.is_multiple_of(k.heads) {
         return Err(Error::Heads { query: q.heads, key: k.heads });
     }
-    if let Some(scale) = options.scale.filter(|scale| !scale.is_finite()) {
-        return Err(Error::Number { what: "the scale", value: scale, rule: "a finite number" });
-    }
-    options.score.check(q.heads)?;
-    options.check_sink_logits(q.heads)?;
+    options.check(q.heads)?;
     let sizes = Sizes {
         batch: q.batch,
         queries: q.tokens,

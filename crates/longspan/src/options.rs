@@ -141,6 +141,23 @@ pub(crate) use setters;
 impl Options {
     setters!();
 
+    /// Refuses a scale, a score transform or sink logits that are not valid for this number of query
+    /// heads. Calls of this library check that themselves.
+    ///
+    /// ```
+    /// let options = longspan::Options::default().sink_logits([0.5, -1.0]);
+    /// assert!(options.check(2).is_ok());
+    /// let error = options.check(4).unwrap_err();
+    /// assert_eq!(error.to_string(), "sink_logits has 2 elements, expected 4");
+    /// ```
+    pub fn check(&self, heads: usize) -> Result<()> {
+        if let Some(scale) = self.scale.filter(|scale| !scale.is_finite()) {
+            return Err(Error::Number { what: "the scale", value: scale, rule: "a finite number" });
+        }
+        self.score.check(heads)?;
+        self.check_sink_logits(heads)
+    }
+
     /// Whether there is one valid sink logit per query head, if there are any.
     pub(crate) fn check_sink_logits(&self, heads: usize) -> Result<()> {
         let Some(logits) = self.sink_logits.as_deref() else { return Ok(()) };

@@ -1,5 +1,7 @@
 //! The problem that all ranks compute, equal on every rank. Every module of the pipeline reads it.
 
+use std::sync::Arc;
+
 use longspan::{Dims, ElementType, Heads, Score};
 use twox_hash::XxHash3_64;
 
@@ -43,6 +45,7 @@ pub struct Problem {
     pub(crate) element: ElementType,
     pub(crate) scale: Option<f32>,
     pub(crate) score: Score,
+    pub(crate) sink_logits: Option<Arc<[f32]>>,
     pub(crate) wire: Wire,
     pub(crate) reduction: Reduction,
 }
@@ -62,6 +65,7 @@ impl Problem {
             element: ElementType::F32,
             scale: None,
             score: Score::Plain,
+            sink_logits: None,
             wire: Wire::Exact,
             reduction: Reduction::Overlapped,
         }
@@ -106,6 +110,15 @@ impl Problem {
     #[must_use]
     pub fn score(mut self, score: Score) -> Self {
         self.score = score;
+        self
+    }
+
+    /// Sets the sink logits, one per query head: see [`longspan::Options::sink_logits`]. A sink
+    /// counts once per row, on the rank of its query. [`Ring::set_sink_logits`](crate::Ring::set_sink_logits)
+    /// changes them later.
+    #[must_use]
+    pub fn sink_logits(mut self, logits: impl Into<Arc<[f32]>>) -> Self {
+        self.sink_logits = Some(logits.into());
         self
     }
 
@@ -207,6 +220,9 @@ impl Problem {
             _ => Vec::new(),
         };
         let kind = std::mem::discriminant(&self.score);
+        let sinks = self.sink_logits.as_deref();
+        let bits = sinks.map(|sinks| sinks.iter().map(|sink| sink.to_bits()).collect::<Vec<_>>());
+        let sinks = sinks.map_or("none".to_owned(), |sinks| format!("{sinks:?}"));
         vec![
             plain("Longspan's version", env!("CARGO_PKG_VERSION").to_owned()),
             plain("pattern", self.pattern.to_string()),
@@ -221,6 +237,7 @@ impl Problem {
             plain("reduction", format!("{:?}", self.reduction)),
             field("scale", format!("{:?}", self.scale.map(f32::to_bits)), scale),
             field("score", format!("{kind:?} {parameters:?}"), format!("{:?}", self.score)),
+            field("sink_logits", format!("{bits:?}"), sinks),
         ]
     }
 }
