@@ -94,11 +94,7 @@ impl Call {
                 dout: saved.dout.view(self.order)?,
                 dlse: saved.dlse.map(|dlse| dlse.rows(self.output)).transpose()?,
             };
-            let gradients = GradientsMut {
-                dq: dq.view_mut(self.order)?,
-                dk: dk.view_mut(self.order)?,
-                dv: dv.view_mut(self.order)?,
-            };
+            let gradients = GradientsMut::new(dq.view_mut(self.order)?, dk.view_mut(self.order)?, dv.view_mut(self.order)?);
             compute(py, |hook| self.engine.backward(inputs, output, gradient, gradients, hook))
         })
     }

@@ -136,7 +136,7 @@ impl Ring {
             let (out, dout) = (out.view(ORDER)?, dout.view(ORDER)?);
             let (saved, gradient) = (OutputRef { out, lse, lse_lo }, OutputGradient { dout, dlse });
             let (dq, dk, dv) = (dq.view_mut(ORDER)?, dk.view_mut(ORDER)?, dv.view_mut(ORDER)?);
-            let gradients = GradientsMut { dq, dk, dv };
+            let gradients = GradientsMut::new(dq, dk, dv);
             self.run(py, move |ring| ring.backward_into(inputs, saved, gradient, gradients))
         })
     }

@@ -125,7 +125,7 @@ fn run_on<E: Element>(args: &Bench) -> Result<()> {
         );
         let samples = measure::several("backward", repeat, &peaks, |hook| {
             let (dq, dk, dv) = (dq.view_mut(), dk.view_mut(), dv.view_mut());
-            attention.backward_into(inputs, saved, gradient, GradientsMut { dq, dk, dv }, hook)
+            attention.backward_into(inputs, saved, gradient, GradientsMut::new(dq, dk, dv), hook)
         })?;
         results.push(PassResult {
             pass: "backward",

@@ -109,7 +109,7 @@ fn run(call: &Call) -> longspan::Result<()> {
             OutputRef { out: out.view(), lse, lse_lo },
             OutputGradient { dout: dout.view(), dlse: None },
         );
-        let gradients = GradientsMut { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() };
+        let gradients = GradientsMut::new(dq.view_mut(), dk.view_mut(), dv.view_mut());
         attention
             .backward_into(inputs, saved, gradient, gradients, Hook::none())
             .expect("a call that fits");

@@ -95,7 +95,7 @@ impl Engine {
         let zeros = || Tensor::zeros(dims, Order::Bshd);
         let (mut dq, mut dk, mut dv) = (zeros()?, zeros()?, zeros()?);
         let start = Instant::now();
-        let into = GradientsMut { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() };
+        let into = GradientsMut::new(dq.view_mut(), dk.view_mut(), dv.view_mut());
         let (lse, lse_lo) = (&lse[..], Some(&lse_lo[..]));
         let (saved, gradient) = (
             OutputRef { out: out.view(), lse, lse_lo },

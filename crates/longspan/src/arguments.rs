@@ -29,7 +29,7 @@ pub struct Output<E = f32> {
     /// One weighted sum of values per query: axes and order as the queries, head dim of the values.
     pub out: Tensor<E>,
     /// Natural logarithm of the sum of exponentials of each row's scores, `[batch, head, token]`;
-    /// −∞ where a query sees no key.
+    /// −∞ where a query sees no key. It includes the sink of the row's head, if there is one.
     pub lse: Vec<f32>,
     /// The low part of the log-sum-exp, whose f32 rounding is `lse`: `lse + lse_lo` is a
     /// double-f32. 0 where `lse` is not finite.
@@ -105,10 +105,14 @@ pub struct Gradients<E = f32> {
     pub dk: Tensor<E>,
     /// With respect to the values.
     pub dv: Tensor<E>,
+    /// With respect to the [sink logits](crate::Options::sink_logits), one per query head: a sum
+    /// over the batch and the queries, in f32 whatever `E` is. `None` without sinks.
+    pub dsink_logits: Option<Vec<f32>>,
 }
 
 impl<E: Element> Gradients<E> {
-    /// Zeros, to write the gradients of `inputs` to.
+    /// Zeros, to write the gradients of `inputs` to. There is no `dsink_logits` among them; set it
+    /// to a list of one element per query head where there are sinks.
     ///
     /// ```
     /// use longspan::{Dims, Gradients, Inputs, Order, Tensor};
@@ -122,13 +126,22 @@ impl<E: Element> Gradients<E> {
     /// ```
     pub fn zeros(inputs: &Inputs<'_, E>) -> Result<Self> {
         let like = |view: &View<'_, E>| Tensor::zeros(view.dims(), view.order());
-        Ok(Gradients { dq: like(&inputs.q)?, dk: like(&inputs.k)?, dv: like(&inputs.v)? })
+        let (dq, dk, dv) = (like(&inputs.q)?, like(&inputs.k)?, like(&inputs.v)?);
+        Ok(Gradients { dq, dk, dv, dsink_logits: None })
     }
 
     /// All of them, to write.
     pub fn as_mut(&mut self) -> GradientsMut<'_, E> {
-        let Gradients { dq, dk, dv } = self;
-        GradientsMut { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() }
+        let Gradients { dq, dk, dv, dsink_logits } = self;
+        let (dq, dk, dv) = (dq.view_mut(), dk.view_mut(), dv.view_mut());
+        GradientsMut { dq, dk, dv, dsink_logits: dsink_logits.as_deref_mut() }
+    }
+
+    /// Zeros, with room for the gradients of sink logits where there are any.
+    pub(crate) fn with_sinks(inputs: &Inputs<'_, E>, sink_logits: Option<&[f32]>) -> Result<Self> {
+        let zeros = |logits: &[f32]| allocate::zeros(logits.len());
+        let dsink_logits = sink_logits.map(zeros).transpose()?;
+        Ok(Gradients { dsink_logits, ..Gradients::zeros(inputs)? })
     }
 }
 
@@ -142,4 +155,14 @@ pub struct GradientsMut<'a, E = f32> {
     pub dk: ViewMut<'a, E>,
     /// With respect to the values.
     pub dv: ViewMut<'a, E>,
+    /// See [`Gradients::dsink_logits`]; not computed where it is `None`.
+    /// [`Attention::accumulate`](crate::Attention::accumulate) refuses it.
+    pub dsink_logits: Option<&'a mut [f32]>,
+}
+
+impl<'a, E> GradientsMut<'a, E> {
+    /// Gradients of queries, keys and values.
+    pub fn new(dq: ViewMut<'a, E>, dk: ViewMut<'a, E>, dv: ViewMut<'a, E>) -> Self {
+        GradientsMut { dq, dk, dv, dsink_logits: None }
+    }
 }

@@ -11,9 +11,10 @@ use crate::arguments::{
     Gradients, GradientsMut, Inputs, Output, OutputGradient, OutputMut, OutputRef,
 };
 use crate::check;
+use crate::dims::Dims;
 use crate::driver::{self, gradients};
 use crate::dtype::Element;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::exec::{Hook, Monitor, Workers};
 use crate::layouts::Layouts;
 use crate::options::{Options, setters};
@@ -26,6 +27,8 @@ use crate::tensor::{Memory, View, ViewMut};
 ///
 /// `out_i = Σ_j softmax_j(scale · q_i·k_j) v_j` over the keys `j` that query `i` may see, one
 /// softmax over all of them. A query that sees no key has output 0, log-sum-exp −∞ and gradient 0.
+///
+/// With [sink logits](Attention::sink_logits) the softmax has one term more, of value 0.
 ///
 /// The same inputs give the same bits whatever the number of threads.
 ///
@@ -137,7 +140,7 @@ impl Attention {
         driver::forward(&self.options, &self.layouts, &inputs, rows, &Monitor::new(hook))
     }
 
-    /// Gradients with respect to queries, keys and values.
+    /// Gradients with respect to queries, keys, values and sink logits, if there are any.
     ///
     /// `P_ij = exp(score_ij − lse_i − lse_lo_i)` is computed from the stored log-sum-exp. With
     /// its low part, probabilities are as exact as their scores, however large those are.
@@ -171,7 +174,8 @@ impl Attention {
         output: impl Into<OutputRef<'a, E>>,
         gradient: impl Into<OutputGradient<'a, E>>,
     ) -> Result<Gradients<E>> {
-        let mut gradients = Gradients::zeros(&inputs)?;
+        let sink_logits = self.options.sink_logits.as_deref();
+        let mut gradients = Gradients::with_sinks(&inputs, sink_logits)?;
         let monitor = Monitor::new(Hook::none());
         self.differentiate(inputs, output.into(), gradient.into(), gradients.as_mut(), &monitor)?;
         Ok(gradients)
@@ -190,13 +194,15 @@ impl Attention {
         let (output, gradient) = (output.into(), gradient.into());
         let read = check::backward(&output, &gradient, sizes.output())?;
         check::gradients(&inputs, &read, &gradients)?;
+        check::sinks(&self.options, &gradients)?;
         let monitor = Monitor::new(hook);
         gradients::clear(&self.options, &mut gradients, &monitor)?;
         self.differentiate(inputs, output, gradient, gradients, &monitor)
     }
 
     /// Adds gradients to what `gradients` holds. `rows` are the final statistics of each row, over
-    /// all keys it has anywhere: a ring hop or one branch of many adds its part.
+    /// all keys it has anywhere: a ring hop or one branch of many adds its part. Sinks belong to
+    /// whole rows: their gradients are those of [`sink_gradients`](Self::sink_gradients).
     pub fn accumulate<E: Element>(
         &self,
         inputs: Inputs<'_, E>,
@@ -218,6 +224,11 @@ impl Attention {
     ) -> Result<()> {
         let dims = check::inputs(&self.options, &self.layouts, &inputs)?;
         check::statistics(&dout, &rows, dims.output())?;
+        if gradients.dsink_logits.is_some() {
+            let why =
+                "sinks belong to whole rows, not to some of their keys; sink_gradients has them";
+            return Err(Error::Unexpected { what: "dsink_logits", why });
+        }
         let read = [
             ("dout", dout.memory()),
             ("lse", Memory::of(rows.lse)),
@@ -233,14 +244,65 @@ impl Attention {
         state.as_mut().clear(self.options.workers()?, &Monitor::new(hook))
     }
 
-    /// [`State::finish_into`] on the threads of this attention.
+    /// [`State::finish_into`] on the threads of this attention, and with its
+    /// [sink logits](Self::sink_logits), which a state does not have before.
+    ///
+    /// ```
+    /// use longspan::{Attention, Dims, Hook, Layout, Order, Output, Pattern, Shape, State};
+    ///
+    /// let layout = Layout::compile(&Pattern::full(), &Shape::new(1, 1))?;
+    /// let attention = Attention::new(layout).sink_logits([0.0]);
+    /// // One key with score 0 and value 3, as likely as the sink.
+    /// let dims = Dims { batch: 1, tokens: 1, heads: 1, dim: 1 };
+    /// let state = State::from_parts(dims, vec![0.0], vec![1.0], vec![3.0])?;
+    /// let mut output = Output::<f32>::zeros(dims, Order::Bhsd)?;
+    /// attention.finish_state(&state, output.as_mut(), Hook::none())?;
+    /// assert_eq!(output.out.as_slice(), [1.5]);
+    /// assert_eq!(output.lse, [2.0_f32.ln()]);
+    /// # Ok::<_, longspan::Error>(())
+    /// ```
     pub fn finish_state<E: Element>(
         &self,
         state: &State,
         output: OutputMut<'_, E>,
         hook: Hook<'_>,
     ) -> Result<()> {
-        state.finish_on(output, self.options.workers()?, &Monitor::new(hook))
+        self.options.check_sink_logits(state.dims().heads)?;
+        let sink_logits = self.options.sink_logits.as_deref();
+        state.finish_on(output, sink_logits, self.options.workers()?, &Monitor::new(hook))
+    }
+
+    /// Gradients with respect to the sink logits, one per query head, written to `into`: what rows
+    /// of these `dims` contribute, given their final statistics. [`backward`](Self::backward) has
+    /// them already; this is for those who [`accumulate`](Self::accumulate).
+    ///
+    /// `−Σ exp(s − lse) · delta` over the batch and the queries of a head, summed in f64 and in the
+    /// same order for any number of threads.
+    ///
+    /// ```
+    /// use longspan::{Attention, Dims, Hook, Layout, Pattern, RowStatistics, Shape};
+    ///
+    /// let layout = Layout::compile(&Pattern::full(), &Shape::new(1, 1))?;
+    /// let attention = Attention::new(layout).sink_logits([0.0]);
+    /// let dims = Dims { batch: 1, tokens: 1, heads: 1, dim: 1 };
+    /// // The sink has half of the probability.
+    /// let rows = RowStatistics { lse: &[2.0_f32.ln()], lse_lo: None, delta: &[3.0] };
+    /// let mut gradient = [0.0];
+    /// attention.sink_gradients(dims, rows, &mut gradient, Hook::none())?;
+    /// assert!((gradient[0] + 1.5).abs() < 1e-6);
+    /// # Ok::<_, longspan::Error>(())
+    /// ```
+    pub fn sink_gradients(
+        &self,
+        dims: Dims,
+        rows: RowStatistics<'_>,
+        into: &mut [f32],
+        hook: Hook<'_>,
+    ) -> Result<()> {
+        check::rows("lse", rows.lse.len(), dims)?;
+        check::optional_rows("lse_lo", rows.lse_lo, dims)?;
+        check::rows("delta", rows.delta.len(), dims)?;
+        gradients::sink_gradients(&self.options, dims, rows, into, &Monitor::new(hook))
     }
 
     /// [`row_deltas`] on the threads of this attention.

@@ -62,10 +62,7 @@ pub(crate) fn tensors<E: Element>(options: &Options, inputs: &Inputs<'_, E>) -> 
     if k.heads == 0 && q.heads != 0 || k.heads != 0 && !q.heads.is_multiple_of(k.heads) {
         return Err(Error::Heads { query: q.heads, key: k.heads });
     }
-    if let Some(scale) = options.scale.filter(|scale| !scale.is_finite()) {
-        return Err(Error::Number { what: "the scale", value: scale, rule: "a finite number" });
-    }
-    options.score.check(q.heads)?;
+    options.check(q.heads)?;
     let sizes = Sizes {
         batch: q.batch,
         queries: q.tokens,
@@ -145,8 +142,13 @@ pub(crate) fn gradients<E: Element, G: Element>(
     gradients: &GradientsMut<'_, G>,
 ) -> Result<()> {
     gradient_dims(inputs, gradients)?;
-    let GradientsMut { dq, dk, dv } = gradients;
-    let outputs = [("dq", dq.memory()), ("dk", dk.memory()), ("dv", dv.memory())];
+    let GradientsMut { dq, dk, dv, dsink_logits } = gradients;
+    let outputs = [
+        ("dq", dq.memory()),
+        ("dk", dk.memory()),
+        ("dv", dv.memory()),
+        ("dsink_logits", Memory::of(dsink_logits.as_deref().unwrap_or_default())),
+    ];
     apart(&outputs, inputs, read)
 }
 
@@ -156,7 +158,10 @@ pub(crate) fn gradient_dims<E: Element, G: Element>(
     gradients: &GradientsMut<'_, G>,
 ) -> Result<()> {
     let (q, k, v) = (inputs.q.dims(), inputs.k.dims(), inputs.v.dims());
-    let GradientsMut { dq, dk, dv } = gradients;
+    let GradientsMut { dq, dk, dv, dsink_logits } = gradients;
+    if let Some(list) = dsink_logits {
+        sink_gradients(list.len(), q.heads)?;
+    }
     for (tensor, got, expected) in
         [("dq", dq.dims(), q), ("dk", dk.dims(), k), ("dv", dv.dims(), v)]
     {
@@ -166,6 +171,23 @@ pub(crate) fn gradient_dims<E: Element, G: Element>(
         axis(tensor, "head dim", got.dim, expected.dim, "as its tensor")?;
     }
     Ok(())
+}
+
+/// Whether a list has one gradient per sink logit.
+pub(crate) fn sink_gradients(len: usize, heads: usize) -> Result<()> {
+    let what = "dsink_logits";
+    if len == heads { Ok(()) } else { Err(Error::Length { what, len, expected: heads }) }
+}
+
+/// Refuses gradients of sink logits that there are none of.
+pub(crate) fn sinks<G>(options: &Options, gradients: &GradientsMut<'_, G>) -> Result<()> {
+    match (&options.sink_logits, &gradients.dsink_logits) {
+        (None, Some(_)) => {
+            let why = "the attention has no sink_logits";
+            Err(Error::Unexpected { what: "dsink_logits", why })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Whether what a backward pass adds the gradients of has the dims of the output.

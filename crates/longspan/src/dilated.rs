@@ -96,6 +96,8 @@ pub enum Overlap {
 /// see counts twice ([`Overlap`]). It is computed as such: each branch goes on from the partial
 /// softmax of those before it, and gradients go through the weights.
 ///
+/// A [sink logit](Dilated::sink_logits) joins the denominator of a row once, not once per branch.
+///
 /// Any length will do; last segments are short, and rates needn't divide segments. A query that no
 /// branch has (possible where no rate is 1) has output 0 and log-sum-exp −∞.
 ///
@@ -267,7 +269,8 @@ impl Dilated {
         output: impl Into<OutputRef<'a, E>>,
         gradient: impl Into<OutputGradient<'a, E>>,
     ) -> Result<Gradients<E>> {
-        let mut gradients = Gradients::zeros(&inputs)?;
+        let sink_logits = self.options.sink_logits.as_deref();
+        let mut gradients = Gradients::with_sinks(&inputs, sink_logits)?;
         let monitor = Monitor::new(Hook::none());
         self.differentiate(inputs, output.into(), gradient.into(), gradients.as_mut(), &monitor)?;
         Ok(gradients)
@@ -286,6 +289,7 @@ impl Dilated {
         let (output, gradient) = (output.into(), gradient.into());
         let read = check::backward(&output, &gradient, sizes.output())?;
         check::gradients(&inputs, &read, &gradients)?;
+        check::sinks(&self.options, &gradients)?;
         let monitor = Monitor::new(hook);
         gradients::clear(&self.options, &mut gradients, &monitor)?;
         self.differentiate(inputs, output, gradient, gradients, &monitor)
@@ -357,11 +361,11 @@ impl Dilated {
             let (lse, delta) = (gather(rows.lse)?, gather(rows.delta)?);
             let rest = rows.lse_lo.map(gather).transpose()?;
             let rows = RowStatistics { lse: &lse, lse_lo: rest.as_deref(), delta: &delta };
-            let into = GradientsMut {
-                dq: gradients.dq.select(&queries),
-                dk: gradients.dk.select(&keys),
-                dv: gradients.dv.select(&keys),
-            };
+            let into = GradientsMut::new(
+                gradients.dq.select(&queries),
+                gradients.dk.select(&keys),
+                gradients.dv.select(&keys),
+            );
             let (options, inputs) =
                 (part.options(&self.options, entry, dims.heads), select(inputs, &queries, &keys));
             let dout = dout.select(&queries);

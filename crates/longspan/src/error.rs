@@ -128,6 +128,14 @@ pub enum Error {
         /// What is legal.
         rule: &'static str,
     },
+    /// An argument that has no meaning in this call.
+    #[error("{what} is given, expected none: {why}")]
+    Unexpected {
+        /// Which argument.
+        what: &'static str,
+        /// The reason, and what to do.
+        why: &'static str,
+    },
     /// Dilated attention without a branch.
     #[error("no branches: dilated attention needs at least one segment length and rate")]
     NoBranches,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::exec::{Executor, Pool, Threads, Workers};
 use crate::isa::Isa;
 use crate::precision::Precision;
@@ -28,6 +28,8 @@ pub struct Options {
     pub(crate) scale: Option<f32>,
     pub(crate) score: Score,
     pub(crate) dropout: Option<Dropout>,
+    /// One per query head.
+    pub(crate) sink_logits: Option<Arc<[f32]>>,
     pub(crate) threads: Threads,
     /// The default pool if `None`.
     pub(crate) executor: Option<Arc<dyn Executor>>,
@@ -71,6 +73,23 @@ macro_rules! setters {
         #[must_use]
         pub fn dropout(mut self, dropout: $crate::Dropout) -> Self {
             self$(.$field)?.dropout = Some(dropout);
+            self
+        }
+
+        /// Sink logits, one per query head: a learned logit that joins the denominator of each
+        /// row of its head once, with value 0 (gpt-oss).
+        ///
+        /// With `z` the sum of exponentials of a row's scores and `s` the logit of its head, the
+        /// output is multiplied by `z / (z + exp s)` and the log-sum-exp is `ln (z + exp s)`. A
+        /// query that sees no key has output 0 and log-sum-exp `s`. Logits are finite; −∞ is a head
+        /// without a sink. The scale and the [score](Self::score) transform do not apply to them.
+        ///
+        /// A partial softmax ([`State`]($crate::State)) has no sink: rows get it when they are
+        /// finished, so that it counts once however many tiles, branches or ranks their keys are
+        /// spread over. Gradients: [`Gradients::dsink_logits`]($crate::Gradients::dsink_logits).
+        #[must_use]
+        pub fn sink_logits(mut self, logits: impl Into<std::sync::Arc<[f32]>>) -> Self {
+            self$(.$field)?.sink_logits = Some(logits.into());
             self
         }
 
@@ -131,6 +150,39 @@ pub(crate) use setters;
 
 impl Options {
     setters!();
+
+    /// Refuses a scale, a score transform or sink logits that are not valid for this number of query
+    /// heads. Calls of this library check that themselves.
+    ///
+    /// ```
+    /// let options = longspan::Options::default().sink_logits([0.5, -1.0]);
+    /// assert!(options.check(2).is_ok());
+    /// let error = options.check(4).unwrap_err();
+    /// assert_eq!(error.to_string(), "sink_logits has 2 elements, expected 4");
+    /// ```
+    pub fn check(&self, heads: usize) -> Result<()> {
+        if let Some(scale) = self.scale.filter(|scale| !scale.is_finite()) {
+            return Err(Error::Number { what: "the scale", value: scale, rule: "a finite number" });
+        }
+        self.score.check(heads)?;
+        self.check_sink_logits(heads)
+    }
+
+    /// Whether there is one valid sink logit per query head, if there are any.
+    pub(crate) fn check_sink_logits(&self, heads: usize) -> Result<()> {
+        let Some(logits) = self.sink_logits.as_deref() else { return Ok(()) };
+        if logits.len() != heads {
+            return Err(Error::Length { what: "sink_logits", len: logits.len(), expected: heads });
+        }
+        match logits.iter().find(|logit| logit.is_nan() || **logit == f32::INFINITY) {
+            Some(&value) => Err(Error::Number {
+                what: "a sink logit",
+                value,
+                rule: "a finite number, or −∞ for a head without a sink",
+            }),
+            None => Ok(()),
+        }
+    }
 
     fn current_executor(&self) -> &dyn Executor {
         self.executor.as_deref().unwrap_or(Pool::global())

@@ -8,7 +8,7 @@ use crate::exec::{Monitor, Tasks, Workers};
 use crate::isa::Isa;
 use crate::options::Options;
 use crate::simd::{self, Operation, Simd, WithSimd};
-use crate::softmax;
+use crate::softmax::{self, RowStatistics};
 use crate::tensor::{Raw, Strided, ViewMut};
 
 /// Rows that a thread claims at a time.
@@ -92,7 +92,7 @@ pub(crate) fn round<E: Element>(
     simd::dispatch(isa, Round { sums, dims, raw, workers, monitor })
 }
 
-/// Makes outputs and log-sum-exps of partial softmaxes: `lse` holds each row's maximum and `rests`
+/// Makes outputs and log-sum-exps of partial softmaxes, with the sinks of the options: `lse` holds each row's maximum and `rests`
 /// its total, both replaced. Sums lie in `out` itself where there are no others: it must then be
 /// f32, with the elements of a row side by side.
 pub(crate) fn finish<E: Element>(
@@ -118,13 +118,14 @@ pub(crate) fn finish<E: Element>(
     };
     let list = |list| ViewMut::new(list, Dims { dim: 1, ..dims }, order);
     let lists = [Raw::write(&mut list(lse)?), Raw::write(&mut list(rests)?)];
+    let sink_logits = options.sink_logits.as_deref();
     each_row(dims, options.workers()?, monitor, &|entry, head, token| {
         // SAFETY: `each_row` gives each row of `dims` to one thread, once. `ViewMut::new` has found
         // lists of a number per row, and sums of `dims` side by side; so are those of `out` where
         // they are taken from it. All are exclusive.
         unsafe {
             let [lse, rest] = lists.map(|list| list.head(entry, head, token).first.cast_mut());
-            let finished = softmax::finish(*lse, *rest);
+            let finished = softmax::finish(*lse, *rest, sink_logits.map(|logits| logits[head]));
             (*lse, *rest) = (finished.lse, finished.lse_lo);
             let sums = raw.head(entry, head, token).first.cast_mut();
             let sums = std::slice::from_raw_parts_mut(sums, dims.dim);
@@ -187,6 +188,41 @@ pub(crate) fn deltas<E: Element>(
             let sum = dot(out.head(entry, head, token), dout.head(entry, head, token), dims.dim);
             *deltas.head(entry, head, token).first.cast_mut() = (sum - dlse) as f32;
         }
+    })
+}
+
+/// The gradient of each head's sink logit, `−Σ exp(s − lse) · delta` over its rows.
+///
+/// A row's sink has the probability `p = exp(s − lse)` and the value 0, so that it receives what a
+/// key with `dout · v = 0` does: `p · (0 − delta)`. Summed in f64, by one thread per head in the
+/// order of rows: the same bits for any number of threads.
+pub(crate) fn sink_gradients(
+    (logits, dims): (&[f32], Dims),
+    rows: RowStatistics<'_>,
+    gradients: &mut [f32],
+    workers: Workers<'_>,
+    monitor: &Monitor<'_>,
+) -> Result<()> {
+    let Dims { batch, tokens, heads, .. } = dims;
+    assert_eq!((logits.len(), gradients.len()), (heads, heads), "one per query head");
+    let RowStatistics { lse, lse_lo, delta } = rows;
+    let own = Dims { batch: 1, tokens: 1, heads, dim: 1 };
+    let gradients = Raw::write(&mut ViewMut::new(gradients, own, Order::Bhsd)?);
+    let workers = workers_for_rows(workers, dims.rows(), 64);
+    Tasks::uncounted(heads, monitor).run(workers, &|head| {
+        let sink = f64::from(logits[head]);
+        let term = |row: usize| {
+            let low = lse_lo.map_or(0.0, |low| f64::from(low[row]));
+            (sink - f64::from(lse[row]) - low).exp() * f64::from(delta[row])
+        };
+        let rows = (0..batch).flat_map(|entry| {
+            let first = (entry * heads + head) * tokens;
+            first..first + tokens
+        });
+        // A head without a sink may have rows without a log-sum-exp.
+        let sum = if sink == f64::NEG_INFINITY { 0.0 } else { rows.map(term).sum::<f64>() };
+        // SAFETY: there are `heads` gradients, which are exclusive, and each has one task.
+        unsafe { *gradients.head(0, head, 0).first.cast_mut() = -sum as f32 };
     })
 }
 

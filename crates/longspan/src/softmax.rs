@@ -39,13 +39,36 @@ pub(crate) struct Finished {
     pub(crate) lse_lo: f32,
 }
 
-/// What a row `(m, l, _)` has come to.
-pub(crate) fn finish(m: f32, l: f32) -> Finished {
+/// What a row `(m, l, _)` has come to, once it is merged with the sink of its head, `(sink, 1, 0)`,
+/// if there is one. Every final state becomes a result here, so that a sink counts once per row.
+pub(crate) fn finish(m: f32, l: f32, sink: Option<f32>) -> Finished {
+    if let Some(sink) = sink {
+        return finish_with_sink(m, l, sink);
+    }
     if l == 0.0 {
         return Finished { factor: 0.0, lse: f32::NEG_INFINITY, lse_lo: 0.0 };
     }
     let (lse, lse_lo) = sum_in_two(m, f64::from(l).ln());
     Finished { factor: 1.0 / l, lse, lse_lo }
+}
+
+/// In f64, so that a sink costs no accuracy. Apart, so that rows without one don't pay for it.
+#[cold]
+#[inline(never)]
+fn finish_with_sink(m: f32, l: f32, sink: f32) -> Finished {
+    if sink == f32::NEG_INFINITY {
+        return finish(m, l, None);
+    }
+    if l == 0.0 {
+        return Finished { factor: 0.0, lse: sink, lse_lo: 0.0 };
+    }
+    // NaN stays, as in `merge_row`.
+    let greatest = if sink > m { sink } else { m };
+    let below = |x: f32| (f64::from(x) - f64::from(greatest)).exp();
+    let (a, b) = (below(m), below(sink));
+    let total = f64::from(l) * a + b;
+    let (lse, lse_lo) = sum_in_two(greatest, total.ln());
+    Finished { factor: (a / total) as f32, lse, lse_lo }
 }
 
 /// `m + logarithm` rounded to f32, and what that leaves out; nothing where it isn't finite.

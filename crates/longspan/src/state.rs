@@ -136,7 +136,8 @@ impl State {
         merge_row((m, l, sums), (other.maxima[row], other.totals[row], other_sums));
     }
 
-    /// Output and log-sum-exp of what was seen.
+    /// Output and log-sum-exp of what was seen. Sinks are not part of a state:
+    /// [`Attention::finish_state`](crate::Attention::finish_state) adds them.
     pub fn finish(&self, order: Order) -> Result<Output> {
         let mut output = Output::zeros(self.dims, order)?;
         self.finish_into(output.as_mut())?;
@@ -144,14 +145,16 @@ impl State {
     }
 
     /// Output and log-sum-exp of what was seen, written where `output` says.
-    /// [`Attention::finish_state`](crate::Attention::finish_state) does it on several threads.
+    /// [`Attention::finish_state`](crate::Attention::finish_state) does it on several threads, and
+    /// with sinks.
     pub fn finish_into<E: Element>(&self, output: OutputMut<'_, E>) -> Result<()> {
-        self.finish_on(output, Workers::caller(), &Monitor::new(Hook::none()))
+        self.finish_on(output, None, Workers::caller(), &Monitor::new(Hook::none()))
     }
 
     pub(crate) fn finish_on<E: Element>(
         &self,
         mut output: OutputMut<'_, E>,
+        sink_logits: Option<&[f32]>,
         workers: Workers<'_>,
         monitor: &Monitor<'_>,
     ) -> Result<()> {
@@ -166,7 +169,7 @@ impl State {
         rowwise::each_row(self.dims, workers, monitor, &|entry, head, token| {
             let row = (entry * self.dims.heads + head) * self.dims.tokens + token;
             let Finished { factor, lse_lo, lse: logarithm } =
-                finish(self.maxima[row], self.totals[row]);
+                finish(self.maxima[row], self.totals[row], sink_logits.map(|logits| logits[head]));
             // SAFETY: output and lists were checked to have the rows of the state, and `each_row`
             // has one thread write each.
             unsafe {
@@ -259,7 +262,9 @@ impl<'a> StateMut<'a> {
 ///
 /// Outputs are normalised, so this is `merge` with `l = 1` and `m = lse`: what remains of a
 /// partial softmax once it has left the library that made it. A `lse_lo` in `into` counts and is
-/// renewed; the other log-sum-exp is taken as exact.
+/// renewed; the other log-sum-exp is taken as exact. Where both include the sinks of their heads
+/// ([`Options::sink_logits`](crate::Options::sink_logits)), these count twice: give them to one of
+/// both.
 ///
 /// ```
 /// use longspan::{Dims, Order, OutputMut, Tensor, merge_outputs};

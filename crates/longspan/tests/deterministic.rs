@@ -48,6 +48,12 @@ fn cases() -> Vec<AttentionCase> {
             lse_gradient: true,
             ..one_head("alibi", Rule::Causal, 1100)
         },
+        AttentionCase {
+            heads_q: 3,
+            sink_logits: Some(vec![1.0, 0.0, 4.0]),
+            lse_gradient: true,
+            ..one_head("sink logits", Rule::SlidingWindow { width: 300 }, 1100)
+        },
     ]
 }
 
@@ -59,6 +65,7 @@ fn same(a: &Values<f32>, b: &Values<f32>, what: &str) {
         ("dq", &a.dq, &b.dq),
         ("dk", &a.dk, &b.dk),
         ("dv", &a.dv, &b.dv),
+        ("dsink_logits", &a.dsink_logits, &b.dsink_logits),
     ];
     for (name, a, b) in pairs {
         let differing = a.iter().zip(b).filter(|(a, b)| a.to_bits() != b.to_bits()).count();

@@ -312,6 +312,36 @@ fn scores_are_transformed() {
     }
 }
 
+/// A sink counts once per row, not once per branch, and for queries that no branch has.
+#[test]
+fn sinks_count_once() {
+    fn check<E: Number>(case: &Case) {
+        let mut problem = case.problem().rounded(E::PRECISION);
+        let logits: Vec<f32> = (0..case.sizes.heads_q).map(|head| 1.5 - head as f32).collect();
+        problem.sink_logits = Some(logits.clone());
+        let (truth, naive) = (truth(&problem, Sample::ALL), naive(&problem, Sample::ALL));
+        let tensors = TensorsOf::<E>::of(&problem, case.placement);
+        for isa in Isa::available() {
+            let dilated = case.dilated().isa(isa).sink_logits(logits.as_slice());
+            let run = Run { attention: &dilated, tensors: &tensors, results: case.placement };
+            let measures = measures::<E>(isa, &problem, (&truth, &naive), &run.both(), Sample::ALL);
+            assert_eq!(measures.len(), 6);
+            for measure in measures {
+                assert!(measure.holds(), "{isa} {} {measure}\n    {case:?}", E::TYPE);
+            }
+        }
+    }
+    for case in [
+        case(&[(64, 1), (128, 2), (256, 4)], Rule::Causal, 300, 4),
+        case(&[(50, 3), (70, 4)], Rule::Full, 331, 5),
+        case(&[(64, 1), (128, 2)], Rule::Causal, 200, 4).also(Rule::Window { left: 9, right: 0 }),
+    ] {
+        check::<f32>(&case);
+        check::<half::bf16>(&case);
+        check::<half::f16>(&case);
+    }
+}
+
 /// Queries of a cache that was allocated beforehand say where they stand.
 #[test]
 fn offsets() {

@@ -117,11 +117,11 @@ fn run<E: Number>(case: &AttentionCase, isa: Isa, order: Order, side: Side) -> V
         lse_lo: Some(lse_lo.slice()),
     };
     attention.forward_into(inputs, output, Hook::none()).unwrap();
-    let gradients = GradientsMut {
-        dq: write(&mut dq, dq_dims),
-        dk: write(&mut dk, dk_dims),
-        dv: write(&mut dv, dv_dims),
-    };
+    let gradients = GradientsMut::new(
+        write(&mut dq, dq_dims),
+        write(&mut dk, dk_dims),
+        write(&mut dv, dv_dims),
+    );
     let (saved, gradient) = (
         OutputRef {
             out: View::new(out.slice(), out_dims, order).unwrap(),
@@ -141,6 +141,7 @@ fn run<E: Number>(case: &AttentionCase, isa: Isa, order: Order, side: Side) -> V
         dq: read(&mut dq),
         dk: read(&mut dk),
         dv: read(&mut dv),
+        ..Values::default()
     }
 }
 

@@ -46,7 +46,7 @@ fn run(
     let mut dq = Buffer::poisoned(dims_q(sizes), PLACEMENT);
     let mut dk = Buffer::poisoned(dims_k(sizes), PLACEMENT);
     let mut dv = Buffer::poisoned(dims_v(sizes), PLACEMENT);
-    let gradients = GradientsMut { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() };
+    let gradients = GradientsMut::new(dq.view_mut(), dk.view_mut(), dv.view_mut());
     let dout = tensors.dout.view();
     match pass {
         Pass::Forward => {

@@ -143,13 +143,13 @@ fn offsets_past_two_to_the_31() {
         let mut dq = Thrown::new(dims_q(&sizes));
         let mut dk = Thrown::new(dims_k(&sizes));
         let mut dv = Thrown::new(dims_v(&sizes));
-        let gradients = GradientsMut { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() };
+        let gradients = GradientsMut::new(dq.view_mut(), dk.view_mut(), dv.view_mut());
         let lse_lo = Some(&lse_lo[..]);
         let (saved, gradient) =
             (OutputRef { out: out.view(), lse: &lse, lse_lo }, OutputGradient { dout, dlse: None });
         attention.backward_into(inputs, saved, gradient, gradients, Hook::none()).unwrap();
         let (dq, dk, dv) = (dq.dense(), dk.dense(), dv.dense());
-        let got = Values { out: out.dense(), lse, dq, dk, dv };
+        let got = Values { out: out.dense(), lse, dq, dk, dv, ..Values::default() };
         check(&problem, &got, &isa.to_string());
     }
 }
@@ -209,11 +209,11 @@ fn few_of_many(keys: usize) {
     row_deltas(&output, dout, &mut delta).unwrap();
     let (mut dq, mut dk, mut dv) =
         (vec![0.0; QUERIES * DIM], Map::new(keys * DIM), Map::new(keys * DIM));
-    let gradients = GradientsMut {
-        dq: ViewMut::new(&mut dq, dims(QUERIES), order).unwrap(),
-        dk: ViewMut::new(dk.slice(), dims(keys), order).unwrap(),
-        dv: ViewMut::new(dv.slice(), dims(keys), order).unwrap(),
-    };
+    let gradients = GradientsMut::new(
+        ViewMut::new(&mut dq, dims(QUERIES), order).unwrap(),
+        ViewMut::new(dk.slice(), dims(keys), order).unwrap(),
+        ViewMut::new(dv.slice(), dims(keys), order).unwrap(),
+    );
     let (lse, lse_lo) = (&output.lse[..], Some(&output.lse_lo[..]));
     let rows = RowStatistics { lse, lse_lo, delta: &delta };
     attention.accumulate(inputs, dout, rows, gradients, Hook::none()).unwrap();
@@ -227,6 +227,7 @@ fn few_of_many(keys: usize) {
         dq,
         dk: gather(&mut dk),
         dv: gather(&mut dv),
+        ..Values::default()
     };
     check(&problem, &got, &format!("{keys} keys"));
 }

@@ -145,8 +145,7 @@ fn check<E: Number>(cases: &[AttentionCase], wrong: &mut Vec<String>) {
                         OutputRef { out: out.view(), lse, lse_lo },
                         OutputGradient { dout, dlse: None },
                     );
-                    let gradients =
-                        GradientsMut { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() };
+                    let gradients = GradientsMut::new(dq.view_mut(), dk.view_mut(), dv.view_mut());
                     attention
                         .backward_into(inputs, saved, gradient, gradients, Hook::none())
                         .unwrap();
@@ -157,8 +156,7 @@ fn check<E: Number>(cases: &[AttentionCase], wrong: &mut Vec<String>) {
                     let (lse, lse_lo) = (&lse[..], Some(&lse_lo[..]));
                     let rows = RowStatistics { lse, lse_lo, delta: &delta };
                     let [dq, dk, dv] = &mut sums;
-                    let gradients =
-                        GradientsMut { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() };
+                    let gradients = GradientsMut::new(dq.view_mut(), dk.view_mut(), dv.view_mut());
                     attention.accumulate(inputs, dout, rows, gradients, Hook::none()).unwrap();
                 };
                 accumulate();
@@ -172,11 +170,8 @@ fn check<E: Number>(cases: &[AttentionCase], wrong: &mut Vec<String>) {
                         let (lse, lse_lo) = (&lse[..], Some(&lse_lo[..]));
                         let rows = RowStatistics { lse, lse_lo, delta: &delta };
                         let [dq, dk, dv] = &mut sums;
-                        let gradients = GradientsMut {
-                            dq: dq.view_mut(),
-                            dk: dk.view_mut(),
-                            dv: dv.view_mut(),
-                        };
+                        let gradients =
+                            GradientsMut::new(dq.view_mut(), dk.view_mut(), dv.view_mut());
                         attention.accumulate(inputs, dout, rows, gradients, Hook::none()).unwrap();
                     }
                 });

@@ -59,8 +59,7 @@ impl Calls {
                 let mut dq = Buffer::poisoned(dims_q(sizes), PLACEMENT);
                 let mut dk = Buffer::poisoned(dims_k(sizes), PLACEMENT);
                 let mut dv = Buffer::poisoned(dims_v(sizes), PLACEMENT);
-                let gradients =
-                    GradientsMut { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() };
+                let gradients = GradientsMut::new(dq.view_mut(), dk.view_mut(), dv.view_mut());
                 let (saved, gradient) = (
                     OutputRef { out: out.view(), lse: &self.right.lse, lse_lo: None },
                     OutputGradient { dout: self.tensors.dout.view(), dlse: None },

@@ -157,6 +157,7 @@ fn broadcast_inputs() {
             dq: dense(&gradients.dq),
             dk: dense(&gradients.dk),
             dv: dense(&gradients.dv),
+            ..Values::default()
         };
         for measure in Measure::all(&problem, &truth, &naive, &got, Sample::ALL) {
             assert!(measure.holds(), "{isa}, {measure}");
@@ -299,14 +300,14 @@ fn ndarray_views() {
         },
         OutputGradient { dout: View::from_ndarray(dout.view(), order), dlse: None },
     );
-    let gradients = GradientsMut { dq: write(&mut dq), dk: write(&mut dk), dv: write(&mut dv) };
+    let gradients = GradientsMut::new(write(&mut dq), write(&mut dk), write(&mut dv));
     attention.backward_into(inputs, saved, gradient, gradients, Hook::none()).unwrap();
 
     let dense = |array: &Array4<f32>| {
         array.view().permuted_axes([0, 2, 1, 3]).iter().copied().collect::<Vec<f32>>()
     };
     let (out, dq, dk, dv) = (dense(&out), dense(&dq), dense(&dk), dense(&dv));
-    let got = Values { out, lse, dq, dk, dv };
+    let got = Values { out, lse, dq, dk, dv, ..Values::default() };
     let (truth, naive) = (truth(&problem, Sample::ALL), naive(&problem, Sample::ALL));
     for measure in Measure::all(&problem, &truth, &naive, &got, Sample::ALL) {
         assert!(measure.holds(), "{measure}");

@@ -1,6 +1,7 @@
 //! Layouts per hop: a schedule with its kernels compiled. Passes read it; `ring` makes it once.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use longspan::{Attention, Heads, Layout, LayoutSet, Layouts, Padding, Positions, Shape};
 
@@ -16,7 +17,11 @@ use crate::transport::Poll;
 pub(crate) struct CompiledSchedule {
     pub(crate) problem: Problem,
     pub(crate) schedule: Schedule,
-    /// Over no tokens; owns the threads and the workspace that the others share.
+    /// Options of the kernels of all computations. They have no sinks, since no computation has
+    /// all keys of a row.
+    options: longspan::Options,
+    /// Over no tokens; owns the threads and the workspace that the others share. It finishes rows,
+    /// with the sinks of the problem.
     pub(crate) kernels: Attention,
     /// Local queries over each range of local keys.
     pub(crate) local_keys: Vec<Vec<KeyChunk>>,
@@ -50,6 +55,7 @@ impl CompiledSchedule {
             Ok(Attention::new(layouts(&problem, queries, keys, poll)?).options(options.clone()))
         };
         let kernels = make(&nothing, &nothing)?;
+        let kernels = with_sinks(&options, kernels.layouts(), &problem);
         let remote = schedule.remote_queries.iter().map(|remote| make(&remote.positions, held));
         let remote_queries = remote.collect::<Result<_>>()?;
         let mut chunks = |queries: &Positions, keys: &Positions| -> Result<Vec<KeyChunk>> {
@@ -76,11 +82,18 @@ impl CompiledSchedule {
         Ok(CompiledSchedule {
             problem,
             schedule,
+            options,
             kernels,
             local_keys,
             received_keys,
             remote_queries,
         })
+    }
+
+    /// Replaces the sinks that rows are finished with.
+    pub(crate) fn set_sink_logits(&mut self, logits: Option<Arc<[f32]>>) {
+        self.problem.sink_logits = logits;
+        self.kernels = with_sinks(&self.options, self.kernels.layouts(), &self.problem);
     }
 
     /// Active pairs of all computations of a pass, of one batch entry.
@@ -93,6 +106,15 @@ impl CompiledSchedule {
                 .sum::<Result<u128>>()
         };
         chunks.map(|chunk| &chunk.attention).chain(&self.remote_queries).map(pairs).sum()
+    }
+}
+
+/// The attention that finishes rows.
+fn with_sinks(options: &longspan::Options, layouts: &Layouts, problem: &Problem) -> Attention {
+    let attention = Attention::new(layouts.clone()).options(options.clone());
+    match &problem.sink_logits {
+        Some(logits) => attention.sink_logits(logits.clone()),
+        None => attention,
     }
 }
 

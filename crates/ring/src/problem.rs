@@ -1,5 +1,7 @@
 //! The problem that all ranks compute, equal on every rank. Every module of the pipeline reads it.
 
+use std::sync::Arc;
+
 use longspan::{Dims, Dropout, ElementType, Heads, Score};
 use twox_hash::XxHash3_64;
 
@@ -44,6 +46,7 @@ pub struct Problem {
     pub(crate) scale: Option<f32>,
     pub(crate) score: Score,
     pub(crate) dropout: Option<Dropout>,
+    pub(crate) sink_logits: Option<Arc<[f32]>>,
     pub(crate) wire: Wire,
     pub(crate) reduction: Reduction,
 }
@@ -64,6 +67,7 @@ impl Problem {
             scale: None,
             score: Score::default(),
             dropout: None,
+            sink_logits: None,
             wire: Wire::Exact,
             reduction: Reduction::Overlapped,
         }
@@ -116,6 +120,15 @@ impl Problem {
     #[must_use]
     pub fn score(mut self, score: Score) -> Self {
         self.score = score;
+        self
+    }
+
+    /// Sets the sink logits, one per query head: see [`longspan::Options::sink_logits`]. A sink
+    /// counts once per row, on the rank of its query. [`Ring::set_sink_logits`](crate::Ring::set_sink_logits)
+    /// changes them later.
+    #[must_use]
+    pub fn sink_logits(mut self, logits: impl Into<Arc<[f32]>>) -> Self {
+        self.sink_logits = Some(logits.into());
         self
     }
 
@@ -210,6 +223,9 @@ impl Problem {
         };
         let plain = |name, value: String| field(name, value.clone(), value);
         let scale = self.scale.map_or("1/√head_dim".to_owned(), |scale| scale.to_string());
+        // Numbers are printed with as many digits as tell them apart.
+        let sinks = self.sink_logits.as_deref();
+        let sinks = sinks.map_or("none".to_owned(), |sinks| format!("{sinks:?}"));
         vec![
             plain("Longspan's version", env!("CARGO_PKG_VERSION").to_owned()),
             plain("pattern", self.pattern.to_string()),
@@ -223,9 +239,9 @@ impl Problem {
             plain("wire", format!("{:?}", self.wire)),
             plain("reduction", format!("{:?}", self.reduction)),
             field("scale", format!("{:?}", self.scale.map(f32::to_bits)), scale),
-            // Numbers are printed with as many digits as tell them apart.
             plain("score", format!("{:?}", self.score)),
             plain("dropout", format!("{:?}", self.dropout)),
+            plain("sink_logits", sinks),
         ]
     }
 }

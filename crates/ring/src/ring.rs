@@ -82,6 +82,32 @@ impl<T: Transport> Ring<T> {
         &self.compiled.problem
     }
 
+    /// Changes the sink logits, one per query head; `None` is no sinks. Not a collective call:
+    /// ranks do not compare them, since each row gets its sink on its own rank, but all should set
+    /// the same, as they do with any parameter that an optimizer changes.
+    ///
+    /// ```
+    /// use longspan::{Dims, Inputs, Order, Pattern, Tensor};
+    /// use longspan_ring::{Local, Options, Problem, Ring, Shards};
+    ///
+    /// let problem = Problem::new(Pattern::full(), Shards::contiguous(3, 1, 1)?).dims(4, 4);
+    /// let mut ring = Ring::new(Local::ranks(1).remove(0), problem, Options::default())?;
+    /// ring.set_sink_logits(Some([3.0_f32.ln()].into()))?;
+    /// let x = Tensor::filled(0.0_f32, Dims { batch: 1, tokens: 3, heads: 1, dim: 4 }, Order::Bhsd)?;
+    /// let output = ring.forward(Inputs::new(x.view(), x.view(), x.view()))?;
+    /// // Three keys of score 0, and a sink that weighs as much as they do.
+    /// assert!((output.lse[0] - 6.0_f32.ln()).abs() < 1e-6);
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn set_sink_logits(&mut self, logits: Option<Arc<[f32]>>) -> Result<()> {
+        if let Some(logits) = &logits {
+            let heads = self.compiled.problem.heads;
+            longspan::Options::default().sink_logits(logits.clone()).check(heads)?;
+        }
+        self.compiled.set_sink_logits(logits);
+        Ok(())
+    }
+
     /// Counters over all passes of this ring.
     pub fn tally(&self) -> Tally {
         self.tally
@@ -143,7 +169,9 @@ impl<T: Transport> Ring<T> {
         Ok(())
     }
 
-    /// Gradients with respect to this rank's queries, keys and values. A collective call.
+    /// Gradients with respect to this rank's queries, keys and values, and what its queries
+    /// contribute to those of sink logits: these are parameters that every rank has, so their
+    /// gradients are to be summed over ranks as those of other parameters. A collective call.
     pub fn backward<'a, E: Element + Pod>(
         &mut self,
         inputs: Inputs<'_, E>,
@@ -151,6 +179,8 @@ impl<T: Transport> Ring<T> {
         gradient: impl Into<OutputGradient<'a, E>>,
     ) -> Result<Gradients<E>> {
         let mut gradients = Gradients::zeros(&inputs)?;
+        let sinks = self.compiled.problem.sink_logits.as_deref();
+        gradients.dsink_logits = sinks.map(|sinks| vec![0.0; sinks.len()]);
         self.backward_into(inputs, output, gradient, gradients.as_mut())?;
         Ok(gradients)
     }
@@ -170,7 +200,7 @@ impl<T: Transport> Ring<T> {
         let dims = compiled.problem.output_dims(inputs.q.dims().tokens);
         let mut delta = vec![0.0; dims.batch * dims.heads * dims.tokens];
         let (saved, gradient) = (output.into(), gradient.into());
-        let GradientsMut { mut dq, mut dk, mut dv } = gradients;
+        let GradientsMut { mut dq, mut dk, mut dv, mut dsink_logits } = gradients;
         let mut temporary = [const { Vec::new() }; 3];
         let mut runner = Runner {
             transport: &mut self.transport,
@@ -182,11 +212,18 @@ impl<T: Transport> Ring<T> {
         let pass = runner.run(Phase::Backward, &compiled.schedule.backward, |poll| {
             check_inputs(&compiled.problem, rank, &inputs)?;
             check_dims("out", saved.out.dims(), dims)?;
-            let own = GradientsMut { dq: dq.reborrow(), dk: dk.reborrow(), dv: dv.reborrow() };
+            let own = GradientsMut {
+                dsink_logits: dsink_logits.as_deref_mut(),
+                ..GradientsMut::new(dq.reborrow(), dk.reborrow(), dv.reborrow())
+            };
             own.check(&inputs, &saved, &gradient)?;
             compiled.kernels.row_deltas(saved, gradient, &mut delta, Hook::new(&mut |_| poll()))?;
             let OutputRef { lse, lse_lo, .. } = saved;
             let rows = RowStatistics { lse, lse_lo, delta: &delta };
+            if let Some(into) = dsink_logits {
+                let mut poll = |_| poll();
+                compiled.kernels.sink_gradients(dims, rows, into, Hook::new(&mut poll))?;
+            }
             let [q, k, v] = &mut temporary;
             let (dq, dk) = (f32_sums(&mut dq, q, poll)?, f32_sums(&mut dk, k, poll)?);
             let sums = GradientSums { dq, dk, dv: f32_sums(&mut dv, v, poll)? };
@@ -209,6 +246,9 @@ fn prepare(
     problem: Problem,
     options: &Options,
 ) -> Result<CompiledSchedule> {
+    if let Some(logits) = &problem.sink_logits {
+        longspan::Options::default().sink_logits(logits.clone()).check(problem.heads)?;
+    }
     let schedule = agreement::schedule(comm, &problem)?;
     let rank = comm.rank();
     let compiled =

@@ -151,6 +151,7 @@ fn results_are_written_to_caller_memory() {
                     dq: other(inputs.q.dims()),
                     dk: other(inputs.k.dims()),
                     dv: other(inputs.v.dims()),
+                    dsink_logits: None,
                 };
                 for _ in 0..2 {
                     ring.forward_into(inputs, given.as_mut()).unwrap();

@@ -4,15 +4,17 @@
 //!
 //! ```text
 //! z_ij  = scale · Σ_d q_id k_jd          s_ij = t(z_ij)               r_ij: 1, or dropout's factor
-//! P_ij  = exp(s_ij − lse_i)              lse_i = ln Σ_{j ∈ A(i)} exp(s_ij)
-//! out_i = Σ_j r_ij P_ij v_j              A(i) empty: out_i = 0, lse_i = −∞
+//! P_ij  = exp(s_ij − lse_i)              lse_i = ln (Σ_{j ∈ A(i)} exp(s_ij) + exp(sink))
+//! out_i = Σ_j r_ij P_ij v_j              A(i) empty: out_i = 0, lse_i = sink
 //!
 //! dP_ij = r_ij dout_i · v_j              dS_ij = P_ij (dP_ij − dout_i · out_i + dlse_i)
 //! dZ_ij = t'(z_ij) dS_ij                 dq_i = scale Σ_j dZ_ij k_j
 //! dk_j  = scale Σ_i dZ_ij q_i            dv_j = Σ_i r_ij P_ij dout_i
+//! dsink = Σ_i exp(sink − lse_i) (dlse_i − dout_i · out_i)
 //! ```
 //!
-//! where the sums over `i` go over all query heads that share a key head. [`truth`] computes that
+//! where the sums over `i` go over all query heads that share a key head, and that of `dsink` over
+//! all rows of its query head. `sink` is the sink logit of the row's head, −∞ without one. [`truth`] computes that
 //! in `f64`, and [`naive`] in `f32`, in the order in which it is written and with every score held
 //! in memory: what somebody would write first, and what no kernel may be worse than.
 //!
@@ -149,6 +151,8 @@ pub struct Problem {
     pub scale: f64,
     /// What is done to them then.
     pub transform: Transform,
+    /// A logit per query head that joins the denominator of its rows.
+    pub sink_logits: Option<Vec<f32>>,
     /// Which queries attend to which keys.
     pub seen: Seen,
     /// Global position of every query.
@@ -185,6 +189,7 @@ impl Problem {
             sizes,
             scale: 1.0 / (sizes.dim_k as f64).sqrt(),
             transform: Transform::default(),
+            sink_logits: None,
             seen: Seen::everything(sizes.tokens_k),
             query_positions: (tokens_k - tokens_q..tokens_k).collect(),
             key_positions: (0..tokens_k).collect(),

@@ -74,10 +74,11 @@ impl LongNet {
     ///
     /// # Panics
     ///
-    /// If keys are to count once, queries see others besides, or scores are transformed: the paper has
-    /// none of it.
+    /// If keys are to count once, queries see others besides, scores are transformed, or there are
+    /// sinks: the paper has none of it.
     pub fn equations(&self, problem: &Problem) -> Values<f64> {
-        let paper = !self.once && self.also.is_none() && problem.transform == Transform::default();
+        let plain = problem.transform == Transform::default() && problem.sink_logits.is_none();
+        let paper = !self.once && self.also.is_none() && plain;
         assert!(paper, "not in the paper");
         let Sizes { batch, heads_q, heads_kv, tokens_q, tokens_k, dim_k, dim_v } = problem.sizes;
         let zeros = |len: usize| vec![0.0; len];
@@ -88,6 +89,7 @@ impl LongNet {
             dq: zeros(sizes.q()),
             dk: zeros(sizes.k()),
             dv: zeros(sizes.v()),
+            ..Values::default()
         };
         for (entry, head) in (0..batch).flat_map(|b| (0..heads_q).map(move |h| (b, h))) {
             let key_head = entry * heads_kv + head / (heads_q / heads_kv);

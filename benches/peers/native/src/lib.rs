@@ -256,14 +256,14 @@ unsafe fn backward<E: Element>(
     };
     // SAFETY: as above.
     let dout = unsafe { read(saved.dout, extents.query_side()) }?;
-    let gradients = GradientsMut {
+    let gradients = GradientsMut::new(
         // SAFETY: as above.
-        dq: unsafe { written(gradients.dq, extents.query_side()) }?,
+        unsafe { written(gradients.dq, extents.query_side()) }?,
         // SAFETY: as above.
-        dk: unsafe { written(gradients.dk, extents.key_side()) }?,
+        unsafe { written(gradients.dk, extents.key_side()) }?,
         // SAFETY: as above.
-        dv: unsafe { written(gradients.dv, extents.key_side()) }?,
-    };
+        unsafe { written(gradients.dv, extents.key_side()) }?,
+    );
     plan.attention.backward_into(inputs, output, dout, gradients, Hook::none()).map_err(display)
 }
 

@@ -163,7 +163,7 @@ fn passes<E: Element>(
     let (mut dq, mut dk, mut dv) = (zeros()?, zeros()?, zeros()?);
     let rows = RowStatistics { lse: &lse, lse_lo: Some(&rest), delta: &delta };
     let backward = typical(together, || {
-        let into = GradientsMut { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() };
+        let into = GradientsMut::new(dq.view_mut(), dk.view_mut(), dv.view_mut());
         attention.accumulate(inputs, dout.view(), rows, into, Hook::none())
     })?;
     let flops = pairs * dim as f64;

@@ -157,6 +157,7 @@ fn first_heads(job: &Job, all: &[f32], heads: usize, kv_heads: usize) -> Values<
         dq: next(dq, queries * job.dim),
         dk: next(dk, keys),
         dv: next(dv, keys),
+        ..Values::default()
     }
 }
 
@@ -181,6 +182,7 @@ fn oracle(job: &Job, layouts: &[Layout], kv_heads: usize) -> Problem {
         scale: 1.0 / (job.dim as f64).sqrt(),
         transform: Transform::default(),
         score_positions: vec![],
+        sink_logits: None,
         seen: seen(job, &layouts[..heads]),
         query_positions: positions.clone(),
         key_positions: positions,

@@ -291,7 +291,7 @@ pub(super) fn alone<E: Element + Pod>(
 pub(super) fn flat<E: Element>(output: &Output<E>, gradients: &Gradients<E>) -> Vec<f32> {
     let wide =
         |tensor: &Tensor<E>| tensor.as_slice().iter().map(|x| x.to_f32()).collect::<Vec<_>>();
-    let Gradients { dq, dk, dv } = gradients;
+    let Gradients { dq, dk, dv, .. } = gradients;
     [wide(&output.out), output.lse.clone(), wide(dq), wide(dk), wide(dv)].concat()
 }
 

@@ -15,9 +15,11 @@ const PRIME: u128 = (1 << 88) + 0x13b;
 impl Digest {
     /// Of `out`, `lse`, `dq`, `dk` and `dv`, in this order, each as `[batch][head][token][dim]`.
     pub(super) fn of(values: &Values<f32>) -> Self {
-        let Values { out, lse, dq, dk, dv } = values;
+        let Values { out, lse, dq, dk, dv, dsink_logits } = values;
         let mut digest = Digest(OFFSET_BASIS);
-        for tensor in [out, lse, dq, dk, dv] {
+        // Cases without sinks keep the digests that they had before there were any.
+        let sinks = (!dsink_logits.is_empty()).then_some(dsink_logits);
+        for tensor in [out, lse, dq, dk, dv].into_iter().chain(sinks) {
             digest.update(&(tensor.len() as u64).to_le_bytes());
             tensor.iter().for_each(|element| digest.update(&element.to_bits().to_le_bytes()));
         }
@@ -57,6 +59,7 @@ mod tests {
             dq: vec![3.0],
             dk: vec![4.0],
             dv: vec![f32::NAN],
+            ..Values::default()
         };
         let digest = Digest::of(&values());
         assert_eq!(digest, Digest::of(&values()));

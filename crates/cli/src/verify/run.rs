@@ -43,14 +43,18 @@ fn compute_with<E: Element>(
 
     let dout = arrange::<E>(&problem.dout, output, order)?;
     let (mut dq, mut dk, mut dv) = (poisoned(queries)?, poisoned(keys)?, poisoned(values)?);
-    let into = GradientsMut { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() };
+    let mut dsink_logits = vec![f32::NAN; case.sink_logits.as_ref().map_or(0, Vec::len)];
+    let into = GradientsMut {
+        dsink_logits: case.sink_logits.is_some().then_some(&mut dsink_logits),
+        ..GradientsMut::new(dq.view_mut(), dk.view_mut(), dv.view_mut())
+    };
     let (saved, gradient) = (
         OutputRef { out: out.view(), lse: &lse, lse_lo: Some(&lse_lo) },
         OutputGradient { dout: dout.view(), dlse: problem.dlse.as_deref() },
     );
     attention.backward_into(inputs, saved, gradient, into, Hook::none())?;
     let (out, dq, dk, dv) = (dense(&out), dense(&dq), dense(&dk), dense(&dv));
-    Ok(Values { out, lse, dq, dk, dv })
+    Ok(Values { out, lse, dq, dk, dv, dsink_logits })
 }
 
 fn attention(case: &AttentionCase, isa: Isa) -> Result<Attention> {
@@ -63,6 +67,9 @@ fn attention(case: &AttentionCase, isa: Isa) -> Result<Attention> {
     }
     if let Some((p, seed)) = case.transform.dropout {
         attention = attention.dropout(Dropout::new(p, seed)?);
+    }
+    if let Some(logits) = &case.sink_logits {
+        attention = attention.sink_logits(logits.as_slice());
     }
     Ok(match case.scale {
         Some(scale) => attention.scale(scale),

@@ -70,11 +70,8 @@ fn a_backward_pass_refuses_statistics_and_gradients_of_other_dims() {
     ];
     for (dout, lse, delta, gradient, right) in cases {
         let [mut dq, mut dk, mut dv] = [(); 3].map(|()| vec![0.0; MEMORY]);
-        let gradients = GradientsMut {
-            dq: slice(&mut dq, gradient),
-            dk: slice(&mut dk, DIMS),
-            dv: slice(&mut dv, DIMS),
-        };
+        let gradients =
+            GradientsMut::new(slice(&mut dq, gradient), slice(&mut dk, DIMS), slice(&mut dv, DIMS));
         let rows = RowStatistics { lse: &data[..lse], lse_lo: None, delta: &data[..delta] };
         let dout = View::new(&data[..dout.elements().unwrap()], dout, ORDER).unwrap();
         let inputs = inputs(&data);

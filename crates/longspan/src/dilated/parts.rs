@@ -45,7 +45,8 @@ impl Part {
 
     /// Options for the heads of this part and a batch entry.
     pub(super) fn options(&self, all: &Options, entry: usize, of: usize) -> Options {
-        let mut options = all.clone();
+        // Rows are finished once all parts have been added, and get their sinks then.
+        let mut options = Options { sink_logits: None, ..all.clone() };
         let Steps { first, step, count } = self.queries.heads;
         options.score = all.score.of_heads(first, step, count);
         if let Some(dropout) = &mut options.dropout {

@@ -65,6 +65,7 @@ impl<E: Element> Pass<E> for ForwardPass<'_, '_, E> {
             tiles,
             scale: call.scale,
             additions: call.additions,
+            sink_logits: call.options.sink_logits.as_deref(),
             q: call.q,
             k: call.k,
             v: call.v,
@@ -112,7 +113,7 @@ impl<E: Element> Pass<E> for ForwardPass<'_, '_, E> {
             let stream = call.stream(plan, cut.stream);
             // SAFETY: `each` returns when all units are done, so that no other thread uses the
             // rows; they are in the target and in `parts` as above.
-            unsafe { join(&stream, cut, parts, target) };
+            unsafe { join(&stream, cut, parts, target, kernel.sink_logits) };
         }
         Ok(())
     }
@@ -141,6 +142,7 @@ unsafe fn join<E: Element>(
     cut: &crate::tasks::Cut,
     parts: RawState,
     target: RowTarget<E>,
+    sink_logits: Option<&[f32]>,
 ) {
     let tokens = stream.layout.row_tokens(cut.row);
     let (token, tokens) = (tokens.start as usize, (tokens.end - tokens.start) as usize);
@@ -163,7 +165,7 @@ unsafe fn join<E: Element>(
             if let RowTarget::Output { out, lse, lse_lo } = target {
                 let (m, l, acc) = parts.row(0, 0, part(0));
                 let row = stream.row(head, token);
-                let finished = finish(*m, *l);
+                let finished = finish(*m, *l, sink_logits.map(|logits| logits[head]));
                 *lse.add(row) = finished.lse;
                 if !lse_lo.is_null() {
                     *lse_lo.add(row) = finished.lse_lo;

@@ -8,7 +8,7 @@ use crate::arguments::{GradientsMut, OutputGradient, OutputRef};
 use crate::check;
 use crate::dims::{Dims, Order};
 use crate::dtype::{Element, ElementType};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::exec::Monitor;
 use crate::options::Options;
 use crate::rowwise;
@@ -45,17 +45,37 @@ pub(crate) fn differentiate<E: Element>(
     rowwise::deltas(output, gradient, &mut delta, options.workers()?, monitor)?;
     let OutputRef { lse, lse_lo, .. } = output;
     let rows = RowStatistics { lse, lse_lo, delta: &delta };
-    let GradientsMut { dq, dk, dv } = gradients;
+    let GradientsMut { dq, dk, dv, dsink_logits } = gradients;
+    if let Some(into) = dsink_logits {
+        sink_gradients(options, dims, rows, into, monitor)?;
+    }
     let result = match (dq.into_f32(), dk.into_f32(), dv.into_f32()) {
-        (Ok(dq), Ok(dk), Ok(dv)) => accumulate(rows, GradientsMut { dq, dk, dv }),
+        (Ok(dq), Ok(dk), Ok(dv)) => accumulate(rows, GradientsMut::new(dq, dk, dv)),
         (Err(dq), Err(dk), Err(dv)) => {
-            let into = GradientsMut { dq, dk, dv };
+            let into = GradientsMut::new(dq, dk, dv);
             round(options, into, monitor, |gradients| accumulate(rows, gradients))
         }
         _ => unreachable!("all three have the same element type"),
     };
     options.workspaces.give_back(delta);
     result
+}
+
+/// Gradients of sink logits, one per query head of `dims`, which are those of the output.
+pub(crate) fn sink_gradients(
+    options: &Options,
+    dims: Dims,
+    rows: RowStatistics<'_>,
+    into: &mut [f32],
+    monitor: &Monitor<'_>,
+) -> Result<()> {
+    options.check_sink_logits(dims.heads)?;
+    check::sink_gradients(into.len(), dims.heads)?;
+    let Some(logits) = options.sink_logits.as_deref() else {
+        let why = "the attention has no sink_logits";
+        return Err(Error::Unexpected { what: "dsink_logits", why });
+    };
+    rowwise::sink_gradients((logits, dims), rows, into, options.workers()?, monitor)
 }
 
 /// Has `accumulate` add to f32 sums, and rounds them once.
@@ -65,17 +85,17 @@ fn round<E: Element>(
     monitor: &Monitor<'_>,
     accumulate: impl FnOnce(GradientsMut<'_>) -> Result<()>,
 ) -> Result<()> {
-    let GradientsMut { dq, dk, dv } = gradients;
+    let GradientsMut { dq, dk, dv, .. } = gradients;
     let order = Order::Bhsd;
     let sums = |dims: Dims| options.workspaces.rows(allocatable::<f32>(dims)?);
     let (q_dims, k_dims, v_dims) = (dq.dims(), dk.dims(), dv.dims());
     let mut sums = [sums(q_dims)?, sums(k_dims)?, sums(v_dims)?];
     let [q, k, v] = &mut sums;
-    let mut into = GradientsMut {
-        dq: ViewMut::new(q, q_dims, order)?,
-        dk: ViewMut::new(k, k_dims, order)?,
-        dv: ViewMut::new(v, v_dims, order)?,
-    };
+    let mut into = GradientsMut::new(
+        ViewMut::new(q, q_dims, order)?,
+        ViewMut::new(k, k_dims, order)?,
+        ViewMut::new(v, v_dims, order)?,
+    );
     clear(options, &mut into, monitor)?;
     let result = accumulate(into);
     if result.is_ok() {

@@ -65,6 +65,8 @@ pub(crate) struct Forward<'a, X: FusedKernel> {
     pub(crate) tiles: X,
     pub(crate) scale: f32,
     pub(crate) additions: Option<Additions<'a>>,
+    /// A logit per query head, for rows that are finished; see [`crate::softmax::finish`].
+    pub(crate) sink_logits: Option<&'a [f32]>,
     pub(crate) q: Raw<X::Element>,
     pub(crate) k: Raw<X::Element>,
     pub(crate) v: Raw<X::Element>,

@@ -103,11 +103,13 @@ pub(crate) fn score(transform: &Transform) -> Score {
 pub(crate) fn attention(case: &AttentionCase, isa: Isa, threads: usize) -> Attention {
     let threads = Threads::Count(threads);
     let attention = Attention::new(layouts(case)).score(score(&case.transform)).isa(isa);
-    let attention = attention.threads(threads);
-    let attention = match case.transform.dropout {
-        Some((p, seed)) => attention.dropout(Dropout::new(p, seed).unwrap()),
-        None => attention,
-    };
+    let mut attention = attention.threads(threads);
+    if let Some((p, seed)) = case.transform.dropout {
+        attention = attention.dropout(Dropout::new(p, seed).unwrap());
+    }
+    if let Some(logits) = &case.sink_logits {
+        attention = attention.sink_logits(logits.as_slice());
+    }
     match case.scale {
         Some(scale) => attention.scale(scale),
         None => attention,
@@ -122,6 +124,8 @@ pub(crate) struct TensorsOf<E> {
     pub(crate) v: BufferOf<E>,
     pub(crate) dout: BufferOf<E>,
     pub(crate) dlse: Option<Vec<f32>>,
+    /// How many sink logits there are.
+    pub(crate) sinks: Option<usize>,
 }
 
 pub(crate) type Tensors = TensorsOf<f32>;
@@ -143,6 +147,7 @@ impl<E: Number> TensorsOf<E> {
             v: BufferOf::of(&problem.v, dims_v(&sizes), v),
             dout: BufferOf::of(&problem.dout, dims_out(&sizes), dout),
             dlse: problem.dlse.clone(),
+            sinks: problem.sink_logits.as_ref().map(Vec::len),
         }
     }
 
@@ -214,13 +219,17 @@ impl<E: Number> Run<'_, E> {
 
     /// The same, with or without the rest of the log-sum-exp for the backward pass.
     pub(crate) fn both_with(&self, rest: Rest) -> Values<f32> {
-        let TensorsOf { sizes, dout, dlse, .. } = self.tensors;
+        let TensorsOf { sizes, dout, dlse, sinks, .. } = self.tensors;
         let inputs = self.tensors.inputs();
         let (out, lse, lse_lo) = self.forward();
         let mut dq = BufferOf::poisoned(dims_q(sizes), self.results);
         let mut dk = BufferOf::poisoned(dims_k(sizes), self.results);
         let mut dv = BufferOf::poisoned(dims_v(sizes), self.results);
-        let gradients = GradientsMut { dq: dq.view_mut(), dk: dk.view_mut(), dv: dv.view_mut() };
+        let mut dsink_logits = vec![f32::NAN; sinks.unwrap_or(0)];
+        let gradients = GradientsMut {
+            dsink_logits: sinks.is_some().then_some(&mut dsink_logits),
+            ..GradientsMut::new(dq.view_mut(), dk.view_mut(), dv.view_mut())
+        };
         let (saved, gradient) = (
             OutputRef {
                 out: out.view(),
@@ -231,7 +240,7 @@ impl<E: Number> Run<'_, E> {
         );
         self.attention.backward(inputs, saved, gradient, gradients).unwrap();
         let (dq, dk, dv) = (dq.dense(), dk.dense(), dv.dense());
-        Values { out: out.dense(), lse, dq, dk, dv }
+        Values { out: out.dense(), lse, dq, dk, dv, dsink_logits }
     }
 
     /// Output, log-sum-exp and its rest.

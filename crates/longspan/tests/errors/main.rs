@@ -218,7 +218,7 @@ fn lists_of_rows() {
             RowStatistics { delta: &wrong, ..fits },
         ] {
             let (mut a, mut b, mut c) = (tensor(d), tensor(d), tensor(d));
-            let gradients = GradientsMut { dq: a.view_mut(), dk: b.view_mut(), dv: c.view_mut() };
+            let gradients = GradientsMut::new(a.view_mut(), b.view_mut(), c.view_mut());
             length(attention.accumulate(inputs, x.view(), rows, gradients, Hook::none()), len);
         }
     }
@@ -263,7 +263,7 @@ fn results_of_another_shape() {
         let mut sizes = [q.dims(), k.dims(), v.dims()];
         sizes[wrong].tokens += 1;
         let [mut a, mut b, mut c] = sizes.map(tensor);
-        let gradients = GradientsMut { dq: a.view_mut(), dk: b.view_mut(), dv: c.view_mut() };
+        let gradients = GradientsMut::new(a.view_mut(), b.view_mut(), c.view_mut());
         let result = attention.backward_into(inputs, saved, gradient, gradients, Hook::none());
         refused(result, &[["dq", "dk", "dv"][wrong], "tokens", "11", "10"]);
     }
@@ -278,7 +278,7 @@ fn refused_calls_write_nothing() {
     let inputs = Inputs { q: x.view(), k: x.view(), v: x.view() };
     let short = vec![0.0; 9];
     let (mut a, mut b, mut c) = (tensor(d), tensor(d), tensor(d));
-    let gradients = GradientsMut { dq: a.view_mut(), dk: b.view_mut(), dv: c.view_mut() };
+    let gradients = GradientsMut::new(a.view_mut(), b.view_mut(), c.view_mut());
     let out = x.view();
     let (saved, gradient) =
         (OutputRef { out, lse: &short, lse_lo: None }, OutputGradient { dout: out, dlse: None });

@@ -84,11 +84,8 @@ impl Shared {
         unsafe {
             let output = OutputMut { out: self.write(at.out), lse: &mut lse, lse_lo: None };
             attention.forward_into(inputs, output, Hook::none())?;
-            let gradients = GradientsMut {
-                dq: self.write(at.dq),
-                dk: self.write(at.dk),
-                dv: self.write(at.dv),
-            };
+            let gradients =
+                GradientsMut::new(self.write(at.dq), self.write(at.dk), self.write(at.dv));
             let (out, dout) = (self.read(at.out), self.read(at.dout));
             let (saved, gradient) =
                 (OutputRef { out, lse: &lse, lse_lo: None }, OutputGradient { dout, dlse: None });
@@ -158,7 +155,7 @@ fn row_statistics_that_overlap_something() {
 
         for (lse, lse_lo, name) in [(&*rows(), None, "lse"), (&other[..], Some(&*rows()), "lse_lo")]
         {
-            let gradients = GradientsMut { dq: write(), dk: a.view_mut(), dv: b.view_mut() };
+            let gradients = GradientsMut::new(write(), a.view_mut(), b.view_mut());
             let (saved, gradient) = (
                 OutputRef { out: x.view(), lse, lse_lo },
                 OutputGradient { dout: x.view(), dlse: None },
@@ -168,7 +165,7 @@ fn row_statistics_that_overlap_something() {
                 "dq",
                 name,
             );
-            let gradients = GradientsMut { dq: write(), dk: a.view_mut(), dv: b.view_mut() };
+            let gradients = GradientsMut::new(write(), a.view_mut(), b.view_mut());
             let rows = RowStatistics { lse, lse_lo, delta: &other };
             let result = attention.accumulate(inputs, x.view(), rows, gradients, Hook::none());
             overlap(result, "dq", name);
@@ -223,7 +220,7 @@ fn half_tensors_that_overlap_lists() {
                     OutputRef { out: x.view(), lse, lse_lo: None },
                     OutputGradient { dout: x.view(), dlse },
                 );
-                let gradients = GradientsMut { dq: a.view_mut(), dk: write(), dv: b.view_mut() };
+                let gradients = GradientsMut::new(a.view_mut(), write(), b.view_mut());
                 let result =
                     attention.backward_into(inputs, saved, gradient, gradients, Hook::none());
                 check(result, "dk", name);
@@ -250,7 +247,7 @@ fn wide_gradients_that_overlap_narrow_inputs() {
         };
         let inputs = Inputs { q: x.view(), k: x.view(), v };
         let (mut dk, mut dv) = (tensor(d), tensor(d));
-        let gradients = GradientsMut { dq, dk: dk.view_mut(), dv: dv.view_mut() };
+        let gradients = GradientsMut::new(dq, dk.view_mut(), dv.view_mut());
         let rows = RowStatistics { lse: &[0.0; 4], lse_lo: None, delta: &[0.0; 4] };
         let result = attention.accumulate(inputs, x.view(), rows, gradients, Hook::none());
         if 0 < at && at < 96 {
@@ -277,11 +274,11 @@ fn overlap_of_tensors_with_other_lengths() {
         // SAFETY: within `data`; overlap is what the call has to refuse.
         let gradients = unsafe {
             let at = |n: usize| data.as_ptr().wrapping_add(n).cast_mut();
-            GradientsMut {
-                dq: ViewMut::from_raw(at(0), dq, strides).unwrap(),
-                dk: ViewMut::from_raw(at(40), k.dims(), apart).unwrap(),
-                dv: ViewMut::from_raw(at(distance), dv, strides).unwrap(),
-            }
+            GradientsMut::new(
+                ViewMut::from_raw(at(0), dq, strides).unwrap(),
+                ViewMut::from_raw(at(40), k.dims(), apart).unwrap(),
+                ViewMut::from_raw(at(distance), dv, strides).unwrap(),
+            )
         };
         let inputs = Inputs { q: q.view(), k: k.view(), v: v.view() };
         let (out, lse) = (out.view(), &[0.0]);

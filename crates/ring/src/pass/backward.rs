@@ -71,11 +71,11 @@ impl<'a, E: Element + Pod> Backward<'a, E> {
         for chunk in &self.compiled.local_keys[index] {
             let keys = || first + chunk.keys.start..first + chunk.keys.end;
             let inputs = Inputs { q, k: k.tokens(keys()), v: v.tokens(keys()) };
-            let into = GradientsMut {
-                dq: ViewMut::new(dq, q.dims(), ORDER)?,
-                dk: tokens_of(dk, k.dims(), keys())?,
-                dv: tokens_of(dv, v.dims(), keys())?,
-            };
+            let into = GradientsMut::new(
+                ViewMut::new(dq, q.dims(), ORDER)?,
+                tokens_of(dk, k.dims(), keys())?,
+                tokens_of(dv, v.dims(), keys())?,
+            );
             chunk.attention.accumulate(inputs, self.dout, self.rows, into, hook.reborrow())?;
         }
         Ok(())
@@ -117,11 +117,11 @@ impl<'a, E: Element + Pod> Backward<'a, E> {
         let some = Queries::<E>::read(problem, count, received.bytes())?;
         let mut dq = vec![0.0; some.q.dims().elements().unwrap_or(0)];
         let Inputs { k, v, .. } = self.inputs;
-        let into = GradientsMut {
-            dq: ViewMut::new(&mut dq, some.q.dims(), ORDER)?,
-            dk: ViewMut::new(self.sums.dk, k.dims(), ORDER)?,
-            dv: ViewMut::new(self.sums.dv, v.dims(), ORDER)?,
-        };
+        let into = GradientsMut::new(
+            ViewMut::new(&mut dq, some.q.dims(), ORDER)?,
+            ViewMut::new(self.sums.dk, k.dims(), ORDER)?,
+            ViewMut::new(self.sums.dv, v.dims(), ORDER)?,
+        );
         let attention = &self.compiled.remote_queries[index];
         attention.accumulate(Inputs { q: some.q, k, v }, some.dout, some.rows, into, hook)?;
         self.results[index] = Some(dq);
@@ -183,11 +183,11 @@ fn accumulate<E: Element>(
     for KeyChunk { attention, keys } in chunks {
         let keys = || keys.clone();
         let inputs = Inputs { q: some.q, k: k.tokens(keys()), v: v.tokens(keys()) };
-        let into = GradientsMut {
-            dq: ViewMut::new(dq, some.q.dims(), ORDER)?,
-            dk: tokens_of(dk, k.dims(), keys())?,
-            dv: tokens_of(dv, v.dims(), keys())?,
-        };
+        let into = GradientsMut::new(
+            ViewMut::new(dq, some.q.dims(), ORDER)?,
+            tokens_of(dk, k.dims(), keys())?,
+            tokens_of(dv, v.dims(), keys())?,
+        );
         attention.accumulate(inputs, some.dout, some.rows, into, hook.reborrow())?;
     }
     Ok(())

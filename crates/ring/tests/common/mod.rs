@@ -48,6 +48,9 @@ pub(crate) fn problem(case: &AttentionCase, shards: Shards) -> Problem {
     if let Some((p, seed)) = case.transform.dropout {
         problem = problem.dropout(Dropout::new(p, seed).unwrap());
     }
+    if let Some(logits) = &case.sink_logits {
+        problem = problem.sink_logits(logits.as_slice());
+    }
     match case.scale {
         Some(scale) => problem.scale(scale),
         None => problem,
@@ -119,6 +122,7 @@ pub(crate) struct Results {
     pub(crate) dq: Vec<f32>,
     pub(crate) dk: Vec<f32>,
     pub(crate) dv: Vec<f32>,
+    pub(crate) dsink_logits: Vec<f32>,
     pub(crate) tally: Tally,
     pub(crate) needed: (u64, u64),
     pub(crate) pairs: u128,
@@ -151,6 +155,7 @@ pub(crate) fn both_with<T: Transport>(
         dq: gradients.dq.as_slice().to_vec(),
         dk: gradients.dk.as_slice().to_vec(),
         dv: gradients.dv.as_slice().to_vec(),
+        dsink_logits: gradients.dsink_logits.unwrap_or_default(),
         tally: ring.tally(),
         needed: ring.bytes_needed(),
         pairs: ring.active_pairs().unwrap(),
@@ -181,6 +186,8 @@ pub(crate) fn joined(numbers: &Numbers, shards: &Shards, ranks: &[Results]) -> V
         dq: vec![f32::NAN; sizes.q()],
         dk: vec![f32::NAN; sizes.k()],
         dv: vec![f32::NAN; sizes.v()],
+        // Each rank has what its own queries contribute.
+        dsink_logits: vec![0.0; numbers.sink_logits.as_ref().map_or(0, Vec::len)],
     };
     for (rank, results) in ranks.iter().enumerate() {
         let chosen = positions(shards, rank);
@@ -189,6 +196,9 @@ pub(crate) fn joined(numbers: &Numbers, shards: &Shards, ranks: &[Results]) -> V
         put(&mut values.dq, all, sizes.dim_k, &chosen, &results.dq);
         put(&mut values.dk, all, sizes.dim_k, &chosen, &results.dk);
         put(&mut values.dv, all, sizes.dim_v, &chosen, &results.dv);
+        assert_eq!(results.dsink_logits.len(), values.dsink_logits.len());
+        let sums = values.dsink_logits.iter_mut().zip(&results.dsink_logits);
+        sums.for_each(|(sum, part)| *sum += part);
     }
     values
 }

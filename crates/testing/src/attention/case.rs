@@ -44,6 +44,8 @@ pub struct AttentionCase {
     pub scale: Option<f32>,
     /// What is done to scores.
     pub transform: Transform,
+    /// A sink logit per query head.
+    pub sink_logits: Option<Vec<f32>>,
     /// Whether a gradient arrives at the log-sum-exp too.
     pub lse_gradient: bool,
     /// Which tokens are compared.
@@ -80,6 +82,7 @@ impl AttentionCase {
             axes: Axes::TokenHead,
             scale: None,
             transform: Transform::default(),
+            sink_logits: None,
             lse_gradient: false,
             sample: Sample::ALL,
             seed: 1,
@@ -123,6 +126,7 @@ impl AttentionCase {
         let default = problem.scale;
         problem.scale = self.scale.map_or(default, f64::from);
         problem.transform = self.transform.clone();
+        problem.sink_logits = self.sink_logits.clone();
         let (queries, keys) = (self.layout.query_positions(), self.layout.key_positions());
         if self.has_distances() {
             let within = |rule: &Rule| {
@@ -196,6 +200,9 @@ impl Display for AttentionCase {
         }
         if self.transform != Transform::default() {
             write!(f, ", {:?}", self.transform)?;
+        }
+        if let Some(logits) = &self.sink_logits {
+            write!(f, ", sinks {logits:?}")?;
         }
         if self.lse_gradient {
             write!(f, ", with dlse")?;

@@ -20,6 +20,7 @@
 //! dP      f_ij² = dP_ij² + (|dout_i| |v_j|)² / dim
 //! dZ      h_ij = P_ij (f_ij + |dout_i · out_i| + |dlse_i|) · (1, or 1 + tanh² for 1 − tanh²)
 //! dq      scale · √ Σ_j h_ij² k_j² (1 + g_ij²),    dk, dv likewise over i
+//! dsink   √ Σ_i P_i² (dlse_i² + Σ_d dout_id² out_id² (1 + Σ_j P_ij² g_ij²)),  P_i = exp(sink − lse_i)
 //! ```
 //!
 //! Where tensors hold [less](super::Precision) than `f32`, two more numbers stand there: what
@@ -30,6 +31,7 @@
 //! ```text
 //! c_ij = scale · t'(z_ij) P_ij           a_i² = Σ_d dout_id² (r_id − out_id)²
 //! dq      a_i |Σ_j c_ij k_j|             dk   √ Σ_i a_i² c_ij² q_i²
+//! dsink   √ Σ_i P_i² a_i²
 //! ```
 //!
 //! The other is that of operands: probabilities and `dS` that are multiplied as such numbers, each
@@ -40,7 +42,7 @@
 //! out     √ Σ_j P_ij² v_j²               b_i² = Σ_d dout_id² Σ_j P_ij² v_jd²
 //! dq      √ (b_i² (Σ_j c_ij k_j)² + Σ_j (scale · dZ_ij)² k_j²)
 //! dk      √ Σ_i (b_i² c_ij² + (scale · dZ_ij)²) q_i²
-//! dv      √ Σ_i P_ij² dout_i²
+//! dv      √ Σ_i P_ij² dout_i²            dsink   √ Σ_i P_i² b_i²
 //! ```
 
 use std::ops::{Add, Div, Mul, Sub};
@@ -49,7 +51,7 @@ use super::{Precision, Problem, Sizes, Transform};
 use crate::splitmix::splitmix64;
 
 /// One number for each element of the results, `[batch][head][token][dim]` each.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Values<T> {
     /// Outputs.
     pub out: Vec<T>,
@@ -61,6 +63,8 @@ pub struct Values<T> {
     pub dk: Vec<T>,
     /// Gradient of the values.
     pub dv: Vec<T>,
+    /// Gradient of the sink logits, one per query head; empty without sinks.
+    pub dsink_logits: Vec<T>,
 }
 
 /// The true numbers, and what they are sensitive to.
@@ -185,6 +189,8 @@ pub(super) struct Numbers<R> {
     pub(super) v: Vec<R>,
     pub(super) dout: Vec<R>,
     pub(super) dlse: Vec<R>,
+    /// Empty without sinks.
+    pub(super) sink_logits: Vec<R>,
 }
 
 impl<R: Real> Numbers<R> {
@@ -193,12 +199,14 @@ impl<R: Real> Numbers<R> {
         let Problem { q, k, v, dout, .. } = problem;
         let none = || vec![0.0; problem.sizes.rows()];
         let dlse = wide(&problem.dlse.clone().unwrap_or_else(none));
-        Numbers { q: wide(q), k: wide(k), v: wide(v), dout: wide(dout), dlse }
+        let sink_logits = wide(problem.sink_logits.as_deref().unwrap_or_default());
+        Numbers { q: wide(q), k: wide(k), v: wide(v), dout: wide(dout), dlse, sink_logits }
     }
 }
 
 impl<R: Copy + Default> Values<R> {
-    fn zero(sizes: &Sizes) -> Self {
+    fn zero(problem: &Problem) -> Self {
+        let sizes = &problem.sizes;
         let zeros = |len| vec![R::default(); len];
         Values {
             out: zeros(sizes.out()),
@@ -206,13 +214,14 @@ impl<R: Copy + Default> Values<R> {
             dq: zeros(sizes.q()),
             dk: zeros(sizes.k()),
             dv: zeros(sizes.v()),
+            dsink_logits: zeros(problem.sink_logits.as_ref().map_or(0, Vec::len)),
         }
     }
 }
 
 fn take_roots<R: Real>(squares: &mut Values<R>) {
-    let Values { out, lse, dq, dk, dv } = squares;
-    for square in [out, lse, dq, dk, dv].into_iter().flatten() {
+    let Values { out, lse, dq, dk, dv, dsink_logits } = squares;
+    for square in [out, lse, dq, dk, dv, dsink_logits].into_iter().flatten() {
         *square = square.sqrt();
     }
 }
@@ -249,16 +258,16 @@ pub(super) fn evaluate<R: Real>(problem: &Problem, x: &Numbers<R>, sample: Sampl
     let scale = R::round(problem.scale);
     let (norms_q, norms_k) = (norms(&x.q, dim_k), norms(&x.k, dim_k));
     let (norms_dout, norms_v) = (norms(&x.dout, dim_v), norms(&x.v, dim_v));
-    let mut values = Values::zero(&problem.sizes);
-    let mut gross = Values::zero(&problem.sizes);
+    let mut values = Values::zero(problem);
+    let mut gross = Values::zero(problem);
     let narrow = problem.precision != Precision::F32;
-    let mut noise = narrow.then(|| Noise {
-        output: Values::zero(&problem.sizes),
-        operands: Values::zero(&problem.sizes),
-    });
+    let mut noise =
+        narrow.then(|| Noise { output: Values::zero(problem), operands: Values::zero(problem) });
     for (entry, head) in (0..batch).flat_map(|b| (0..heads_q).map(move |h| (b, h))) {
         let first_key = (entry * heads_kv + problem.sizes.key_head(head)) * tokens_k;
         let place = |key: &u32| first_key + *key as usize;
+        let nothing = R::round(f64::NEG_INFINITY);
+        let sink = x.sink_logits.get(head).copied().filter(|&sink| sink > nothing);
         for query in 0..tokens_q {
             let row = (entry * heads_q + head) * tokens_q + query;
             let keys = problem.seen.keys(entry, head, query);
@@ -267,7 +276,12 @@ pub(super) fn evaluate<R: Real>(problem: &Problem, x: &Numbers<R>, sample: Sampl
                 continue;
             }
             if keys.is_empty() {
-                values.lse[row] = R::round(f64::NEG_INFINITY);
+                values.lse[row] = sink.unwrap_or(nothing);
+                if sink.is_some() {
+                    let dlse = x.dlse[row];
+                    values.dsink_logits[head] = values.dsink_logits[head] + dlse;
+                    gross.dsink_logits[head] = gross.dsink_logits[head] + dlse * dlse;
+                }
                 continue;
             }
             let (q, dout) = (token(&x.q, row, dim_k), token(&x.dout, row, dim_v));
@@ -283,10 +297,11 @@ pub(super) fn evaluate<R: Real>(problem: &Problem, x: &Numbers<R>, sample: Sampl
             }
 
             // The softmax.
-            let most = scores.iter().map(|(score, _)| score.new);
+            let most = scores.iter().map(|(score, _)| score.new).chain(sink);
             let most = most.fold(scores[0].0.new, |most, s| if s > most { s } else { most });
             let powers: Vec<R> = scores.iter().map(|s| (s.0.new - most).exp()).collect();
-            let sum = powers.iter().fold(R::default(), |sum, &e| sum + e);
+            let of_sink = sink.map_or(R::default(), |sink| (sink - most).exp());
+            let sum = powers.iter().fold(R::default(), |sum, &e| sum + e) + of_sink;
             let lse = most + sum.ln();
             let p: Vec<R> = powers.iter().map(|&power| power / sum).collect();
             let kept = |key: &u32| {
@@ -314,6 +329,21 @@ pub(super) fn evaluate<R: Real>(problem: &Problem, x: &Numbers<R>, sample: Sampl
             }
             values.lse[row] = lse;
             gross.lse[row] = lse * lse;
+            let p_sink = of_sink / sum;
+            if sink.is_some() {
+                let term = p_sink * (dlse - delta);
+                values.dsink_logits[head] = values.dsink_logits[head] + term;
+                let spread = p
+                    .iter()
+                    .zip(&scores)
+                    .fold(R::from(1.0), |spread, (&p, s)| spread + p * p * s.1 * s.1);
+                let terms = dout
+                    .iter()
+                    .zip(&out)
+                    .fold(R::default(), |sum, (&dout, &out)| sum + (dout * out) * (dout * out));
+                let square = p_sink * p_sink * (dlse * dlse + terms * spread);
+                gross.dsink_logits[head] = gross.dsink_logits[head] + square;
+            }
             for (n, key) in keys.iter().enumerate() {
                 let place = place(key);
                 let (score, g) = scores[n];
@@ -357,6 +387,11 @@ pub(super) fn evaluate<R: Real>(problem: &Problem, x: &Numbers<R>, sample: Sampl
                 let error = R::from(problem.precision.round(out.into())) - out;
                 a = a + dout * dout * (error * error);
                 b = b + dout * dout * square;
+            }
+            if sink.is_some() {
+                let square = p_sink * p_sink;
+                output.dsink_logits[head] = output.dsink_logits[head] + square * a;
+                operands.dsink_logits[head] = operands.dsink_logits[head] + square * b;
             }
             if wanted {
                 add(&mut operands.out, row, R::from(1.0), &squares);

@@ -74,7 +74,7 @@ const NOISE: f64 = 1.1;
 /// The errors of one tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Measure {
-    /// `out`, `lse`, `dq`, `dk` or `dv`.
+    /// `out`, `lse`, `dq`, `dk`, `dv` or `dsink_logits`.
     pub tensor: &'static str,
     /// RMS error of what was measured; infinite if a number is NaN or is where the truth is −∞.
     pub error: f64,
@@ -100,7 +100,7 @@ pub struct Measure {
 }
 
 impl Measure {
-    /// The measures of all five results; only the tokens of the sample are looked at.
+    /// The measures of all results; only the tokens of the sample are looked at.
     pub fn all(
         problem: &Problem,
         truth: &Answer<f64>,
@@ -125,16 +125,19 @@ impl Measure {
             };
             let rounded = best(Precision::F32);
             let floor = Precision::F32.unit() / 6.0 * rms(elements().map(|n| gross[n]));
-            let precision = if tensor == "lse" { Precision::F32 } else { problem.precision };
+            let is_f32 = ["lse", "dsink_logits"].contains(&tensor);
+            let precision = if is_f32 { Precision::F32 } else { problem.precision };
+            // Sink logits are f32 as well, but their gradients come from outputs that are rounded.
+            let is_narrow = tensor != "lse" && problem.precision != Precision::F32;
             let best = best(precision);
             // What noise of this size and a rounded truth add up to.
             let expected = |noise: &dyn Fn(&Noise<f64>, usize) -> f64| {
-                let all = truth.noise.as_ref().filter(|_| precision != Precision::F32);
+                let all = truth.noise.as_ref().filter(|_| is_narrow);
                 let noise = all.map_or(0.0, |all| rms(elements().map(|n| noise(all, n))));
                 let usual = precision.noise() * rms(elements().map(|n| t[n]));
                 if noise == 0.0 { 0.0 } else { noise.hypot(best.max(usual)) }
             };
-            let unit = precision.noise();
+            let unit = problem.precision.noise();
             Measure {
                 tensor,
                 error: rms(elements().map(|n| difference(got[n], t[n]))),
@@ -144,20 +147,26 @@ impl Measure {
                 expected_on_matrix_unit: expected(&|noise, n| {
                     pick(&noise.output)[n].hypot(unit * pick(&noise.operands)[n])
                 }),
-                is_narrow: precision != Precision::F32,
+                is_narrow,
                 cancels: floor > rounded,
                 naive: rms(elements().map(|n| difference(naive[n], t[n]))),
                 rows: live.count().min(seeing).min(rows.len().min(seeing) * dim / 8),
                 unit_scale: problem.unit_scale,
             }
         };
-        vec![
+        let mut all = vec![
             one("out", queries, sizes.dim_v, |values| &values.out, &naive.out, &got.out),
             one("lse", queries, 1, |values| &values.lse, &naive.lse, &got.lse),
             one("dq", queries, sizes.dim_k, |values| &values.dq, &naive.dq, &got.dq),
             one("dk", keys, sizes.dim_k, |values| &values.dk, &naive.dk, &got.dk),
             one("dv", keys, sizes.dim_v, |values| &values.dv, &naive.dv, &got.dv),
-        ]
+        ];
+        // A sum over all rows, so that a sample of them has none.
+        if sample == Sample::ALL && problem.sink_logits.is_some() {
+            let (naive, got) = (&naive.dsink_logits, &got.dsink_logits);
+            all.push(one("dsink_logits", 1, 1, |values| &values.dsink_logits, naive, got));
+        }
+        all
     }
 
     /// How many times the best possible error it is; 0 of nothing.

@@ -51,6 +51,9 @@ impl AttentionCase {
             case.transform.dropout = Some(([0.1, 0.5, 0.9][draw(3)], seed));
         }
         case.lse_gradient = draw(3) == 0;
+        let logits = [-3.0, 0.0, 0.5, 2.0, 7.5, f32::NEG_INFINITY];
+        case.sink_logits =
+            (draw(4) == 0).then(|| (0..case.heads_q).map(|_| logits[draw(logits.len())]).collect());
         case.seed = seed;
         case.fewer_heads();
         case
@@ -73,5 +76,8 @@ impl AttentionCase {
             }
         }
         self.transform.slopes.truncate(self.heads_q);
+        if let Some(logits) = &mut self.sink_logits {
+            logits.truncate(self.heads_q);
+        }
     }
 }

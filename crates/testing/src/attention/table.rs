@@ -11,8 +11,8 @@ use crate::rule::{Level, Rule};
 
 /// The table.
 pub fn attention_cases() -> Vec<AttentionCase> {
-    [patterns(), heads(), few(), dims(), lengths(), batches(), blocks_and_maps(), transforms()]
-        .concat()
+    let axes = [patterns(), heads(), few(), dims(), lengths(), batches(), blocks_and_maps()];
+    [axes.concat(), transforms(), sinks()].concat()
 }
 
 fn local() -> Rule {
@@ -332,5 +332,67 @@ fn transforms() -> Vec<AttentionCase> {
         with("alibi", Transform::alibi(slopes(4))),
         sharded,
         decode,
+    ]
+}
+
+/// Sink logits: rows with few keys, many and none, heads without one, rows that are split, and
+/// logits far above and below all scores.
+fn sinks() -> Vec<AttentionCase> {
+    let with = |name: &str, rule, logits: &[f32]| AttentionCase {
+        sink_logits: Some(logits.to_vec()),
+        heads_q: logits.len(),
+        heads_kv: logits.len().div_ceil(2),
+        lse_gradient: true,
+        ..AttentionCase::new(name, rule, 150)
+    };
+    let four = [0.5, -1.0, 3.0, 0.0];
+    let none = f32::NEG_INFINITY;
+    let packed = Rule::Packed {
+        queries: vec![40, 0, 67, 43],
+        keys: vec![30, 10, 90, 20],
+        inner: Box::new(Rule::Causal),
+    };
+    let mut decode = with("sink logits, decoding", Rule::Causal, &four);
+    (decode.layout.tokens_q, decode.layout.tokens_k) = (1, 1_201);
+    let mut split = with("sink logits of split rows", Rule::GlobalTokens { n: 2 }, &[2.0, 8.0]);
+    (split.layout.tokens_q, split.layout.tokens_k) = (4_093, 4_093);
+    split.sample = Sample::one_in(64);
+    let mut more_queries = with("sink logits, more queries than keys", Rule::Causal, &four);
+    more_queries.layout.tokens_q = 201;
+    vec![
+        with("sink logits", local(), &four),
+        with("sink logits of packed sequences", packed, &four),
+        with("sink logits alone", Rule::Not(Box::new(Rule::Full)), &[0.5, none]),
+        with("heads without sink logits", Rule::Causal, &[none, 1.0, none, -2.0]),
+        with("large sink logits", local(), &[30.0, -40.0, 12.0, -90.0]),
+        AttentionCase {
+            batch: 3,
+            padding: vec![0..150, 13..77, 30..30],
+            dim_k: 19,
+            dim_v: 33,
+            axes: Axes::HeadToken,
+            ..with(
+                "sink logits, padding, odd dims",
+                Rule::Causal,
+                &[1.0, 0.25, -0.5, 2.0, 0.0, 1.5],
+            )
+        },
+        AttentionCase {
+            transform: Transform::softcap(2.0),
+            scale: Some(0.4),
+            ..with("sink logits and softcap", local(), &four)
+        },
+        AttentionCase {
+            transform: Transform::alibi(vec![0.5, 0.25, 0.125, 0.0625]),
+            ..with("sink logits and ALiBi", Rule::Causal, &four)
+        },
+        AttentionCase {
+            per_head: vec![Rule::Causal, local(), Rule::Not(Box::new(Rule::Full)), Rule::Full],
+            lse_gradient: false,
+            ..with("sink logits, one pattern per head", Rule::Causal, &four)
+        },
+        decode,
+        split,
+        more_queries,
     ]
 }

@@ -25,7 +25,7 @@ fn two_keys_by_hand() {
         dout: vec![2.0],
         ..Problem::normal(sizes(1, 2, 1), 0)
     };
-    let Values { out, lse, dq, dk, dv } = truth(&problem, Sample::ALL).values;
+    let Values { out, lse, dq, dk, dv, .. } = truth(&problem, Sample::ALL).values;
     assert!(close(out[0], 7.0) && close(lse[0], 4.0_f64.ln()));
     assert!(close(dq[0], ln3 * 1.5));
     assert!(close(dk[0], ln3 * 1.5) && close(dk[1], ln3 * -1.5));
@@ -36,6 +36,41 @@ fn two_keys_by_hand() {
     let Values { dk, dv, .. } = truth(&problem, Sample::ALL).values;
     assert!(close(dk[0], ln3 * 4.5) && close(dk[1], ln3 * -0.5));
     assert!(close(dv[0], 1.5) && close(dv[1], 0.5));
+}
+
+#[test]
+fn sinks_by_hand() {
+    // Keys as above, of scores ln 3 and 0, and a sink ln 4 of value 0: weights 3/8, 1/8 and 1/2. An
+    // output gradient of 2 makes dP = (16, 8, 0), delta = 7.
+    let ln3 = 3.0_f64.ln();
+    let problem = Problem {
+        scale: ln3,
+        q: vec![1.0],
+        k: vec![1.0, 0.0],
+        v: vec![8.0, 4.0],
+        dout: vec![2.0],
+        sink_logits: Some(vec![4.0_f32.ln()]),
+        ..Problem::normal(sizes(1, 2, 1), 0)
+    };
+    // The logit is an f32.
+    let near = |a: f64, b: f64| (a - b).abs() < 1e-6;
+    let values = truth(&problem, Sample::ALL).values;
+    assert!(near(values.out[0], 3.5) && near(values.lse[0], 8.0_f64.ln()));
+    assert!(near(values.dk[0], ln3 * 3.375) && near(values.dk[1], ln3 / 8.0));
+    assert!(near(values.dsink_logits[0], -3.5));
+    // A gradient of 4 through the log-sum-exp adds half of it.
+    let problem = Problem { dlse: Some(vec![4.0]), ..problem };
+    assert!(near(truth(&problem, Sample::ALL).values.dsink_logits[0], -1.5));
+    // Without keys the sink is the row.
+    let problem = Problem { seen: Seen::shared(1, 2, |_, _| false), ..problem };
+    let values = truth(&problem, Sample::ALL).values;
+    assert_eq!((values.out[0], values.lse[0]), (0.0, f64::from(4.0_f32.ln())));
+    assert_eq!((values.dq[0], values.dsink_logits[0]), (0.0, 4.0));
+    // A logit of −∞ is no sink.
+    let without = Problem { sink_logits: None, ..problem.clone() };
+    let nothing = Problem { sink_logits: Some(vec![f32::NEG_INFINITY]), ..problem };
+    let [nothing, without] = [nothing, without].map(|problem| truth(&problem, Sample::ALL).values);
+    assert_eq!((nothing.lse, nothing.dsink_logits), (without.lse, vec![0.0]));
 }
 
 #[test]
@@ -79,7 +114,7 @@ fn a_row_without_keys_is_nothing() {
         seen: Seen::shared(3, 3, |i, j| i != 1 && j != 2),
         ..Problem::normal(sizes(3, 3, 2), 5)
     };
-    let Values { out, lse, dq, dk, dv } = truth(&problem, Sample::ALL).values;
+    let Values { out, lse, dq, dk, dv, .. } = truth(&problem, Sample::ALL).values;
     assert_eq!((&out[2..4], lse[1], &dq[2..4]), (&[0.0; 2][..], f64::NEG_INFINITY, &[0.0; 2][..]));
     assert!(out[0] != 0.0 && out[5] != 0.0 && lse[0].is_finite() && dq[0] != 0.0);
     assert_eq!((&dk[4..], &dv[4..]), (&[0.0; 2][..], &[0.0; 2][..]));
@@ -99,9 +134,14 @@ fn check_gradient(problem: &Problem) {
     // The error of a central difference is step² / 6 times a third derivative of order 1.
     let step = 1e-5;
     type Pick = fn(&mut Numbers<f64>) -> &mut Vec<f64>;
-    let tensors: [(Pick, &[f64]); 3] =
-        [(|x| &mut x.q, &exact.dq), (|x| &mut x.k, &exact.dk), (|x| &mut x.v, &exact.dv)];
-    for (pick, gradient) in tensors {
+    let tensors: [(Pick, &[f64]); 4] = [
+        (|x| &mut x.q, &exact.dq),
+        (|x| &mut x.k, &exact.dk),
+        (|x| &mut x.v, &exact.dv),
+        (|x| &mut x.sink_logits, &exact.dsink_logits),
+    ];
+    let tensors = &tensors[..if problem.sink_logits.is_some() { 4 } else { 3 }];
+    for &(pick, gradient) in tensors {
         assert!(gradient.iter().any(|g| g.abs() > 1e-3));
         for (n, exact) in gradient.iter().enumerate() {
             let kept = pick(&mut x)[n];
@@ -126,10 +166,17 @@ fn gradients_are_those_of_finite_differences() {
         Transform::alibi(vec![0.5, 0.25, 1.0, -0.1]),
     ];
     for (n, transform) in transforms.into_iter().enumerate() {
-        for dlse in [None, Some(normals(40, sizes.rows()))] {
+        let logits = || Some(vec![0.5, -1.0, 2.0, 0.0]);
+        for (dlse, sink_logits) in [
+            (None, None),
+            (Some(normals(40, sizes.rows())), None),
+            (None, logits()),
+            (Some(normals(40, sizes.rows())), logits()),
+        ] {
             let problem = Problem {
                 transform: transform.clone(),
                 dlse,
+                sink_logits,
                 seen: Seen::each(
                     (2, 4),
                     (5, 7),
@@ -189,6 +236,7 @@ fn naive_is_near_the_truth_and_best_is_nearer() {
         dq: rounded(&t.dq),
         dk: rounded(&t.dk),
         dv: rounded(&t.dv),
+        dsink_logits: rounded(&t.dsink_logits),
     };
     for measure in Measure::all(&problem, &truth, &naive, &naive, Sample::ALL) {
         assert!(measure.ratio() > 1.0 && measure.ratio() < 40.0, "{measure}");
@@ -209,6 +257,7 @@ fn rounded(values: &Values<f64>, precision: Precision) -> Values<f32> {
         dq: round(&values.dq),
         dk: round(&values.dk),
         dv: round(&values.dv),
+        dsink_logits: values.dsink_logits.iter().map(|&x| x as f32).collect(),
     }
 }
 
@@ -280,7 +329,7 @@ fn what_is_wrong_does_not_hold() {
     for wrong in [|x: f32| x + 1e-3, |_| f32::NAN, |_| f32::INFINITY, |_| 0.0] {
         for tensor in 0..5 {
             let mut got = naive.clone();
-            let Values { out, lse, dq, dk, dv } = &mut got;
+            let Values { out, lse, dq, dk, dv, .. } = &mut got;
             let number = &mut [out, lse, dq, dk, dv][tensor][37];
             *number = wrong(*number);
             assert!(!verdicts(&got)[tensor], "tensor {tensor}");

@@ -180,7 +180,8 @@ impl<X: FusedKernel> Forward<'_, X> {
                 let (to_m, to_l, acc) = match stack.target {
                     Target::Output { out, lse, lse_lo } => {
                         let row = stream.row(head, token);
-                        let finished = softmax::finish(m, l);
+                        let sink = self.sink_logits.map(|logits| logits[head]);
+                        let finished = softmax::finish(m, l, sink);
                         *lse.add(row) = finished.lse;
                         if !lse_lo.is_null() {
                             *lse_lo.add(row) = finished.lse_lo;

@@ -101,9 +101,10 @@ impl<X: FusedKernel> Forward<'_, X> {
                 let [to_maxima, to_totals, target] = match target {
                     Target::Output { out, lse, lse_lo } => {
                         let row = stream.row(head, first + token);
+                        let sink = self.sink_logits.map(|logits| logits[head]);
                         for index in lane..lane + count {
                             let (m, l) = (*tile.maxima.add(index), *totals.add(index));
-                            let finished = softmax::finish(m, l);
+                            let finished = softmax::finish(m, l, sink);
                             *tile.factors.add(index) = finished.factor;
                             *lse.add(row + index - lane) = finished.lse;
                             if !lse_lo.is_null() {
