@@ -108,11 +108,15 @@ pub struct Gradients<E = f32> {
     /// With respect to the [sink logits](crate::Options::sink_logits), one per query head: a sum
     /// over the batch and the queries, in f32 whatever `E` is. `None` without sinks.
     pub dsink_logits: Option<Vec<f32>>,
+    /// With respect to the values of the [bias table](crate::Score::bias_table), likewise.
+    pub dbias_table: Option<Vec<f32>>,
+    /// With respect to the [slopes](crate::Score::alibi_slopes), likewise.
+    pub dalibi_slopes: Option<Vec<f32>>,
 }
 
 impl<E: Element> Gradients<E> {
-    /// Zeros, to write the gradients of `inputs` to. There is no `dsink_logits` among them; set it
-    /// to a list of one element per query head where there are sinks.
+    /// Zeros, to write the gradients of `inputs` to. Those of options are not among them; set them
+    /// to lists of as many elements as the option has.
     ///
     /// ```
     /// use longspan::{Dims, Gradients, Inputs, Order, Tensor};
@@ -127,21 +131,20 @@ impl<E: Element> Gradients<E> {
     pub fn zeros(inputs: &Inputs<'_, E>) -> Result<Self> {
         let like = |view: &View<'_, E>| Tensor::zeros(view.dims(), view.order());
         let (dq, dk, dv) = (like(&inputs.q)?, like(&inputs.k)?, like(&inputs.v)?);
-        Ok(Gradients { dq, dk, dv, dsink_logits: None })
+        Ok(Gradients { dq, dk, dv, dsink_logits: None, dbias_table: None, dalibi_slopes: None })
     }
 
     /// All of them, to write.
     pub fn as_mut(&mut self) -> GradientsMut<'_, E> {
-        let Gradients { dq, dk, dv, dsink_logits } = self;
-        let (dq, dk, dv) = (dq.view_mut(), dk.view_mut(), dv.view_mut());
-        GradientsMut { dq, dk, dv, dsink_logits: dsink_logits.as_deref_mut() }
-    }
-
-    /// Zeros, with room for the gradients of sink logits where there are any.
-    pub(crate) fn with_sinks(inputs: &Inputs<'_, E>, sink_logits: Option<&[f32]>) -> Result<Self> {
-        let zeros = |logits: &[f32]| allocate::zeros(logits.len());
-        let dsink_logits = sink_logits.map(zeros).transpose()?;
-        Ok(Gradients { dsink_logits, ..Gradients::zeros(inputs)? })
+        let Gradients { dq, dk, dv, dsink_logits, dbias_table, dalibi_slopes } = self;
+        GradientsMut {
+            dq: dq.view_mut(),
+            dk: dk.view_mut(),
+            dv: dv.view_mut(),
+            dsink_logits: dsink_logits.as_deref_mut(),
+            dbias_table: dbias_table.as_deref_mut(),
+            dalibi_slopes: dalibi_slopes.as_deref_mut(),
+        }
     }
 }
 
@@ -158,11 +161,15 @@ pub struct GradientsMut<'a, E = f32> {
     /// See [`Gradients::dsink_logits`]; not computed where it is `None`.
     /// [`Attention::accumulate`](crate::Attention::accumulate) refuses it.
     pub dsink_logits: Option<&'a mut [f32]>,
+    /// See [`Gradients::dbias_table`]; not computed where it is `None`.
+    pub dbias_table: Option<&'a mut [f32]>,
+    /// See [`Gradients::dalibi_slopes`]; not computed where it is `None`.
+    pub dalibi_slopes: Option<&'a mut [f32]>,
 }
 
 impl<'a, E> GradientsMut<'a, E> {
     /// Gradients of queries, keys and values.
     pub fn new(dq: ViewMut<'a, E>, dk: ViewMut<'a, E>, dv: ViewMut<'a, E>) -> Self {
-        GradientsMut { dq, dk, dv, dsink_logits: None }
+        GradientsMut { dq, dk, dv, dsink_logits: None, dbias_table: None, dalibi_slopes: None }
     }
 }

@@ -174,8 +174,7 @@ impl Attention {
         output: impl Into<OutputRef<'a, E>>,
         gradient: impl Into<OutputGradient<'a, E>>,
     ) -> Result<Gradients<E>> {
-        let sink_logits = self.options.sink_logits.as_deref();
-        let mut gradients = Gradients::with_sinks(&inputs, sink_logits)?;
+        let mut gradients = self.zero_gradients(&inputs)?;
         let monitor = Monitor::new(Hook::none());
         self.differentiate(inputs, output.into(), gradient.into(), gradients.as_mut(), &monitor)?;
         Ok(gradients)
@@ -194,10 +193,15 @@ impl Attention {
         let (output, gradient) = (output.into(), gradient.into());
         let read = check::backward(&output, &gradient, sizes.output())?;
         check::gradients(&inputs, &read, &gradients)?;
-        check::sinks(&self.options, &gradients)?;
+        check::option_gradients(&self.options, &gradients)?;
         let monitor = Monitor::new(hook);
         gradients::clear(&self.options, &mut gradients, &monitor)?;
         self.differentiate(inputs, output, gradient, gradients, &monitor)
+    }
+
+    /// Zeros, to write the gradients of `inputs` and of all options that have gradients to.
+    pub fn zero_gradients<E: Element>(&self, inputs: &Inputs<'_, E>) -> Result<Gradients<E>> {
+        gradients::zeros(&self.options, inputs)
     }
 
     /// Adds gradients to what `gradients` holds. `rows` are the final statistics of each row, over
@@ -236,6 +240,7 @@ impl Attention {
             ("delta", Memory::of(rows.delta)),
         ];
         check::gradients(&inputs, &read, &gradients)?;
+        check::option_gradients(&self.options, &gradients)?;
         driver::backward(&self.options, &self.layouts, &inputs, dout, rows, gradients, monitor)
     }
 

@@ -142,12 +142,15 @@ pub(crate) fn gradients<E: Element, G: Element>(
     gradients: &GradientsMut<'_, G>,
 ) -> Result<()> {
     gradient_dims(inputs, gradients)?;
-    let GradientsMut { dq, dk, dv, dsink_logits } = gradients;
+    let GradientsMut { dq, dk, dv, dsink_logits, dbias_table, dalibi_slopes } = gradients;
+    let list = |list: &Option<&mut [f32]>| Memory::of(list.as_deref().unwrap_or_default());
     let outputs = [
         ("dq", dq.memory()),
         ("dk", dk.memory()),
         ("dv", dv.memory()),
-        ("dsink_logits", Memory::of(dsink_logits.as_deref().unwrap_or_default())),
+        ("dsink_logits", list(dsink_logits)),
+        ("dbias_table", list(dbias_table)),
+        ("dalibi_slopes", list(dalibi_slopes)),
     ];
     apart(&outputs, inputs, read)
 }
@@ -158,10 +161,7 @@ pub(crate) fn gradient_dims<E: Element, G: Element>(
     gradients: &GradientsMut<'_, G>,
 ) -> Result<()> {
     let (q, k, v) = (inputs.q.dims(), inputs.k.dims(), inputs.v.dims());
-    let GradientsMut { dq, dk, dv, dsink_logits } = gradients;
-    if let Some(list) = dsink_logits {
-        sink_gradients(list.len(), q.heads)?;
-    }
+    let GradientsMut { dq, dk, dv, .. } = gradients;
     for (tensor, got, expected) in
         [("dq", dq.dims(), q), ("dk", dk.dims(), k), ("dv", dv.dims(), v)]
     {
@@ -179,15 +179,26 @@ pub(crate) fn sink_gradients(len: usize, heads: usize) -> Result<()> {
     if len == heads { Ok(()) } else { Err(Error::Length { what, len, expected: heads }) }
 }
 
-/// Refuses gradients of sink logits that there are none of.
-pub(crate) fn sinks<G>(options: &Options, gradients: &GradientsMut<'_, G>) -> Result<()> {
-    match (&options.sink_logits, &gradients.dsink_logits) {
-        (None, Some(_)) => {
-            let why = "the attention has no sink_logits";
-            Err(Error::Unexpected { what: "dsink_logits", why })
+/// Whether gradients of options are those of options that there are.
+pub(crate) fn option_gradients<G>(
+    options: &Options,
+    gradients: &GradientsMut<'_, G>,
+) -> Result<()> {
+    let GradientsMut { dsink_logits, dbias_table, dalibi_slopes, .. } = gradients;
+    let [sink_logits, bias_table, alibi_slopes] = options.gradient_lens();
+    for (what, list, expected, why) in [
+        ("dsink_logits", dsink_logits, sink_logits, "the attention has no sink_logits"),
+        ("dbias_table", dbias_table, bias_table, "the attention has no bias_table"),
+        ("dalibi_slopes", dalibi_slopes, alibi_slopes, "the attention has no alibi_slopes"),
+    ] {
+        let Some(len) = list.as_deref().map(<[f32]>::len) else { continue };
+        match expected {
+            None => return Err(Error::Unexpected { what, why }),
+            Some(expected) if len != expected => return Err(Error::Length { what, len, expected }),
+            _ => {}
         }
-        _ => Ok(()),
     }
+    Ok(())
 }
 
 /// Whether what a backward pass adds the gradients of has the dims of the output.

@@ -21,7 +21,7 @@ use crate::options::{Options, setters};
 use crate::rowwise;
 use crate::softmax::RowStatistics;
 use crate::state::StateMut;
-use crate::tensor::{Selection, Steps, View, ViewMut, allocatable};
+use crate::tensor::{Selection, Steps, View, ViewMut, allocatable, allocate};
 
 /// Shapes whose layouts are kept.
 const KEPT: usize = 4;
@@ -269,8 +269,7 @@ impl Dilated {
         output: impl Into<OutputRef<'a, E>>,
         gradient: impl Into<OutputGradient<'a, E>>,
     ) -> Result<Gradients<E>> {
-        let sink_logits = self.options.sink_logits.as_deref();
-        let mut gradients = Gradients::with_sinks(&inputs, sink_logits)?;
+        let mut gradients = gradients::zeros(&self.options, &inputs)?;
         let monitor = Monitor::new(Hook::none());
         self.differentiate(inputs, output.into(), gradient.into(), gradients.as_mut(), &monitor)?;
         Ok(gradients)
@@ -289,7 +288,7 @@ impl Dilated {
         let (output, gradient) = (output.into(), gradient.into());
         let read = check::backward(&output, &gradient, sizes.output())?;
         check::gradients(&inputs, &read, &gradients)?;
-        check::sinks(&self.options, &gradients)?;
+        check::option_gradients(&self.options, &gradients)?;
         let monitor = Monitor::new(hook);
         gradients::clear(&self.options, &mut gradients, &monitor)?;
         self.differentiate(inputs, output, gradient, gradients, &monitor)
@@ -361,16 +360,38 @@ impl Dilated {
             let (lse, delta) = (gather(rows.lse)?, gather(rows.delta)?);
             let rest = rows.lse_lo.map(gather).transpose()?;
             let rows = RowStatistics { lse: &lse, lse_lo: rest.as_deref(), delta: &delta };
-            let into = GradientsMut::new(
-                gradients.dq.select(&queries),
-                gradients.dk.select(&keys),
-                gradients.dv.select(&keys),
-            );
             let (options, inputs) =
                 (part.options(&self.options, entry, dims.heads), select(inputs, &queries, &keys));
+            // Gradients of biases of the part's heads.
+            let [_, bias_table, alibi_slopes] = options.gradient_lens();
+            let own = |wanted: bool, len: Option<usize>| {
+                len.filter(|_| wanted).map(allocate::zeros::<f32>).transpose()
+            };
+            let mut own_table = own(gradients.dbias_table.is_some(), bias_table)?;
+            let mut own_slopes = own(gradients.dalibi_slopes.is_some(), alibi_slopes)?;
+            let into = GradientsMut {
+                dq: gradients.dq.select(&queries),
+                dk: gradients.dk.select(&keys),
+                dv: gradients.dv.select(&keys),
+                dsink_logits: None,
+                dbias_table: own_table.as_deref_mut(),
+                dalibi_slopes: own_slopes.as_deref_mut(),
+            };
             let dout = dout.select(&queries);
             let result =
                 driver::backward(&options, &part.layouts, &inputs, dout, rows, into, monitor);
+            let lists = [
+                (&mut gradients.dbias_table, own_table),
+                (&mut gradients.dalibi_slopes, own_slopes),
+            ];
+            for (all, own) in lists {
+                let (Some(all), Some(own)) = (all, own) else { continue };
+                let per_head = all.len() / dims.heads;
+                for (head, own) in indices(queries.heads).zip(own.chunks(per_head)) {
+                    let all = &mut all[head * per_head..][..per_head];
+                    all.iter_mut().zip(own).for_each(|(all, own)| *all += own);
+                }
+            }
             for own in [lse, delta].into_iter().chain(rest) {
                 self.options.workspaces.give_back(own);
             }

@@ -13,6 +13,7 @@
 
 pub(crate) mod adjust;
 pub(crate) mod backward;
+pub(crate) mod bias;
 pub(crate) mod finite;
 pub(crate) mod forward;
 pub(crate) mod fused;

@@ -85,7 +85,7 @@ pub use longspan_pattern::{
 };
 pub use options::Options;
 pub use precision::{ComputeTypes, Precision};
-pub use score::{Dropout, Score};
+pub use score::{BiasTable, Dropout, Score};
 pub use softmax::RowStatistics;
 pub use state::{State, merge_outputs};
 #[cfg(feature = "ndarray")]

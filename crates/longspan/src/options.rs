@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::exec::{Executor, Pool, Threads, Workers};
 use crate::isa::Isa;
 use crate::precision::Precision;
-use crate::score::{Dropout, Score};
+use crate::score::{BiasTable, Dropout, Score};
 use crate::workspace::Workspaces;
 
 /// Options of a call: one set for attention of every kind and every front end.
@@ -66,6 +66,13 @@ macro_rules! setters {
         #[must_use]
         pub fn alibi_slopes(mut self, slopes: impl Into<std::sync::Arc<[f32]>>) -> Self {
             self$(.$field)?.score.alibi_slopes = Some(slopes.into());
+            self
+        }
+
+        /// [`Score::bias_table`]($crate::Score::bias_table).
+        #[must_use]
+        pub fn bias_table(mut self, table: $crate::BiasTable) -> Self {
+            self$(.$field)?.score.bias_table = Some(table);
             self
         }
 
@@ -166,6 +173,13 @@ impl Options {
         }
         self.score.check(heads)?;
         self.check_sink_logits(heads)
+    }
+
+    /// Elements of the sink logits, the bias table and the slopes, where there are any.
+    pub(crate) fn gradient_lens(&self) -> [Option<usize>; 3] {
+        let Score { alibi_slopes, bias_table, .. } = &self.score;
+        let len = |list: &Option<Arc<[f32]>>| list.as_ref().map(|list| list.len());
+        [len(&self.sink_logits), bias_table.as_ref().map(BiasTable::values), len(alibi_slopes)]
     }
 
     /// Whether there is one valid sink logit per query head, if there are any.

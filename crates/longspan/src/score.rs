@@ -9,6 +9,7 @@ use std::sync::Arc;
 use longspan_pattern::splitmix64;
 
 use crate::error::{Error, Result};
+use crate::simd::WIDEST;
 
 /// What is done to scores before the softmax: `softcap(scale · q·k) + bias`, where `bias` is the sum
 /// of ALiBi and a relative-position table. Each part is optional.
@@ -28,6 +29,7 @@ use crate::error::{Error, Result};
 pub struct Score {
     pub(crate) softcap: Option<f32>,
     pub(crate) alibi_slopes: Option<Arc<[f32]>>,
+    pub(crate) bias_table: Option<BiasTable>,
 }
 
 impl Score {
@@ -45,9 +47,16 @@ impl Score {
         self
     }
 
+    /// `score + table[head, query − key]`, distances clamped to those of the table (T5).
+    #[must_use]
+    pub fn bias_table(mut self, table: BiasTable) -> Self {
+        self.bias_table = Some(table);
+        self
+    }
+
     /// Whether biases depend on positions.
     pub(crate) fn is_positional(&self) -> bool {
-        self.alibi_slopes.is_some()
+        self.alibi_slopes.is_some() || self.bias_table.is_some()
     }
 
     pub(crate) fn check(&self, heads: usize) -> Result<()> {
@@ -66,6 +75,12 @@ impl Score {
                 return Err(Error::Number { what: "a slope", value, rule: "a finite number" });
             }
         }
+        if let Some(BiasTable { heads: len, .. }) = self.bias_table
+            && len != heads
+        {
+            let what = "the first axis of the bias table, query heads,";
+            return Err(Error::Length { what, len, expected: heads });
+        }
         Ok(())
     }
 
@@ -76,7 +91,143 @@ impl Score {
             own.alibi_slopes =
                 Some(slopes[first..].iter().step_by(step).take(count).copied().collect());
         }
+        if let Some(table) = &self.bias_table {
+            own.bias_table = Some(table.of_heads(first, step, count));
+        }
         own
+    }
+}
+
+/// A relative-position table: a bias per query head and distance `query − key`, clamped to
+/// `−right..=left`. Clones share memory.
+///
+/// ```
+/// use longspan::{Attention, BiasTable, Layout, Pattern, Score, Shape};
+///
+/// // Two heads; keys right of the query, at it, one left of it, and two or more.
+/// let values = [-9.0, 0.5, 0.25, 0.125, -9.0, 1.0, 0.5, 0.25];
+/// let table = BiasTable::new(&values, 2, 1)?;
+/// let layout = Layout::compile(&Pattern::full(), &Shape::new(100, 100))?;
+/// let attention = Attention::new(layout).bias_table(table);
+/// # Ok::<_, longspan::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+pub struct BiasTable {
+    heads: usize,
+    left: usize,
+    right: usize,
+    /// Rows of distances, from `−right` on and from `left` on, with the outermost ones repeated
+    /// `WIDEST` times more: a vector that starts within reach of the clamped distances is in the row.
+    ascending: Arc<[f32]>,
+    descending: Arc<[f32]>,
+}
+
+impl BiasTable {
+    /// The farthest distances that a table may have: f32 holds those of any pair exactly up to there.
+    pub const MAX_DISTANCE: usize = 1 << 23;
+
+    /// A table of `left + 1 + right` values per head: `values[head, clamp(query − key, −right, left) +
+    /// right]`.
+    pub fn new(values: &[f32], left: usize, right: usize) -> Result<Self> {
+        let farthest = left.max(right);
+        if farthest > Self::MAX_DISTANCE {
+            let (what, rule) = ("the farthest distance of the bias table", "at most 2^23");
+            return Err(Error::Number { what, value: farthest as f32, rule });
+        }
+        let len = left + right + 1;
+        if !values.len().is_multiple_of(len) {
+            let expected = values.len().div_ceil(len) * len;
+            let what = "the bias table, left + right + 1 values per query head,";
+            return Err(Error::Length { what, len: values.len(), expected });
+        }
+        if let Some(&value) = values.iter().find(|value| !value.is_finite()) {
+            let what = "a value of the bias table";
+            return Err(Error::Number { what, value, rule: "a finite number" });
+        }
+        let padded = |row: &[f32], order: &dyn Fn(usize) -> usize| -> Vec<f32> {
+            let clamped = |index: usize| index.saturating_sub(WIDEST).min(len - 1);
+            (0..len + 2 * WIDEST).map(|index| row[order(clamped(index))]).collect()
+        };
+        let rows = |order: &dyn Fn(usize) -> usize| {
+            values.chunks(len).flat_map(|row| padded(row, order)).collect()
+        };
+        Ok(BiasTable {
+            heads: values.len() / len,
+            left,
+            right,
+            ascending: rows(&|index| index),
+            descending: rows(&|index| len - 1 - index),
+        })
+    }
+
+    /// Values of all heads.
+    pub(crate) fn values(&self) -> usize {
+        self.heads * (self.left + self.right + 1)
+    }
+
+    fn of_heads(&self, first: usize, step: usize, count: usize) -> BiasTable {
+        let row = self.left + self.right + 1 + 2 * WIDEST;
+        let own = |rows: &[f32]| {
+            rows.chunks(row).skip(first).step_by(step).take(count).flatten().copied().collect()
+        };
+        let (ascending, descending) = (own(&self.ascending), own(&self.descending));
+        BiasTable { heads: count, ascending, descending, ..*self }
+    }
+}
+
+/// A table as kernels read it.
+#[derive(Clone, Copy)]
+pub(crate) struct Lookup<'a> {
+    ascending: &'a [f32],
+    descending: &'a [f32],
+    left: usize,
+    right: usize,
+}
+
+impl<'a> Lookup<'a> {
+    /// Values per head.
+    pub(crate) fn len(&self) -> usize {
+        self.left + self.right + 1
+    }
+
+    /// Elements per head of what is looked up in.
+    pub(crate) fn row(&self) -> usize {
+        self.len() + 2 * WIDEST
+    }
+
+    /// The ascending row of a head.
+    pub(crate) fn ascending(&self, head: usize) -> &'a [f32] {
+        &self.ascending[head * self.row()..][..self.row()]
+    }
+
+    /// The descending row of a head.
+    pub(crate) fn descending(&self, head: usize) -> &'a [f32] {
+        &self.descending[head * self.row()..][..self.row()]
+    }
+
+    /// The bias of a distance; 0 for a head that the table hasn't got.
+    pub(crate) fn bias(&self, head: usize, distance: f32) -> f32 {
+        let index = head * self.row() + self.ascending_index(distance);
+        if head * self.row() < self.ascending.len() { self.ascending[index] } else { 0.0 }
+    }
+
+    /// Where the values of `distance` and those above it lie in an ascending row: at least `WIDEST`
+    /// elements before its end.
+    #[inline(always)]
+    pub(crate) fn ascending_index(&self, distance: f32) -> usize {
+        self.clamped(distance as i64 + self.right as i64)
+    }
+
+    /// Where the values of `distance` and those below it lie in a descending row: likewise.
+    #[inline(always)]
+    pub(crate) fn descending_index(&self, distance: f32) -> usize {
+        self.clamped(self.left as i64 - distance as i64)
+    }
+
+    #[inline(always)]
+    fn clamped(&self, index: i64) -> usize {
+        let widest = WIDEST as i64;
+        (index + widest).clamp(0, self.len() as i64 + widest) as usize
     }
 }
 
@@ -151,6 +302,7 @@ pub(crate) struct Additions<'a> {
     pub(crate) softcap: Option<f32>,
     /// A slope per query head; empty where there are none.
     pub(crate) slopes: &'a [f32],
+    pub(crate) table: Option<Lookup<'a>>,
     pub(crate) dropout: Option<Dropout>,
     /// Query heads of the call.
     pub(crate) heads: usize,
@@ -161,13 +313,24 @@ impl<'a> Additions<'a> {
     pub(crate) fn of(score: &'a Score, dropout: Option<Dropout>, heads: usize) -> Option<Self> {
         let softcap = score.softcap;
         let slopes = score.alibi_slopes.as_deref().unwrap_or(&[]);
+        let table = score.bias_table.as_ref().map(|table| Lookup {
+            ascending: &table.ascending,
+            descending: &table.descending,
+            left: table.left,
+            right: table.right,
+        });
         let dropout = dropout.filter(|dropout| dropout.p > 0.0);
-        let some = softcap.is_some() || !slopes.is_empty() || dropout.is_some();
-        some.then_some(Additions { softcap, slopes, dropout, heads })
+        let additions = Additions { softcap, slopes, table, dropout, heads };
+        (additions.change_scores() || dropout.is_some()).then_some(additions)
     }
 
     /// Whether scores change.
     pub(crate) fn change_scores(&self) -> bool {
-        self.softcap.is_some() || !self.slopes.is_empty()
+        self.softcap.is_some() || self.is_positional()
+    }
+
+    /// Whether they depend on distances.
+    pub(crate) fn is_positional(&self) -> bool {
+        !self.slopes.is_empty() || self.table.is_some()
     }
 }

@@ -66,6 +66,8 @@ fn same(a: &Values<f32>, b: &Values<f32>, what: &str) {
         ("dk", &a.dk, &b.dk),
         ("dv", &a.dv, &b.dv),
         ("dsink_logits", &a.dsink_logits, &b.dsink_logits),
+        ("dbias_table", &a.dbias_table, &b.dbias_table),
+        ("dalibi_slopes", &a.dalibi_slopes, &b.dalibi_slopes),
     ];
     for (name, a, b) in pairs {
         let differing = a.iter().zip(b).filter(|(a, b)| a.to_bits() != b.to_bits()).count();

@@ -16,7 +16,7 @@ use longspan::Hook;
 
 pub(crate) use self::backward::Backward;
 pub(crate) use self::forward::Forward;
-pub(crate) use self::gradients::{GradientSums, f32_sums};
+pub(crate) use self::gradients::{BiasSums, GradientSums, f32_sums};
 pub(crate) use self::runner::{DONE, Runner};
 
 use crate::buffer::Buffer;

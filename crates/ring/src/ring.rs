@@ -15,7 +15,7 @@ use crate::communicator::Communicator;
 use crate::error::Result;
 use crate::layouts::CompiledSchedule;
 use crate::options::Options;
-use crate::pass::{Backward, DONE, Forward, GradientSums, Runner, Tally, f32_sums};
+use crate::pass::{Backward, BiasSums, DONE, Forward, GradientSums, Runner, Tally, f32_sums};
 use crate::phase::{END, Phase};
 use crate::problem::Problem;
 use crate::schedule::Step;
@@ -170,7 +170,7 @@ impl<T: Transport> Ring<T> {
     }
 
     /// Gradients with respect to this rank's queries, keys and values, and what its queries
-    /// contribute to those of sink logits: these are parameters that every rank has, so their
+    /// contribute to those of sink logits, tables and slopes: these are parameters that every rank has, so their
     /// gradients are to be summed over ranks as those of other parameters. A collective call.
     pub fn backward<'a, E: Element + Pod>(
         &mut self,
@@ -178,9 +178,7 @@ impl<T: Transport> Ring<T> {
         output: impl Into<OutputRef<'a, E>>,
         gradient: impl Into<OutputGradient<'a, E>>,
     ) -> Result<Gradients<E>> {
-        let mut gradients = Gradients::zeros(&inputs)?;
-        let sinks = self.compiled.problem.sink_logits.as_deref();
-        gradients.dsink_logits = sinks.map(|sinks| vec![0.0; sinks.len()]);
+        let mut gradients = self.compiled.kernels.zero_gradients(&inputs)?;
         self.backward_into(inputs, output, gradient, gradients.as_mut())?;
         Ok(gradients)
     }
@@ -200,7 +198,8 @@ impl<T: Transport> Ring<T> {
         let dims = compiled.problem.output_dims(inputs.q.dims().tokens);
         let mut delta = vec![0.0; dims.batch * dims.heads * dims.tokens];
         let (saved, gradient) = (output.into(), gradient.into());
-        let GradientsMut { mut dq, mut dk, mut dv, mut dsink_logits } = gradients;
+        let GradientsMut { mut dq, mut dk, mut dv, .. } = gradients;
+        let GradientsMut { mut dsink_logits, mut dbias_table, mut dalibi_slopes, .. } = gradients;
         let mut temporary = [const { Vec::new() }; 3];
         let mut runner = Runner {
             transport: &mut self.transport,
@@ -214,6 +213,8 @@ impl<T: Transport> Ring<T> {
             check_dims("out", saved.out.dims(), dims)?;
             let own = GradientsMut {
                 dsink_logits: dsink_logits.as_deref_mut(),
+                dbias_table: dbias_table.as_deref_mut(),
+                dalibi_slopes: dalibi_slopes.as_deref_mut(),
                 ..GradientsMut::new(dq.reborrow(), dk.reborrow(), dv.reborrow())
             };
             own.check(&inputs, &saved, &gradient)?;
@@ -226,7 +227,12 @@ impl<T: Transport> Ring<T> {
             }
             let [q, k, v] = &mut temporary;
             let (dq, dk) = (f32_sums(&mut dq, q, poll)?, f32_sums(&mut dk, k, poll)?);
-            let sums = GradientSums { dq, dk, dv: f32_sums(&mut dv, v, poll)? };
+            let dv = f32_sums(&mut dv, v, poll)?;
+            for list in [&mut dbias_table, &mut dalibi_slopes] {
+                list.as_deref_mut().unwrap_or_default().fill(0.0);
+            }
+            let biases = BiasSums { table: dbias_table, slopes: dalibi_slopes };
+            let sums = GradientSums { dq, dk, dv, biases };
             Ok(Backward::new(compiled, inputs, gradient.dout, rows, sums))
         });
         drop(pass?);

@@ -152,6 +152,8 @@ fn results_are_written_to_caller_memory() {
                     dk: other(inputs.k.dims()),
                     dv: other(inputs.v.dims()),
                     dsink_logits: None,
+                    dbias_table: None,
+                    dalibi_slopes: None,
                 };
                 for _ in 0..2 {
                     ring.forward_into(inputs, given.as_mut()).unwrap();

@@ -62,11 +62,36 @@ pub struct Transform {
     pub softcap: Option<f32>,
     /// `z − slope · |query position − key position|`, one slope per query head; empty without.
     pub slopes: Vec<f32>,
+    /// `z + table[head, query position − key position]`.
+    pub table: Option<Table>,
     /// Probability and seed.
     pub dropout: Option<(f64, u64)>,
 }
 
+/// Biases of distances from `−right` to `left`, to which others are clamped: a row per query head.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Table {
+    /// `left + right + 1` per head.
+    pub values: Vec<f32>,
+    /// The largest distance to a key before the query.
+    pub left: usize,
+    /// The largest distance to a key behind it.
+    pub right: usize,
+}
+
+impl Table {
+    /// Unit-normal values.
+    pub fn normal(heads: usize, left: usize, right: usize, seed: u64) -> Table {
+        Table { values: normals(seed ^ 0x7AB1E, heads * (left + right + 1)), left, right }
+    }
+}
+
 impl Transform {
+    /// Whether scores depend on distances.
+    pub fn has_distances(&self) -> bool {
+        !self.slopes.is_empty() || self.table.is_some()
+    }
+
     /// A softcap alone.
     pub fn softcap(cap: f32) -> Transform {
         Transform { softcap: Some(cap), ..Transform::default() }

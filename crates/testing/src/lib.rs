@@ -47,7 +47,7 @@ mod rule;
 mod splitmix;
 
 pub use attention::{
-    Answer, AttentionCase, Axes, Measure, Noise, Precision, Problem, Sample, Seen, Sizes,
+    Answer, AttentionCase, Axes, Measure, Noise, Precision, Problem, Sample, Seen, Sizes, Table,
     Transform, Values, attention_cases, naive, normals, truth,
 };
 pub use case::{Case, Steps, Truth};

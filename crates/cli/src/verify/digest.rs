@@ -15,11 +15,12 @@ const PRIME: u128 = (1 << 88) + 0x13b;
 impl Digest {
     /// Of `out`, `lse`, `dq`, `dk` and `dv`, in this order, each as `[batch][head][token][dim]`.
     pub(super) fn of(values: &Values<f32>) -> Self {
-        let Values { out, lse, dq, dk, dv, dsink_logits } = values;
+        let Values { out, lse, dq, dk, dv, dsink_logits, dbias_table, dalibi_slopes } = values;
         let mut digest = Digest(OFFSET_BASIS);
-        // Cases without sinks keep the digests that they had before there were any.
-        let sinks = (!dsink_logits.is_empty()).then_some(dsink_logits);
-        for tensor in [out, lse, dq, dk, dv].into_iter().chain(sinks) {
+        // Cases without options that have gradients keep the digests of before there were any.
+        let options = [dsink_logits, dbias_table, dalibi_slopes];
+        let options = options.into_iter().filter(|tensor| !tensor.is_empty());
+        for tensor in [out, lse, dq, dk, dv].into_iter().chain(options) {
             digest.update(&(tensor.len() as u64).to_le_bytes());
             tensor.iter().for_each(|element| digest.update(&element.to_bits().to_le_bytes()));
         }

@@ -1,11 +1,11 @@
 //! A case of the table, run on the kernels.
 
 use longspan::{
-    Attention, BlockSize, Dims, Dropout, Element, GradientsMut, Heads, Hook, Inputs, Isa, Layout,
-    LayoutSet, Layouts, Order, OutputGradient, OutputMut, OutputRef, Padding, Pattern, Positions,
-    Progression, Result, Shape, Tensor,
+    Attention, BiasTable, BlockSize, Dims, Dropout, Element, GradientsMut, Heads, Hook, Inputs,
+    Isa, Layout, LayoutSet, Layouts, Order, OutputGradient, OutputMut, OutputRef, Padding, Pattern,
+    Positions, Progression, Result, Shape, Tensor,
 };
-use longspan_testing::{AttentionCase, Axes, Case, Problem, Sizes, Steps, Values};
+use longspan_testing::{AttentionCase, Axes, Case, Problem, Sizes, Steps, Table, Values};
 
 use super::Kernel;
 use crate::element::with_element;
@@ -43,9 +43,14 @@ fn compute_with<E: Element>(
 
     let dout = arrange::<E>(&problem.dout, output, order)?;
     let (mut dq, mut dk, mut dv) = (poisoned(queries)?, poisoned(keys)?, poisoned(values)?);
+    let (slopes, table) = (&case.transform.slopes, &case.transform.table);
     let mut dsink_logits = vec![f32::NAN; case.sink_logits.as_ref().map_or(0, Vec::len)];
+    let mut dbias_table = vec![f32::NAN; table.as_ref().map_or(0, |table| table.values.len())];
+    let mut dalibi_slopes = vec![f32::NAN; slopes.len()];
     let into = GradientsMut {
         dsink_logits: case.sink_logits.is_some().then_some(&mut dsink_logits),
+        dbias_table: table.is_some().then_some(&mut dbias_table),
+        dalibi_slopes: (!slopes.is_empty()).then_some(&mut dalibi_slopes),
         ..GradientsMut::new(dq.view_mut(), dk.view_mut(), dv.view_mut())
     };
     let (saved, gradient) = (
@@ -54,7 +59,7 @@ fn compute_with<E: Element>(
     );
     attention.backward_into(inputs, saved, gradient, into, Hook::none())?;
     let (out, dq, dk, dv) = (dense(&out), dense(&dq), dense(&dk), dense(&dv));
-    Ok(Values { out, lse, dq, dk, dv, dsink_logits })
+    Ok(Values { out, lse, dq, dk, dv, dsink_logits, dbias_table, dalibi_slopes })
 }
 
 fn attention(case: &AttentionCase, isa: Isa) -> Result<Attention> {
@@ -64,6 +69,9 @@ fn attention(case: &AttentionCase, isa: Isa) -> Result<Attention> {
     }
     if !case.transform.slopes.is_empty() {
         attention = attention.alibi_slopes(&case.transform.slopes[..]);
+    }
+    if let Some(Table { values, left, right }) = &case.transform.table {
+        attention = attention.bias_table(BiasTable::new(values, *left, *right)?);
     }
     if let Some((p, seed)) = case.transform.dropout {
         attention = attention.dropout(Dropout::new(p, seed)?);

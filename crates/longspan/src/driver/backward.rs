@@ -1,6 +1,7 @@
 //! The backward pass on threads: units, turns, and the sums of buffers.
 
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 #[cfg(target_arch = "x86_64")]
 use super::on_matrix_unit;
@@ -15,6 +16,7 @@ use crate::exec::Monitor;
 use crate::exec::{Arena, Tasks};
 use crate::kernel::Scratch;
 use crate::kernel::backward::{Backward, OrderedWriter, QueryTarget};
+use crate::kernel::bias::BiasSums;
 use crate::kernel::fused::FusedKernel;
 use crate::layouts::Layouts;
 use crate::options::Options;
@@ -63,6 +65,7 @@ impl<E: Element> Pass<E> for BackwardPass<'_, '_, E> {
             tiles,
             scale: call.scale,
             additions: call.additions,
+            bias_gradients: gradients.dbias_table.is_some() || gradients.dalibi_slopes.is_some(),
             q: call.q,
             k: call.k,
             v: call.v,
@@ -84,7 +87,8 @@ impl<E: Element> Pass<E> for BackwardPass<'_, '_, E> {
         let plan = &space.backward;
         space.counters.resize_with(space.counters.len().max(plan.counters), AtomicU32::default);
         let buffers = Buffers::carve(plan, sizes.dim, sizes.value_dim, &mut space.parts);
-        let work = Work { call, space: &*space, kernel, buffers };
+        let bias = BiasTotals::new(&mut gradients);
+        let work = Work { call, space: &*space, kernel, buffers, bias };
         work.space.counters[..plan.counters]
             .iter()
             .for_each(|ticket| ticket.store(0, Ordering::Relaxed));
@@ -93,11 +97,12 @@ impl<E: Element> Pass<E> for BackwardPass<'_, '_, E> {
             // that fit, and head dims from 1 on; `backward` has found those sizes in dO, the
             // statistics and the gradients. All are borrowed for the call. `Plan::fill` made the
             // unit for these layouts.
-            unsafe { work.unit(&plan.units[unit], &mut work.space.scratch()) };
+            unsafe { work.unit(unit, &mut work.space.scratch()) };
         })?;
         // SAFETY: `Tasks::run` returns when all units are done, so that no other thread uses
         // gradients or buffers; the sizes are as above.
         unsafe { work.add_up() };
+        work.bias.add_to(&mut gradients);
         Ok(())
     }
 }
@@ -143,6 +148,42 @@ struct Work<'a, 'h, X: FusedKernel> {
     space: &'a Workspace,
     kernel: Backward<'a, X>,
     buffers: Buffers,
+    bias: BiasTotals,
+}
+
+/// Gradients of biases of all heads, to which units are added in their order.
+struct BiasTotals {
+    next: AtomicU32,
+    /// Those of the table, and those of slopes; empty where they aren't wanted.
+    sums: Mutex<[Vec<f64>; 2]>,
+}
+
+impl BiasTotals {
+    fn new(gradients: &mut GradientsMut<'_>) -> Self {
+        let GradientsMut { dbias_table, dalibi_slopes, .. } = gradients;
+        let zeros = |list: &Option<&mut [f32]>| vec![0.0; list.as_deref().map_or(0, <[f32]>::len)];
+        let sums = Mutex::new([zeros(dbias_table), zeros(dalibi_slopes)]);
+        BiasTotals { next: AtomicU32::new(0), sums }
+    }
+
+    /// Adds the sums of a unit when it is its turn, unless the call stops before.
+    fn add(&self, unit: usize, bias: &BiasSums, monitor: &Monitor<'_>) {
+        let writer = OrderedWriter { counter: &self.next, rank: unit as u32 };
+        if writer.enter(|| monitor.is_stopped()) {
+            let [table, slopes] = &mut *self.sums.lock().unwrap_or_else(PoisonError::into_inner);
+            bias.add_to(table, slopes);
+            writer.leave();
+        }
+    }
+
+    fn add_to(self, gradients: &mut GradientsMut<'_>) {
+        let sums = self.sums.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let lists = [&mut gradients.dbias_table, &mut gradients.dalibi_slopes];
+        for (list, sums) in lists.into_iter().zip(sums) {
+            let Some(list) = list else { continue };
+            list.iter_mut().zip(sums).for_each(|(into, sum)| *into += sum as f32);
+        }
+    }
 }
 
 impl<X: FusedKernel> Work<'_, '_, X> {
@@ -152,12 +193,19 @@ impl<X: FusedKernel> Work<'_, '_, X> {
     ///
     /// The tensors, statistics and gradients of the kernel must have the sizes of the call and its
     /// layouts, and nothing but units of this plan read or write gradients and buffers. The plan
-    /// must be made for the layouts, `unit` be one of it, and not be run twice.
-    unsafe fn unit(&self, unit: &Unit, scratch: &mut Scratch) {
+    /// must be made for the layouts, unit `number` be one of it, and not be run twice.
+    unsafe fn unit(&self, number: usize, scratch: &mut Scratch) {
         let (kernel, plan, monitor) = (&self.kernel, &self.space.backward, self.call.monitor);
+        let unit: &Unit = &plan.units[number];
         let _session = kernel.tiles.session();
         let family = plan.families[unit.family as usize];
         let at = (family.entry as usize, family.key_head as usize);
+        if let Some(additions) = &self.call.additions
+            && kernel.bias_gradients
+        {
+            let heads = self.call.sizes.heads / self.call.sizes.key_heads;
+            scratch.bias.clear(additions, at.1 * heads, heads);
+        }
         // SAFETY: `open`, `query_panel` and `close` are given the entry, key head, key panel,
         // streams and query panels of the plan, which are those of the tensors, statistics and
         // layouts. The session is this thread's, and scratch is used for this key panel alone. Of
@@ -200,7 +248,7 @@ impl<X: FusedKernel> Work<'_, '_, X> {
                             head as usize,
                             ticket.query_panel,
                             target,
-                            &mut masks,
+                            (&mut masks, &mut scratch.bias),
                             monitor,
                         );
                         writer.leave();
@@ -210,6 +258,9 @@ impl<X: FusedKernel> Work<'_, '_, X> {
                     }
                 }
                 scratch.mask = masks.into_words();
+            }
+            if kernel.bias_gradients {
+                self.bias.add(number, &scratch.bias, monitor);
             }
             kernel.close(&panel, at, unit.buffer.map(|buffer| self.buffers.key(buffer as usize)));
         }

@@ -4,7 +4,7 @@
 //! A backward pass adds to f32 numbers. Gradients of other types are summed up in f32 first, and
 //! rounded once.
 
-use crate::arguments::{GradientsMut, OutputGradient, OutputRef};
+use crate::arguments::{Gradients, GradientsMut, Inputs, OutputGradient, OutputRef};
 use crate::check;
 use crate::dims::{Dims, Order};
 use crate::dtype::{Element, ElementType};
@@ -13,7 +13,19 @@ use crate::exec::Monitor;
 use crate::options::Options;
 use crate::rowwise;
 use crate::softmax::RowStatistics;
-use crate::tensor::{ViewMut, allocatable};
+use crate::tensor::{ViewMut, allocatable, allocate};
+
+/// Zeros, with those of all options that have gradients.
+pub(crate) fn zeros<E: Element>(options: &Options, inputs: &Inputs<'_, E>) -> Result<Gradients<E>> {
+    let zeros = |len: Option<usize>| len.map(allocate::zeros).transpose();
+    let [sink_logits, bias_table, alibi_slopes] = options.gradient_lens();
+    Ok(Gradients {
+        dsink_logits: zeros(sink_logits)?,
+        dbias_table: zeros(bias_table)?,
+        dalibi_slopes: zeros(alibi_slopes)?,
+        ..Gradients::zeros(inputs)?
+    })
+}
 
 /// Makes gradients zero that are added to; others are written anyway.
 pub(crate) fn clear<E: Element>(
@@ -26,6 +38,9 @@ pub(crate) fn clear<E: Element>(
         for gradient in [&mut gradients.dq, &mut gradients.dk, &mut gradients.dv] {
             rowwise::clear(gradient, workers, monitor)?;
         }
+    }
+    for list in [&mut gradients.dbias_table, &mut gradients.dalibi_slopes] {
+        list.as_deref_mut().unwrap_or_default().fill(0.0);
     }
     Ok(())
 }
@@ -45,15 +60,20 @@ pub(crate) fn differentiate<E: Element>(
     rowwise::deltas(output, gradient, &mut delta, options.workers()?, monitor)?;
     let OutputRef { lse, lse_lo, .. } = output;
     let rows = RowStatistics { lse, lse_lo, delta: &delta };
-    let GradientsMut { dq, dk, dv, dsink_logits } = gradients;
+    let GradientsMut { dq, dk, dv, dsink_logits, dbias_table, dalibi_slopes } = gradients;
     if let Some(into) = dsink_logits {
         sink_gradients(options, dims, rows, into, monitor)?;
     }
     let result = match (dq.into_f32(), dk.into_f32(), dv.into_f32()) {
-        (Ok(dq), Ok(dk), Ok(dv)) => accumulate(rows, GradientsMut::new(dq, dk, dv)),
+        (Ok(dq), Ok(dk), Ok(dv)) => {
+            let into = GradientsMut { dbias_table, dalibi_slopes, ..GradientsMut::new(dq, dk, dv) };
+            accumulate(rows, into)
+        }
         (Err(dq), Err(dk), Err(dv)) => {
             let into = GradientsMut::new(dq, dk, dv);
-            round(options, into, monitor, |gradients| accumulate(rows, gradients))
+            round(options, into, monitor, |into| {
+                accumulate(rows, GradientsMut { dbias_table, dalibi_slopes, ..into })
+            })
         }
         _ => unreachable!("all three have the same element type"),
     };

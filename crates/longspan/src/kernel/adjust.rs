@@ -10,16 +10,18 @@
 use longspan_pattern::Layout;
 
 use crate::gemm::Rows;
-use crate::score::Additions;
+use crate::score::{Additions, Lookup};
 use crate::simd::math::tanh;
-use crate::simd::{Operation, Simd};
+use crate::simd::{Operation, Simd, WIDEST};
 
 /// What additions need of queries: rows of a matrix with a column per query.
-pub(crate) const QUERY_TERMS: usize = 4;
-const POSITION: usize = 0;
+pub(crate) const QUERY_TERMS: usize = 5;
+pub(super) const POSITION: usize = 0;
 const SLOPE: usize = 1;
+/// The query head, given as bits.
+const HEAD: usize = 2;
 /// Two words of dropout, given as bits.
-const WORDS: [usize; 2] = [2, 3];
+const WORDS: [usize; 2] = [3, 4];
 
 /// What additions need of keys: likewise, their positions, and the words of dropout.
 pub(crate) const KEY_TERMS: usize = 2;
@@ -51,13 +53,15 @@ impl Additions<'_> {
     ) {
         // SAFETY: columns are below `count` and rows below `QUERY_TERMS`.
         unsafe {
-            if !self.slopes.is_empty()
+            if self.is_positional()
                 && let Ok(mut positions) = layout.score_positions()
             {
+                let slope = self.slopes.get(head).copied().unwrap_or(0.0);
                 for index in 0..count {
                     let position = positions.query((first + index) as u64);
                     *into.at(POSITION, index).first = relative(position, base);
-                    *into.at(SLOPE, index).first = self.slopes[head];
+                    *into.at(SLOPE, index).first = slope;
+                    *into.at(HEAD, index).first = f32::from_bits(head as u32);
                 }
             }
             if let Some(dropout) = self.dropout {
@@ -86,7 +90,7 @@ impl Additions<'_> {
     ) {
         // SAFETY: columns are below `count` and rows below `KEY_TERMS`.
         unsafe {
-            if !self.slopes.is_empty()
+            if self.is_positional()
                 && let Ok(mut positions) = layout.score_positions()
             {
                 for index in 0..count {
@@ -100,6 +104,40 @@ impl Additions<'_> {
                     *into.at(WORD, index).first = f32::from_bits(position.unwrap_or(0) as u32);
                 }
             }
+        }
+    }
+}
+
+/// A vector of tokens side by side.
+pub(super) struct Lane;
+
+impl Lane {
+    /// Whether the positions of `count` tokens from `lane` on are consecutive.
+    ///
+    /// # Safety
+    ///
+    /// Their terms must be readable.
+    #[inline(always)]
+    pub(super) unsafe fn are_consecutive(terms: Rows, lane: usize, count: usize) -> bool {
+        // SAFETY: this function demands so many.
+        unsafe {
+            let positions = terms.at(POSITION, lane).first.cast_const();
+            let positions = std::slice::from_raw_parts(positions, count);
+            positions.windows(2).all(|pair| pair[1] - pair[0] == 1.0)
+        }
+    }
+
+    /// Whether so many queries are of one head.
+    ///
+    /// # Safety
+    ///
+    /// Their terms must be readable.
+    #[inline(always)]
+    unsafe fn has_one_head(terms: Rows, lane: usize, count: usize) -> bool {
+        // SAFETY: this function demands so many.
+        unsafe {
+            let heads = terms.at(HEAD, lane).first.cast::<u32>();
+            std::slice::from_raw_parts(heads, count).windows(2).all(|pair| pair[0] == pair[1])
         }
     }
 }
@@ -150,7 +188,7 @@ impl Adjust<'_> {
     /// That of [`Adjust`]; `QUERIES` must be its `queries_in_lanes`.
     #[inline(always)]
     unsafe fn tile<S: Simd, const QUERIES: bool>(&self, simd: S) {
-        let Additions { softcap, slopes, dropout, .. } = self.additions;
+        let Additions { softcap, slopes, table, dropout, .. } = self.additions;
         let (zero, one) = (simd.splat(0.0), simd.splat(1.0));
         let scale = simd.splat(self.scale);
         let changes = self.additions.change_scores();
@@ -166,6 +204,14 @@ impl Adjust<'_> {
                     true => simd.splat(*self.keys.at(term, row).first),
                     false => simd.load(self.keys.at(term, lane).first),
                 };
+                let consecutive = table.is_some()
+                    && match QUERIES {
+                        true => {
+                            Lane::are_consecutive(self.queries, lane, S::WIDTH)
+                                && Lane::has_one_head(self.queries, lane, S::WIDTH)
+                        }
+                        false => Lane::are_consecutive(self.keys, lane, S::WIDTH),
+                    };
                 for row in 0..self.rows {
                     if changes {
                         let at = self.scores.at(row, lane).first;
@@ -182,6 +228,13 @@ impl Adjust<'_> {
                             let distance = simd.sub(query(POSITION, row), key(POSITION, row));
                             score = simd.fnma(query(SLOPE, row), simd.abs(distance), score);
                         }
+                        if let Some(table) = table {
+                            let bias = match consecutive {
+                                true => self.consecutive::<S, QUERIES>(simd, table, row, lane),
+                                false => self.gathered::<S, QUERIES>(simd, table, row, lane),
+                            };
+                            score = simd.add(score, bias);
+                        }
                         simd.store(at, score);
                     }
                     if let Some(dropout) = dropout {
@@ -192,6 +245,82 @@ impl Adjust<'_> {
                     }
                 }
             }
+        }
+    }
+
+    /// The query and the key of a pair, by their places in the lists.
+    #[inline(always)]
+    fn pair<const QUERIES: bool>(row: usize, lane: usize) -> (usize, usize) {
+        if QUERIES { (lane, row) } else { (row, lane) }
+    }
+
+    /// Head and distance of a pair.
+    ///
+    /// # Safety
+    ///
+    /// That of [`Adjust`], for a pair of the tile.
+    #[inline(always)]
+    unsafe fn head_and_distance<const QUERIES: bool>(
+        &self,
+        row: usize,
+        lane: usize,
+    ) -> (usize, f32) {
+        let (query, key) = Self::pair::<QUERIES>(row, lane);
+        // SAFETY: the terms are those of the pair.
+        unsafe {
+            let head = (*self.queries.at(HEAD, query).first).to_bits() as usize;
+            let query = *self.queries.at(POSITION, query).first;
+            (head, query - *self.keys.at(POSITION, key).first)
+        }
+    }
+
+    /// Biases of a vector of consecutive positions of one head.
+    ///
+    /// # Safety
+    ///
+    /// That of [`Adjust`], for pairs of the tile.
+    #[inline(always)]
+    unsafe fn consecutive<S: Simd, const QUERIES: bool>(
+        &self,
+        simd: S,
+        table: Lookup<'_>,
+        row: usize,
+        lane: usize,
+    ) -> S::F {
+        // SAFETY: the index is at least `WIDEST` elements before the end of the row, and no vector is
+        // wider.
+        unsafe {
+            let (head, distance) = self.head_and_distance::<QUERIES>(row, lane);
+            let (values, index) = match QUERIES {
+                true => (table.ascending(head), table.ascending_index(distance)),
+                false => (table.descending(head), table.descending_index(distance)),
+            };
+            simd.load(values.as_ptr().add(index))
+        }
+    }
+
+    /// Biases of a vector, one by one.
+    ///
+    /// # Safety
+    ///
+    /// That of [`Adjust`], for pairs of the tile.
+    #[inline(always)]
+    unsafe fn gathered<S: Simd, const QUERIES: bool>(
+        &self,
+        simd: S,
+        table: Lookup<'_>,
+        row: usize,
+        lane: usize,
+    ) -> S::F {
+        let mut biases = [0.0; WIDEST];
+        // SAFETY: pairs of the vector are those of the tile; the array has `WIDEST` elements, and no
+        // vector is wider.
+        unsafe {
+            for (n, bias) in biases[..S::WIDTH].iter_mut().enumerate() {
+                let (head, distance) = self.head_and_distance::<QUERIES>(row, lane + n);
+                *bias = table.bias(head, distance);
+            }
+            simd.load(biases.as_ptr())
         }
     }
 }

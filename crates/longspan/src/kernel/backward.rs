@@ -35,6 +35,7 @@ pub(crate) use self::panel::KeyPanel;
 use self::panel::tile_of;
 
 use super::adjust::{self, Adjust};
+use super::bias::BiasSums;
 use super::finite::AllFinite;
 use super::padded;
 use crate::exec::Monitor;
@@ -65,6 +66,8 @@ pub(crate) struct Backward<'a, X: FusedKernel> {
     pub(crate) tiles: X,
     pub(crate) scale: f32,
     pub(crate) additions: Option<Additions<'a>>,
+    /// Whether gradients of tables or slopes are wanted.
+    pub(crate) bias_gradients: bool,
     pub(crate) q: Raw<X::Element>,
     pub(crate) k: Raw<X::Element>,
     pub(crate) v: Raw<X::Element>,
@@ -133,7 +136,7 @@ impl<X: FusedKernel> Backward<'_, X> {
         head: usize,
         query_panel: u32,
         target: QueryTarget,
-        masks: &mut Masks<'_>,
+        (masks, bias): (&mut Masks<'_>, &mut BiasSums),
         monitor: &Monitor<'_>,
     ) {
         const { assert!(X::GROUP <= MOST_GROUP) };
@@ -166,14 +169,14 @@ impl<X: FusedKernel> Backward<'_, X> {
                     fault(Site::Kernel);
                     // SAFETY: `queries` has the condition of `query_panel`, and `Group` keeps
                     // neighbours that are whole tiles but for the last one.
-                    unsafe { self.queries(panel, stream, head, group.tiles(), masks) };
+                    unsafe { self.queries(panel, stream, head, group.tiles(), (masks, bias)) };
                     group = Group::EMPTY;
                 }
                 group.push(QueryTile { row, query, queries, within: query - start, dq });
             }
         }
         // SAFETY: as above.
-        unsafe { self.queries(panel, stream, head, group.tiles(), masks) };
+        unsafe { self.queries(panel, stream, head, group.tiles(), (masks, bias)) };
     }
 
     /// Neighbouring tiles of queries against the key panel.
@@ -188,7 +191,7 @@ impl<X: FusedKernel> Backward<'_, X> {
         stream: &Stream<'_>,
         head: usize,
         group: &[QueryTile],
-        masks: &mut Masks<'_>,
+        (masks, bias): (&mut Masks<'_>, &mut BiasSums),
     ) {
         let [QueryTile { query, .. }, ..] = *group else { return };
         let queries = group.iter().map(|tile| tile.queries).sum();
@@ -254,6 +257,13 @@ impl<X: FusedKernel> Backward<'_, X> {
                             .get_or_insert_with(|| self.is_finite(&at, number, tile));
                     let bits = masked.then_some(&bits);
                     self.differentiate(panel, &at, index, (number, tile.queries), bits, careful);
+                    if let Some(additions) = self.additions
+                        && self.bias_gradients
+                    {
+                        let terms = panel.query_terms.at(0, number * QUERIES);
+                        let (queries, keys) = ((tile.queries, terms), (keys, panel.key_terms));
+                        bias.add(tiles.simd(), additions, head, panel.derivatives, queries, keys);
+                    }
                     let one = Run { first: number * QUERIES, queries: tile.queries };
                     if careful {
                         self.sum(panel, &at, index, run.take());
@@ -348,6 +358,7 @@ impl<X: FusedKernel> Backward<'_, X> {
                     derivatives: panel.derivatives,
                     factors: panel.factors,
                 }),
+                keep_gradients: self.bias_gradients,
                 bits: bits.map_or(std::ptr::null(), |bits| bits.as_ptr()),
                 lse: self.rows.lse.as_ptr().add(row),
                 corrections: at.corrections.as_ptr().add(first),

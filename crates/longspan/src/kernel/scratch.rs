@@ -1,5 +1,6 @@
 //! What one thread works with while it runs tasks; nothing in it shrinks.
 
+use super::bias::BiasSums;
 use super::forward::Lists;
 use crate::exec::Arena;
 
@@ -12,4 +13,6 @@ pub(crate) struct Scratch {
     pub(crate) clean: Arena,
     /// What masks are made in.
     pub(crate) mask: Vec<u64>,
+    /// Gradients of biases.
+    pub(crate) bias: BiasSums,
 }

@@ -2,13 +2,13 @@
 
 use half::bf16;
 use longspan::{
-    Attention, BlockSize, Dilated, Dims, Dropout, Element, GradientsMut, Heads, Hook, Inputs, Isa,
-    Layout, LayoutSet, Layouts, Order, OutputGradient, OutputMut, OutputRef, Padding, Pattern,
-    Positions, Progression, Score, Shape, Threads,
+    Attention, BiasTable, BlockSize, Dilated, Dims, Dropout, Element, GradientsMut, Heads, Hook,
+    Inputs, Isa, Layout, LayoutSet, Layouts, Order, OutputGradient, OutputMut, OutputRef, Padding,
+    Pattern, Positions, Progression, Score, Shape, Threads,
 };
 use longspan_testing::{
-    Answer, AttentionCase, Axes, Case, Measure, Problem, Sample, Sizes, Steps, Transform, Values,
-    naive, truth,
+    Answer, AttentionCase, Axes, Case, Measure, Problem, Sample, Sizes, Steps, Table, Transform,
+    Values, naive, truth,
 };
 
 use super::buffer::{BufferOf, Number, Placement};
@@ -96,6 +96,9 @@ pub(crate) fn score(transform: &Transform) -> Score {
     if !transform.slopes.is_empty() {
         score = score.alibi_slopes(&transform.slopes[..]);
     }
+    if let Some(Table { values, left, right }) = &transform.table {
+        score = score.bias_table(BiasTable::new(values, *left, *right).unwrap());
+    }
     score
 }
 
@@ -126,6 +129,9 @@ pub(crate) struct TensorsOf<E> {
     pub(crate) dlse: Option<Vec<f32>>,
     /// How many sink logits there are.
     pub(crate) sinks: Option<usize>,
+    /// Elements of the bias table and of the slopes, where there are any.
+    pub(crate) table: Option<usize>,
+    pub(crate) slopes: Option<usize>,
 }
 
 pub(crate) type Tensors = TensorsOf<f32>;
@@ -148,6 +154,8 @@ impl<E: Number> TensorsOf<E> {
             dout: BufferOf::of(&problem.dout, dims_out(&sizes), dout),
             dlse: problem.dlse.clone(),
             sinks: problem.sink_logits.as_ref().map(Vec::len),
+            table: problem.transform.table.as_ref().map(|table| table.values.len()),
+            slopes: Some(problem.transform.slopes.len()).filter(|&len| len > 0),
         }
     }
 
@@ -219,15 +227,19 @@ impl<E: Number> Run<'_, E> {
 
     /// The same, with or without the rest of the log-sum-exp for the backward pass.
     pub(crate) fn both_with(&self, rest: Rest) -> Values<f32> {
-        let TensorsOf { sizes, dout, dlse, sinks, .. } = self.tensors;
+        let TensorsOf { sizes, dout, dlse, sinks, table, slopes, .. } = self.tensors;
         let inputs = self.tensors.inputs();
         let (out, lse, lse_lo) = self.forward();
         let mut dq = BufferOf::poisoned(dims_q(sizes), self.results);
         let mut dk = BufferOf::poisoned(dims_k(sizes), self.results);
         let mut dv = BufferOf::poisoned(dims_v(sizes), self.results);
-        let mut dsink_logits = vec![f32::NAN; sinks.unwrap_or(0)];
+        let poisoned = |len: Option<usize>| vec![f32::NAN; len.unwrap_or(0)];
+        let mut dsink_logits = poisoned(*sinks);
+        let (mut dbias_table, mut dalibi_slopes) = (poisoned(*table), poisoned(*slopes));
         let gradients = GradientsMut {
             dsink_logits: sinks.is_some().then_some(&mut dsink_logits),
+            dbias_table: table.is_some().then_some(&mut dbias_table),
+            dalibi_slopes: slopes.is_some().then_some(&mut dalibi_slopes),
             ..GradientsMut::new(dq.view_mut(), dk.view_mut(), dv.view_mut())
         };
         let (saved, gradient) = (
@@ -240,7 +252,7 @@ impl<E: Number> Run<'_, E> {
         );
         self.attention.backward(inputs, saved, gradient, gradients).unwrap();
         let (dq, dk, dv) = (dq.dense(), dk.dense(), dv.dense());
-        Values { out: out.dense(), lse, dq, dk, dv, dsink_logits }
+        Values { out: out.dense(), lse, dq, dk, dv, dsink_logits, dbias_table, dalibi_slopes }
     }
 
     /// Output, log-sum-exp and its rest.

@@ -7,7 +7,7 @@ use longspan::{
     Dims, Element, GradientsMut, Hook, Inputs, Order, RowStatistics, Strides, View, ViewMut,
 };
 
-use super::gradients::GradientSums;
+use super::gradients::{BiasSums, GradientSums};
 use super::keys::Keys;
 use super::rows::{elements, gather, gather_rows, scatter};
 use super::{Pass, ReceivedPart};
@@ -66,7 +66,7 @@ impl<'a, E: Element + Pod> Backward<'a, E> {
 
     fn local_keys(&mut self, index: usize, mut hook: Hook<'_>) -> Result<()> {
         let Inputs { q, k, v } = self.inputs;
-        let GradientSums { dq, dk, dv } = &mut self.sums;
+        let GradientSums { dq, dk, dv, biases } = &mut self.sums;
         let first = self.compiled.schedule.local_keys[index].start;
         for chunk in &self.compiled.local_keys[index] {
             let keys = || first + chunk.keys.start..first + chunk.keys.end;
@@ -76,6 +76,7 @@ impl<'a, E: Element + Pod> Backward<'a, E> {
                 tokens_of(dk, k.dims(), keys())?,
                 tokens_of(dv, v.dims(), keys())?,
             );
+            let into = biases.with(into);
             chunk.attention.accumulate(inputs, self.dout, self.rows, into, hook.reborrow())?;
         }
         Ok(())
@@ -93,9 +94,10 @@ impl<'a, E: Element + Pod> Backward<'a, E> {
         gradients.resize(keys + v.dims().elements().unwrap_or(0), 0.0);
         let (dk, dv) = gradients.split_at_mut(keys);
         let chunks = &compiled.received_keys[index];
+        let GradientSums { dq: own, biases, .. } = &mut self.sums;
         let Some(queries) = &plan.queries else {
             let some = Queries { q: self.inputs.q, dout: self.dout, rows: self.rows };
-            accumulate(chunks, (k, v), some, (self.sums.dq, dk, dv), hook)?;
+            accumulate(chunks, (k, v), some, (own, dk, dv), biases, hook)?;
             self.gradients[index] = gradients;
             return Ok(());
         };
@@ -104,7 +106,7 @@ impl<'a, E: Element + Pod> Backward<'a, E> {
         self.write_queries(&chosen, &mut bytes);
         let some = Queries::<E>::read(problem, chosen.len(), &bytes)?;
         let mut dq = vec![0.0; some.q.dims().elements().unwrap_or(0)];
-        accumulate(chunks, (k, v), some, (&mut dq, dk, dv), hook)?;
+        accumulate(chunks, (k, v), some, (&mut dq, dk, dv), &mut self.sums.biases, hook)?;
         scatter(self.sums.dq, all, problem.dim, &chosen, &dq);
         self.gradients[index] = gradients;
         Ok(())
@@ -117,11 +119,12 @@ impl<'a, E: Element + Pod> Backward<'a, E> {
         let some = Queries::<E>::read(problem, count, received.bytes())?;
         let mut dq = vec![0.0; some.q.dims().elements().unwrap_or(0)];
         let Inputs { k, v, .. } = self.inputs;
-        let into = GradientsMut::new(
+        let GradientSums { dk, dv, biases, .. } = &mut self.sums;
+        let into = biases.with(GradientsMut::new(
             ViewMut::new(&mut dq, some.q.dims(), ORDER)?,
-            ViewMut::new(self.sums.dk, k.dims(), ORDER)?,
-            ViewMut::new(self.sums.dv, v.dims(), ORDER)?,
-        );
+            ViewMut::new(dk, k.dims(), ORDER)?,
+            ViewMut::new(dv, v.dims(), ORDER)?,
+        ));
         let attention = &self.compiled.remote_queries[index];
         attention.accumulate(Inputs { q: some.q, k, v }, some.dout, some.rows, into, hook)?;
         self.results[index] = Some(dq);
@@ -178,6 +181,7 @@ fn accumulate<E: Element>(
     (k, v): (View<'_, E>, View<'_, E>),
     some: Queries<'_, E>,
     (dq, dk, dv): (&mut [f32], &mut [f32], &mut [f32]),
+    biases: &mut BiasSums<'_>,
     mut hook: Hook<'_>,
 ) -> Result<()> {
     for KeyChunk { attention, keys } in chunks {
@@ -188,7 +192,7 @@ fn accumulate<E: Element>(
             tokens_of(dk, k.dims(), keys())?,
             tokens_of(dv, v.dims(), keys())?,
         );
-        attention.accumulate(inputs, some.dout, some.rows, into, hook.reborrow())?;
+        attention.accumulate(inputs, some.dout, some.rows, biases.with(into), hook.reborrow())?;
     }
     Ok(())
 }

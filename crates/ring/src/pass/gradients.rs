@@ -1,7 +1,7 @@
 //! Memory in which the backward pass accumulates gradients.
 
 use bytemuck::{Pod, cast_slice_mut};
-use longspan::{Element, ElementType, ViewMut};
+use longspan::{Element, ElementType, GradientsMut, ViewMut};
 
 use crate::error::Result;
 use crate::transport::Poll;
@@ -11,6 +11,24 @@ pub(crate) struct GradientSums<'a> {
     pub(crate) dq: &'a mut [f32],
     pub(crate) dk: &'a mut [f32],
     pub(crate) dv: &'a mut [f32],
+    pub(crate) biases: BiasSums<'a>,
+}
+
+/// Sums of the gradients of biases over the pairs that this rank computes.
+pub(crate) struct BiasSums<'a> {
+    pub(crate) table: Option<&'a mut [f32]>,
+    pub(crate) slopes: Option<&'a mut [f32]>,
+}
+
+impl BiasSums<'_> {
+    /// Adds them to what a call accumulates.
+    pub(crate) fn with<'b>(&'b mut self, gradients: GradientsMut<'b>) -> GradientsMut<'b> {
+        GradientsMut {
+            dbias_table: self.table.as_deref_mut(),
+            dalibi_slopes: self.slopes.as_deref_mut(),
+            ..gradients
+        }
+    }
 }
 
 /// Zeroed f32 sums of a gradient, `[batch, head, token, dim]`: its own memory where it has this dtype

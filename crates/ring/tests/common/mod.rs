@@ -6,9 +6,11 @@ pub(crate) mod faulty;
 
 use std::time::Duration;
 
-use longspan::{Dims, Dropout, Heads, Inputs, Order, OutputGradient, Score, Tensor, Threads};
+use longspan::{
+    BiasTable, Dims, Dropout, Heads, Inputs, Order, OutputGradient, Score, Tensor, Threads,
+};
 use longspan_ring::{Error, Local, Options, Problem, Ring, Shards, Tally, Transport};
-use longspan_testing::{AttentionCase, Problem as Numbers, Sizes, Values};
+use longspan_testing::{AttentionCase, Problem as Numbers, Sizes, Table, Values};
 
 pub(crate) const ORDER: Order = Order::Bhsd;
 
@@ -39,6 +41,9 @@ pub(crate) fn problem(case: &AttentionCase, shards: Shards) -> Problem {
     }
     if !case.transform.slopes.is_empty() {
         score = score.alibi_slopes(&case.transform.slopes[..]);
+    }
+    if let Some(Table { values, left, right }) = &case.transform.table {
+        score = score.bias_table(BiasTable::new(values, *left, *right).unwrap());
     }
     let mut problem = Problem::new(heads, shards)
         .batch(case.batch)
@@ -123,6 +128,8 @@ pub(crate) struct Results {
     pub(crate) dk: Vec<f32>,
     pub(crate) dv: Vec<f32>,
     pub(crate) dsink_logits: Vec<f32>,
+    pub(crate) dbias_table: Vec<f32>,
+    pub(crate) dalibi_slopes: Vec<f32>,
     pub(crate) tally: Tally,
     pub(crate) needed: (u64, u64),
     pub(crate) pairs: u128,
@@ -156,6 +163,8 @@ pub(crate) fn both_with<T: Transport>(
         dk: gradients.dk.as_slice().to_vec(),
         dv: gradients.dv.as_slice().to_vec(),
         dsink_logits: gradients.dsink_logits.unwrap_or_default(),
+        dbias_table: gradients.dbias_table.unwrap_or_default(),
+        dalibi_slopes: gradients.dalibi_slopes.unwrap_or_default(),
         tally: ring.tally(),
         needed: ring.bytes_needed(),
         pairs: ring.active_pairs().unwrap(),
@@ -188,6 +197,8 @@ pub(crate) fn joined(numbers: &Numbers, shards: &Shards, ranks: &[Results]) -> V
         dv: vec![f32::NAN; sizes.v()],
         // Each rank has what its own queries contribute.
         dsink_logits: vec![0.0; numbers.sink_logits.as_ref().map_or(0, Vec::len)],
+        dbias_table: vec![0.0; numbers.transform.table.as_ref().map_or(0, |t| t.values.len())],
+        dalibi_slopes: vec![0.0; numbers.transform.slopes.len()],
     };
     for (rank, results) in ranks.iter().enumerate() {
         let chosen = positions(shards, rank);
@@ -196,9 +207,14 @@ pub(crate) fn joined(numbers: &Numbers, shards: &Shards, ranks: &[Results]) -> V
         put(&mut values.dq, all, sizes.dim_k, &chosen, &results.dq);
         put(&mut values.dk, all, sizes.dim_k, &chosen, &results.dk);
         put(&mut values.dv, all, sizes.dim_v, &chosen, &results.dv);
-        assert_eq!(results.dsink_logits.len(), values.dsink_logits.len());
-        let sums = values.dsink_logits.iter_mut().zip(&results.dsink_logits);
-        sums.for_each(|(sum, part)| *sum += part);
+        for (sums, parts) in [
+            (&mut values.dsink_logits, &results.dsink_logits),
+            (&mut values.dbias_table, &results.dbias_table),
+            (&mut values.dalibi_slopes, &results.dalibi_slopes),
+        ] {
+            assert_eq!(sums.len(), parts.len());
+            sums.iter_mut().zip(parts).for_each(|(sum, part)| *sum += part);
+        }
     }
     values
 }

@@ -128,7 +128,7 @@ impl AttentionCase {
         problem.transform = self.transform.clone();
         problem.sink_logits = self.sink_logits.clone();
         let (queries, keys) = (self.layout.query_positions(), self.layout.key_positions());
-        if self.has_distances() {
+        if self.transform.has_distances() {
             let within = |rule: &Rule| {
                 let sequences = rule.sequences().expect("a pattern with distances");
                 let queries = queries.iter().map(|&query| sequences.query(query)).collect();
@@ -139,14 +139,9 @@ impl AttentionCase {
         (problem.query_positions, problem.key_positions) = (queries, keys);
         problem.dlse = self.lse_gradient.then(|| normals(self.seed ^ 0xD15E, sizes.rows()));
         // Far keys have large scores where they are biased by distance.
-        let biased = self.has_distances();
+        let biased = self.transform.has_distances();
         problem.unit_scale = problem.scale.abs() <= default && !biased;
         problem
-    }
-
-    /// Whether scores depend on distances.
-    fn has_distances(&self) -> bool {
-        !self.transform.slopes.is_empty()
     }
 
     /// One rule for all heads, or one each.

@@ -47,7 +47,7 @@
 
 use std::ops::{Add, Div, Mul, Sub};
 
-use super::{Precision, Problem, Sizes, Transform};
+use super::{Precision, Problem, Sizes, Table, Transform};
 use crate::splitmix::splitmix64;
 
 /// One number for each element of the results, `[batch][head][token][dim]` each.
@@ -65,6 +65,10 @@ pub struct Values<T> {
     pub dv: Vec<T>,
     /// Gradient of the sink logits, one per query head; empty without sinks.
     pub dsink_logits: Vec<T>,
+    /// Gradient of the table, one row per query head; empty without one.
+    pub dbias_table: Vec<T>,
+    /// Gradient of the slopes; empty without them.
+    pub dalibi_slopes: Vec<T>,
 }
 
 /// The true numbers, and what they are sensitive to.
@@ -191,6 +195,10 @@ pub(super) struct Numbers<R> {
     pub(super) dlse: Vec<R>,
     /// Empty without sinks.
     pub(super) sink_logits: Vec<R>,
+    /// Empty without a table.
+    pub(super) table: Vec<R>,
+    /// Empty without ALiBi.
+    pub(super) slopes: Vec<R>,
 }
 
 impl<R: Real> Numbers<R> {
@@ -200,7 +208,10 @@ impl<R: Real> Numbers<R> {
         let none = || vec![0.0; problem.sizes.rows()];
         let dlse = wide(&problem.dlse.clone().unwrap_or_else(none));
         let sink_logits = wide(problem.sink_logits.as_deref().unwrap_or_default());
-        Numbers { q: wide(q), k: wide(k), v: wide(v), dout: wide(dout), dlse, sink_logits }
+        let (q, k, v, dout) = (wide(q), wide(k), wide(v), wide(dout));
+        let Transform { slopes, table, .. } = &problem.transform;
+        let table = wide(table.as_ref().map_or(&[], |table| &table.values));
+        Numbers { q, k, v, dout, dlse, sink_logits, table, slopes: wide(slopes) }
     }
 }
 
@@ -215,13 +226,17 @@ impl<R: Copy + Default> Values<R> {
             dk: zeros(sizes.k()),
             dv: zeros(sizes.v()),
             dsink_logits: zeros(problem.sink_logits.as_ref().map_or(0, Vec::len)),
+            dbias_table: zeros(problem.transform.table.as_ref().map_or(0, |t| t.values.len())),
+            dalibi_slopes: zeros(problem.transform.slopes.len()),
         }
     }
 }
 
 fn take_roots<R: Real>(squares: &mut Values<R>) {
-    let Values { out, lse, dq, dk, dv, dsink_logits } = squares;
-    for square in [out, lse, dq, dk, dv, dsink_logits].into_iter().flatten() {
+    let Values { out, lse, dq, dk, dv, dsink_logits, dbias_table, dalibi_slopes } = squares;
+    for square in
+        [out, lse, dq, dk, dv, dsink_logits, dbias_table, dalibi_slopes].into_iter().flatten()
+    {
         *square = square.sqrt();
     }
 }
@@ -291,7 +306,7 @@ pub(super) fn evaluate<R: Real>(problem: &Problem, x: &Numbers<R>, sample: Sampl
             for key in keys {
                 let k = token(&x.k, place(key), dim_k);
                 let z = scale * R::dot(q, k);
-                let score = transform(problem, z, head, query, *key as usize);
+                let score = transform(problem, x, z, head, query, *key as usize);
                 let terms = scale * norms_q[row] * norms_k[place(key)];
                 scores.push((score, (terms * terms + score.bias * score.bias).sqrt()));
             }
@@ -347,13 +362,16 @@ pub(super) fn evaluate<R: Real>(problem: &Problem, x: &Numbers<R>, sample: Sampl
             for (n, key) in keys.iter().enumerate() {
                 let place = place(key);
                 let (score, g) = scores[n];
-                let dz = scale * score.slope * (p[n] * (dp[n] - delta + dlse));
+                let ds = p[n] * (dp[n] - delta + dlse);
+                let dz = scale * score.slope * ds;
                 let (r, terms) = (kept[n], kept[n] * norms_dout[row] * norms_v[place]);
                 let dp_gross = (dp[n] * dp[n] + terms * terms).sqrt();
                 let ds_gross = p[n] * (dp_gross + delta.abs() + dlse.abs());
                 let h = scale * score.slope_gross * ds_gross;
                 let spread = R::from(1.0) + g * g;
                 let (pp, hh) = (r * r * p[n] * p[n] * spread, h * h * spread);
+                score.add_bias(&mut values, head, ds);
+                score.add_bias_square(&mut gross, head, ds_gross * ds_gross * spread);
                 if wanted {
                     let (k, v) = (token(&x.k, place, dim_k), token(&x.v, place, dim_v));
                     add(&mut values.dq, row, dz, k);
@@ -399,7 +417,11 @@ pub(super) fn evaluate<R: Real>(problem: &Problem, x: &Numbers<R>, sample: Sampl
                 add_squares(&mut operands.dq, row, b, &means);
             }
             for (n, key) in keys.iter().enumerate() {
-                let c = scale * scores[n].0.slope * p[n];
+                let score = scores[n].0;
+                let ds = p[n] * (dp[n] - delta + dlse);
+                score.add_bias_square(output, head, a * p[n] * p[n]);
+                score.add_bias_square(operands, head, b * p[n] * p[n] + ds * ds);
+                let c = scale * score.slope * p[n];
                 let dz = c * (dp[n] - delta + dlse);
                 if wanted {
                     add_squares(&mut operands.dq, row, dz * dz, token(&x.k, place(key), dim_k));
@@ -430,25 +452,66 @@ struct Score<R> {
     /// Derivative with respect to the old one, and the size of its terms.
     slope: R,
     slope_gross: R,
+    /// The value of the table, and the distance.
+    value: Option<usize>,
+    distance: R,
 }
 
-fn transform<R: Real>(problem: &Problem, z: R, head: usize, query: usize, key: usize) -> Score<R> {
+impl<R: Real> Score<R> {
+    /// Adds the gradient of the score to those of biases.
+    fn add_bias(&self, values: &mut Values<R>, head: usize, ds: R) {
+        if let Some(value) = self.value {
+            values.dbias_table[value] = values.dbias_table[value] + ds;
+        }
+        if let Some(sum) = values.dalibi_slopes.get_mut(head) {
+            *sum = *sum - ds * self.distance;
+        }
+    }
+
+    /// The same of squares.
+    fn add_bias_square(&self, values: &mut Values<R>, head: usize, square: R) {
+        if let Some(value) = self.value {
+            values.dbias_table[value] = values.dbias_table[value] + square;
+        }
+        if let Some(sum) = values.dalibi_slopes.get_mut(head) {
+            *sum = *sum + square * self.distance * self.distance;
+        }
+    }
+}
+
+fn transform<R: Real>(
+    problem: &Problem,
+    x: &Numbers<R>,
+    z: R,
+    head: usize,
+    query: usize,
+    key: usize,
+) -> Score<R> {
     let (zero, one) = (R::default(), R::from(1.0));
-    let Transform { softcap, slopes, .. } = &problem.transform;
-    let mut score = Score { new: z, bias: zero, slope: one, slope_gross: one };
+    let Transform { softcap, slopes, table, .. } = &problem.transform;
+    let mut score =
+        Score { new: z, bias: zero, slope: one, slope_gross: one, value: None, distance: zero };
     if let Some(cap) = softcap {
         let cap = R::from(*cap);
         let t = (z / cap).tanh();
-        score = Score { new: cap * t, bias: zero, slope: one - t * t, slope_gross: one + t * t };
+        (score.new, score.slope, score.slope_gross) = (cap * t, one - t * t, one + t * t);
     }
+    let own = &problem.score_positions;
+    let [queries, keys] = match own.get(head % own.len().max(1)) {
+        Some([queries, keys]) => [queries, keys],
+        None => [&problem.query_positions, &problem.key_positions],
+    };
+    let distance = queries[query] - keys[key];
     if !slopes.is_empty() {
-        let own = &problem.score_positions;
-        let [queries, keys] = match own.get(head % own.len().max(1)) {
-            Some([queries, keys]) => [queries, keys],
-            None => [&problem.query_positions, &problem.key_positions],
-        };
-        score.bias = R::from(slopes[head]) * R::round(queries[query].abs_diff(keys[key]) as f64);
-        score.new = score.new - score.bias;
+        score.distance = R::round(distance.unsigned_abs() as f64);
+        score.bias = zero - x.slopes[head] * score.distance;
     }
+    if let Some(Table { left, right, .. }) = *table {
+        let index = (distance.clamp(-(right as i64), left as i64) + right as i64) as usize;
+        let value = head * (left + right + 1) + index;
+        score.value = Some(value);
+        score.bias = score.bias + x.table[value];
+    }
+    score.new = score.new + score.bias;
     score
 }

@@ -125,7 +125,7 @@ impl Measure {
             };
             let rounded = best(Precision::F32);
             let floor = Precision::F32.unit() / 6.0 * rms(elements().map(|n| gross[n]));
-            let is_f32 = ["lse", "dsink_logits"].contains(&tensor);
+            let is_f32 = ["lse", "dsink_logits", "dbias_table", "dalibi_slopes"].contains(&tensor);
             let precision = if is_f32 { Precision::F32 } else { problem.precision };
             // Sink logits are f32 as well, but their gradients come from outputs that are rounded.
             let is_narrow = tensor != "lse" && problem.precision != Precision::F32;
@@ -165,6 +165,14 @@ impl Measure {
         if sample == Sample::ALL && problem.sink_logits.is_some() {
             let (naive, got) = (&naive.dsink_logits, &got.dsink_logits);
             all.push(one("dsink_logits", 1, 1, |values| &values.dsink_logits, naive, got));
+        }
+        if sample == Sample::ALL && problem.transform.table.is_some() {
+            let (naive, got) = (&naive.dbias_table, &got.dbias_table);
+            all.push(one("dbias_table", 1, 1, |values| &values.dbias_table, naive, got));
+        }
+        if sample == Sample::ALL && !problem.transform.slopes.is_empty() {
+            let (naive, got) = (&naive.dalibi_slopes, &got.dalibi_slopes);
+            all.push(one("dalibi_slopes", 1, 1, |values| &values.dalibi_slopes, naive, got));
         }
         all
     }

@@ -1,6 +1,6 @@
 //! Random cases of attention: a random layout case and a random draw for every other axis.
 
-use super::{AttentionCase, Axes};
+use super::{AttentionCase, Axes, Table};
 use crate::case::Case;
 use crate::splitmix::element;
 
@@ -47,6 +47,11 @@ impl AttentionCase {
             let slopes = (0..case.heads_q).map(|h| 0.5_f32.powi(h as i32 + 1));
             case.transform.slopes = slopes.collect();
         }
+        if !plain && draw(2) == 0 && case.layout.rule.sequences().is_some() {
+            let reach = [0, 1, 5, 33, 200];
+            let (left, right) = (reach[draw(5)], reach[draw(5)]);
+            case.transform.table = Some(Table::normal(case.heads_q, left, right, seed));
+        }
         if !plain && draw(3) == 0 {
             case.transform.dropout = Some(([0.1, 0.5, 0.9][draw(3)], seed));
         }
@@ -76,6 +81,9 @@ impl AttentionCase {
             }
         }
         self.transform.slopes.truncate(self.heads_q);
+        if let Some(Table { values, left, right }) = &mut self.transform.table {
+            values.truncate(self.heads_q * (*left + *right + 1));
+        }
         if let Some(logits) = &mut self.sink_logits {
             logits.truncate(self.heads_q);
         }

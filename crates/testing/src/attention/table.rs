@@ -5,7 +5,7 @@
 //! below and above a block, dims that no vector divides, several heads on one key head, queries
 //! before the first key). [`AttentionCase::from_seed`] covers the pairs.
 
-use super::{AttentionCase, Axes, Sample, Transform};
+use super::{AttentionCase, Axes, Sample, Table, Transform};
 use crate::case::Steps;
 use crate::rule::{Level, Rule};
 
@@ -297,8 +297,17 @@ fn transforms() -> Vec<AttentionCase> {
         case
     };
     let dropout = |p| Transform { dropout: Some((p, 0x5EED)), ..Transform::default() };
-    let all = || Transform { softcap: Some(3.0), slopes: slopes(4), dropout: Some((0.3, 7)) };
-    let mut few = with("softcap, alibi and dropout, decoding", all());
+    let table = |left, right| Transform {
+        table: Some(Table::normal(4, left, right, 11)),
+        ..Transform::default()
+    };
+    let all = || Transform {
+        softcap: Some(3.0),
+        slopes: slopes(4),
+        dropout: Some((0.3, 7)),
+        ..table(20, 5)
+    };
+    let mut few = with("all additions, decoding", all());
     few.layout.tokens_q = 3;
     let mut striped = with("dropout in a shard", dropout(0.2));
     striped.layout.query_map = Some(vec![Steps { start: 2, step: 3, len: 40 }]);
@@ -317,10 +326,14 @@ fn transforms() -> Vec<AttentionCase> {
             Rule::Causal,
             Transform::alibi(slopes(4)),
         ),
-        packed("softcap, alibi and dropout in sequences", &[70, 33], &[80, 33], local(), all()),
+        packed("all additions in sequences", &[70, 33], &[80, 33], local(), all()),
+        with("a table", table(40, 30)),
+        with("a table of one distance", table(0, 0)),
+        with("a table of all distances", table(200, 200)),
+        AttentionCase { heads_kv: 4, ..with("a table, causal", table(100, 0)) },
         with("dropout", dropout(0.1)),
         with("much dropout", dropout(0.9)),
-        with("softcap, alibi and dropout", all()),
+        with("all additions", all()),
         few,
         striped,
         with("dlse", Transform::default()),

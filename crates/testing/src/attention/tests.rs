@@ -134,14 +134,15 @@ fn check_gradient(problem: &Problem) {
     // The error of a central difference is step² / 6 times a third derivative of order 1.
     let step = 1e-5;
     type Pick = fn(&mut Numbers<f64>) -> &mut Vec<f64>;
-    let tensors: [(Pick, &[f64]); 4] = [
+    let tensors: [(Pick, &[f64]); 6] = [
         (|x| &mut x.q, &exact.dq),
         (|x| &mut x.k, &exact.dk),
         (|x| &mut x.v, &exact.dv),
         (|x| &mut x.sink_logits, &exact.dsink_logits),
+        (|x| &mut x.table, &exact.dbias_table),
+        (|x| &mut x.slopes, &exact.dalibi_slopes),
     ];
-    let tensors = &tensors[..if problem.sink_logits.is_some() { 4 } else { 3 }];
-    for &(pick, gradient) in tensors {
+    for (pick, gradient) in tensors.into_iter().filter(|(_, gradient)| !gradient.is_empty()) {
         assert!(gradient.iter().any(|g| g.abs() > 1e-3));
         for (n, exact) in gradient.iter().enumerate() {
             let kept = pick(&mut x)[n];
@@ -164,6 +165,12 @@ fn gradients_are_those_of_finite_differences() {
         Transform::default(),
         Transform::softcap(1.5),
         Transform::alibi(vec![0.5, 0.25, 1.0, -0.1]),
+        Transform {
+            softcap: Some(2.0),
+            slopes: vec![0.5, 0.25, 1.0, -0.1],
+            table: Some(Table::normal(4, 2, 1, 3)),
+            dropout: Some((0.4, 5)),
+        },
     ];
     for (n, transform) in transforms.into_iter().enumerate() {
         let logits = || Some(vec![0.5, -1.0, 2.0, 0.0]);
@@ -236,7 +243,7 @@ fn naive_is_near_the_truth_and_best_is_nearer() {
         dq: rounded(&t.dq),
         dk: rounded(&t.dk),
         dv: rounded(&t.dv),
-        dsink_logits: rounded(&t.dsink_logits),
+        ..Values::default()
     };
     for measure in Measure::all(&problem, &truth, &naive, &naive, Sample::ALL) {
         assert!(measure.ratio() > 1.0 && measure.ratio() < 40.0, "{measure}");
@@ -258,6 +265,7 @@ fn rounded(values: &Values<f64>, precision: Precision) -> Values<f32> {
         dk: round(&values.dk),
         dv: round(&values.dv),
         dsink_logits: values.dsink_logits.iter().map(|&x| x as f32).collect(),
+        ..Values::default()
     }
 }
 

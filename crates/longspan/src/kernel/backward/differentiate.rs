@@ -13,7 +13,7 @@ use crate::simd::{Operation, Simd};
 /// writable at `scores`, readable at `gradients` and writable at `products`. There must be a
 /// readable word of bits per query, unless they are null, and a log-sum-exp, correction and delta.
 /// Where there is an [`Adjust`], its condition must hold for these scores, with factors if there is
-/// dropout and derivatives if there is a softcap. Nothing that is written may be shared with anything
+/// dropout and derivatives if there is a softcap or gradients of scores are kept. Nothing that is written may be shared with anything
 /// else here.
 pub(crate) struct Differentiate<'a> {
     pub(crate) scores: Rows,
@@ -27,6 +27,8 @@ pub(crate) struct Differentiate<'a> {
     pub(crate) scale: f32,
     /// What additions do to the scores before this.
     pub(crate) adjust: Option<Adjust<'a>>,
+    /// Whether gradients of scores replace its derivatives.
+    pub(crate) keep_gradients: bool,
     /// A word per query, or null where all is seen.
     pub(crate) bits: *const u64,
     pub(crate) lse: *const f32,
@@ -75,7 +77,7 @@ impl Differentiate<'_> {
     #[inline(always)]
     pub(super) fn has_factors(&self) -> bool {
         self.adjust.is_some_and(|Adjust { additions, .. }| {
-            additions.softcap.is_some() || additions.dropout.is_some()
+            additions.softcap.is_some() || additions.dropout.is_some() || self.keep_gradients
         })
     }
 
@@ -99,6 +101,21 @@ impl Differentiate<'_> {
             factor(additions.dropout.is_some(), adjust.factors),
             factor(additions.softcap.is_some(), adjust.derivatives),
         ]
+    }
+
+    /// Writes gradients of scores of one query and one vector of keys, if they are wanted.
+    ///
+    /// # Safety
+    ///
+    /// That of [`Differentiate`]; the query and the vector must end within the matrices.
+    #[inline(always)]
+    pub(super) unsafe fn keep<S: Simd>(&self, simd: S, (query, lane): (usize, usize), x: S::F) {
+        if let Some(adjust) = &self.adjust
+            && self.keep_gradients
+        {
+            // SAFETY: the type demands a derivative per pair here.
+            unsafe { simd.store(adjust.derivatives.at(query, lane).first, x) };
+        }
     }
 
     /// # Safety
@@ -140,6 +157,12 @@ impl Differentiate<'_> {
                     if FACTORS {
                         product = simd.mul(product, derivative);
                         p = simd.mul(p, kept);
+                        let mask = if MASKED { word >> lane } else { u64::MAX };
+                        self.keep(
+                            simd,
+                            (query, lane),
+                            simd.select(simd.mask(mask), gradient, zero),
+                        );
                     }
                     if MASKED {
                         let mask = simd.mask(word >> lane);

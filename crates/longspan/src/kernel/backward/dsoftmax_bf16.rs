@@ -214,17 +214,21 @@ impl DsoftmaxBf16<'_> {
                 let correction = simd.splat(*work.corrections.add(query));
                 p = simd.min(simd.splat(1.0), simd.mul(exp2_coarse(simd, power), correction));
             }
-            let mut gradient = simd.load(work.gradients.at(query, lane).first);
+            let mut kept_gradient = simd.load(work.gradients.at(query, lane).first);
             let [kept, derivative] = match FACTORS {
                 true => work.factors(simd, query, lane),
                 false => [zero; 2],
             };
             if FACTORS {
-                gradient = simd.mul(gradient, kept);
+                kept_gradient = simd.mul(kept_gradient, kept);
             }
-            let gradient = simd.fma(gradient, scale, simd.splat(self.shared.delta[query]));
+            let gradient = simd.fma(kept_gradient, scale, simd.splat(self.shared.delta[query]));
             let mut d = simd.mul(p, gradient);
             if FACTORS {
+                let delta = simd.splat(*work.delta.add(query));
+                let mask = if MASKED { *work.bits.add(query) >> lane } else { u64::MAX };
+                let of_score = simd.mul(p, simd.sub(kept_gradient, delta));
+                work.keep(simd, (query, lane), simd.select(simd.mask(mask), of_score, zero));
                 d = simd.mul(d, derivative);
                 p = simd.mul(p, kept);
             }
