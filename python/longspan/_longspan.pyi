@@ -233,22 +233,14 @@ class Ring:
         timeout: float,
     ) -> Ring: ...
     def forward(
-        self, q: _Raw, k: _Raw, v: _Raw, out: _Raw, lse: _Raw, lse_lo: _Raw
+        self, q: _Raw, k: _Raw, v: _Raw, out: _Raw, lse: _Raw, lse_lo: _Raw,
+        sink_logits: Sequence[float] | None,
     ) -> None: ...
     def backward(
-        self,
-        q: _Raw,
-        k: _Raw,
-        v: _Raw,
-        out: _Raw,
-        lse: _Raw,
-        lse_lo: _Raw,
-        dout: _Raw,
-        dlse: _Raw | None,
-        dq: _Raw,
-        dk: _Raw,
-        dv: _Raw,
-    ) -> None: ...
+        self, q: _Raw, k: _Raw, v: _Raw, out: _Raw, lse: _Raw, lse_lo: _Raw,
+        dout: _Raw, dlse: _Raw | None, dq: _Raw, dk: _Raw, dv: _Raw,
+        sink_logits: Sequence[float] | None,
+    ) -> list[float] | None: ...
     def traffic(self) -> tuple[int, int]: ...
 
 def full() -> Pattern: ...
@@ -285,6 +277,7 @@ def attention(
     scale: float | None = None,
     softcap: float | None = None,
     alibi_slopes: _Slopes | None = None,
+    sink_logits: _Slopes | None = None,
     query_offset: int | None = None,
     key_offset: int | None = None,
     key_padding: Sequence[tuple[int, int]] | None = None,
@@ -306,6 +299,7 @@ def attention(
     scale: float | None = None,
     softcap: float | None = None,
     alibi_slopes: _Slopes | None = None,
+    sink_logits: _Slopes | None = None,
     query_offset: int | None = None,
     key_offset: int | None = None,
     key_padding: Sequence[tuple[int, int]] | None = None,
@@ -327,6 +321,7 @@ def attention(
     scale: float | None = None,
     softcap: float | None = None,
     alibi_slopes: _Slopes | None = None,
+    sink_logits: _Slopes | None = None,
     query_offset: int | None = None,
     key_offset: int | None = None,
     key_padding: Sequence[tuple[int, int]] | None = None,
@@ -348,6 +343,7 @@ def attention(
     scale: float | None = None,
     softcap: float | None = None,
     alibi_slopes: _Slopes | None = None,
+    sink_logits: _Slopes | None = None,
     query_offset: int | None = None,
     key_offset: int | None = None,
     key_padding: Sequence[tuple[int, int]] | None = None,
@@ -369,6 +365,7 @@ def attention(
     scale: float | None = None,
     softcap: float | None = None,
     alibi_slopes: _Slopes | None = None,
+    sink_logits: _Slopes | None = None,
     query_offset: int | None = None,
     key_offset: int | None = None,
     key_padding: Sequence[tuple[int, int]] | None = None,
@@ -390,6 +387,7 @@ def attention(
     scale: float | None = None,
     softcap: float | None = None,
     alibi_slopes: _Slopes | None = None,
+    sink_logits: _Slopes | None = None,
     query_offset: int | None = None,
     key_offset: int | None = None,
     key_padding: Sequence[tuple[int, int]] | None = None,
@@ -411,6 +409,7 @@ def attention(
     scale: float | None = None,
     softcap: float | None = None,
     alibi_slopes: _Slopes | None = None,
+    sink_logits: _Slopes | None = None,
     query_offset: int | None = None,
     key_offset: int | None = None,
     key_padding: Sequence[tuple[int, int]] | None = None,
@@ -430,6 +429,7 @@ def forward(
     scale: float | None = None,
     softcap: float | None = None,
     alibi_slopes: _Slopes | None = None,
+    sink_logits: _Slopes | None = None,
     query_offset: int | None = None,
     key_offset: int | None = None,
     key_padding: Sequence[tuple[int, int]] | None = None,
@@ -451,6 +451,7 @@ def backward(
     scale: float | None = None,
     softcap: float | None = None,
     alibi_slopes: _Slopes | None = None,
+    sink_logits: _Slopes | None = None,
     query_offset: int | None = None,
     key_offset: int | None = None,
     key_padding: Sequence[tuple[int, int]] | None = None,
@@ -459,30 +460,14 @@ def backward(
     precision: _Precision | None = None,
 ) -> Gradients: ...
 def raw_forward(
-    q: _Raw,
-    k: _Raw,
-    v: _Raw,
-    out: _Raw,
-    lse: _Raw,
-    lse_lo: _Raw | None,
-    pattern: _What,
-    **options: Any,
+    q: _Raw, k: _Raw, v: _Raw, out: _Raw, lse: _Raw, lse_lo: _Raw | None,
+    pattern: _What, **options: Any,
 ) -> None: ...
 def raw_backward(
-    q: _Raw,
-    k: _Raw,
-    v: _Raw,
-    out: _Raw,
-    lse: _Raw,
-    lse_lo: _Raw | None,
-    dout: _Raw,
-    dlse: _Raw | None,
-    dq: _Raw,
-    dk: _Raw,
-    dv: _Raw,
-    pattern: _What,
-    **options: Any,
-) -> None: ...
+    q: _Raw, k: _Raw, v: _Raw, out: _Raw, lse: _Raw, lse_lo: _Raw | None,
+    dout: _Raw, dlse: _Raw | None, dq: _Raw, dk: _Raw, dv: _Raw,
+    pattern: _What, **options: Any,
+) -> list[float] | None: ...
 def check_options(
     pattern: _What, **options: Any
 ) -> tuple[Pattern | Layout | Dilated, dict[str, Any]]: ...

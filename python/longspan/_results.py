@@ -18,7 +18,8 @@ class _Output(NamedTuple):
     out: Any
     """One weighted sum of values per query: axes as the queries, head dim of the values."""
     lse: NDArray[numpy.float32]
-    """The log-sum-exp of each row, f32, ``(batch, heads, tokens)``; -inf where nothing is seen."""
+    """The log-sum-exp of each row, f32, ``(batch, heads, tokens)``; -inf where nothing is seen.
+    It includes the sink logit of the row's head, if there is one."""
     lse_lo: NDArray[numpy.float32]
     """The low part of the log-sum-exp: ``lse + lse_lo`` is a double-f32."""
 
@@ -53,9 +54,27 @@ class Output(_Output):
         return type(self)(**parts, pattern=self.pattern, options=self.options)
 
 
-class Gradients(NamedTuple):
-    """What ``backward`` returns: axes as their tensors."""
-
+class _Gradients(NamedTuple):
     dq: Any
     dk: Any
     dv: Any
+
+
+class Gradients(_Gradients):
+    """What ``backward`` returns: a tuple ``(dq, dk, dv)``, axes as their tensors, and the gradient of
+    the sink logits beside it."""
+
+    dsink_logits: NDArray[numpy.float32] | None
+    """The gradient of the sink logits, f32, ``(heads,)``; None without them."""
+
+    def __new__(
+        cls, dq: Any, dk: Any, dv: Any, dsink_logits: NDArray[numpy.float32] | None = None
+    ) -> Self:
+        self = super().__new__(cls, dq, dk, dv)
+        self.dsink_logits = dsink_logits
+        return self
+
+    def _replace(self, **fields: Any) -> Self:
+        """A copy with other fields, and the same gradient of sink logits."""
+        parts: dict[str, Any] = {**self._asdict(), **fields}
+        return type(self)(**{"dsink_logits": self.dsink_logits, **parts})

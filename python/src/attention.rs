@@ -4,7 +4,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyString, PyTuple, PyType};
 
-use crate::call::{Call, Saved};
+use crate::call::{Call, Saved, new_list};
 use crate::errors;
 use crate::options::Options;
 use crate::pattern::Pattern;
@@ -41,6 +41,9 @@ fn class<'py>(
 /// - `scale`: what scores are multiplied by, `1 / sqrt(dim)` where left out.
 /// - `softcap`: scores become `cap * tanh(score / cap)`.
 /// - `alibi_slopes`: one per query head; `slope * |query - key|` is subtracted from scores.
+/// - `sink_logits`: one per query head, in `q`'s order of heads; `exp(sink_logit)` joins the
+///   denominator of each row once, with value 0 (gpt-oss). The log-sum-exp includes it, and is the
+///   logit itself where a query sees no key. -inf is a head without a sink.
 /// - `threads`: how many work on it, all CPUs where left out; results don't depend on it.
 /// - `isa`: the instruction set, the fastest where left out.
 /// - `precision`: `"highest"` (the default): products at the precision of the tensors; `"widened"`: f32
@@ -57,8 +60,8 @@ fn class<'py>(
 #[pyo3(
     signature = (q, k, v, pattern, *, out=None, return_lse=false, **options),
     text_signature = "(q, k, v, pattern, *, order='bhsd', block=None, out=None, return_lse=False, \
-        scale=None, softcap=None, alibi_slopes=None, query_offset=None, key_offset=None, \
-        key_padding=None, threads=None, isa=None, precision=None)"
+        scale=None, softcap=None, alibi_slopes=None, sink_logits=None, query_offset=None, \
+        key_offset=None, key_padding=None, threads=None, isa=None, precision=None)"
 )]
 #[expect(clippy::too_many_arguments, reason = "they are named in Python")]
 pub(crate) fn attention<'py>(
@@ -103,8 +106,8 @@ pub(crate) fn attention<'py>(
 #[pyo3(
     signature = (q, k, v, pattern, *, out=None, **options),
     text_signature = "(q, k, v, pattern, *, order='bhsd', block=None, out=None, scale=None, \
-        softcap=None, alibi_slopes=None, query_offset=None, key_offset=None, key_padding=None, \
-        threads=None, isa=None, precision=None)"
+        softcap=None, alibi_slopes=None, sink_logits=None, query_offset=None, key_offset=None, \
+        key_padding=None, threads=None, isa=None, precision=None)"
 )]
 pub(crate) fn forward<'py>(
     py: Python<'py>,
@@ -129,7 +132,8 @@ pub(crate) fn forward<'py>(
     output_class(py)?.call1((result, lse, rest, pattern, kept))
 }
 
-/// The gradients of `forward`: `Gradients(dq, dk, dv)`.
+/// The gradients of `forward`: `Gradients(dq, dk, dv)`, which has `dsink_logits`, f32 of one axis, as
+/// an attribute: None without sink logits.
 ///
 /// `output` is what `forward` returned: it holds the pattern and the options of the forward pass,
 /// which the backward pass uses. `block`, `threads`, `isa` and `precision` may be others here; a
@@ -150,8 +154,8 @@ pub(crate) fn forward<'py>(
 #[pyo3(
     signature = (q, k, v, output, dout, pattern=None, *, dlse=None, **options),
     text_signature = "(q, k, v, output, dout, pattern=None, *, dlse=None, order=None, block=None, \
-        scale=None, softcap=None, alibi_slopes=None, query_offset=None, key_offset=None, \
-        key_padding=None, threads=None, isa=None, precision=None)"
+        scale=None, softcap=None, alibi_slopes=None, sink_logits=None, query_offset=None, \
+        key_offset=None, key_padding=None, threads=None, isa=None, precision=None)"
 )]
 #[expect(clippy::too_many_arguments, reason = "they are named in Python")]
 pub(crate) fn backward<'py>(
@@ -180,8 +184,9 @@ pub(crate) fn backward<'py>(
     let (dq, mut dq_tensor) = call.new_tensor("dq", call.queries, q)?;
     let (dk, mut dk_tensor) = call.new_tensor("dk", call.k.dims(call.order)?, q)?;
     let (dv, mut dv_tensor) = call.new_tensor("dv", call.v.dims(call.order)?, q)?;
-    call.backward(py, &saved, [&mut dq_tensor, &mut dk_tensor, &mut dv_tensor])?;
-    class(py, &GRADIENTS, "Gradients")?.call1((dq, dk, dv))
+    let sinks = call.backward(py, &saved, [&mut dq_tensor, &mut dk_tensor, &mut dv_tensor])?;
+    let dsink_logits = sinks.map(|sinks| new_list(py, &sinks)).transpose()?;
+    class(py, &GRADIENTS, "Gradients")?.call1((dq, dk, dv, dsink_logits))
 }
 
 /// The pattern and the options of the forward pass that made `output`, where it holds them, checked

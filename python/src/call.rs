@@ -31,6 +31,8 @@ pub(crate) struct Call {
     pub(crate) queries: Dims,
     pub(crate) output: Dims,
     engine: Engine,
+    /// How many sink logits there are.
+    sinks: Option<usize>,
 }
 
 impl Call {
@@ -43,9 +45,10 @@ impl Call {
         v.same_element(&q)?;
         let order = options.order();
         let (queries, keys, values) = (q.dims(order)?, k.dims(order)?, v.dims(order)?);
+        let sinks = options.sink_logits.as_ref().map(Vec::len);
         let engine = options.engine(pattern, queries, keys)?;
         let output = Dims { dim: values.dim, ..queries };
-        Ok(Call { q, k, v, order, queries, output, engine })
+        Ok(Call { q, k, v, order, queries, output, engine, sinks })
     }
 
     pub(crate) fn import(
@@ -73,13 +76,13 @@ impl Call {
         })
     }
 
-    /// Writes gradients.
+    /// Writes gradients; returns those of sink logits, if there are any.
     pub(crate) fn backward(
         &self,
         py: Python<'_>,
         saved: &Saved<'_>,
         [dq, dk, dv]: [&mut Tensor; 3],
-    ) -> PyResult<()> {
+    ) -> PyResult<Option<Vec<f32>>> {
         for tensor in [saved.out, saved.dout, &*dq, &*dk, &*dv] {
             tensor.same_element(&self.q)?;
         }
@@ -94,8 +97,17 @@ impl Call {
                 dout: saved.dout.view(self.order)?,
                 dlse: saved.dlse.map(|dlse| dlse.rows(self.output)).transpose()?,
             };
-            let gradients = GradientsMut::new(dq.view_mut(self.order)?, dk.view_mut(self.order)?, dv.view_mut(self.order)?);
-            compute(py, |hook| self.engine.backward(inputs, output, gradient, gradients, hook))
+            let mut dsink_logits = self.sinks.map(|sinks| vec![0.0; sinks]);
+            let gradients = GradientsMut {
+                dsink_logits: dsink_logits.as_deref_mut(),
+                ..GradientsMut::new(
+                    dq.view_mut(self.order)?,
+                    dk.view_mut(self.order)?,
+                    dv.view_mut(self.order)?,
+                )
+            };
+            compute(py, |hook| self.engine.backward(inputs, output, gradient, gradients, hook))?;
+            Ok(dsink_logits)
         })
     }
 
@@ -145,6 +157,11 @@ impl Call {
         let tensor = Tensor::import(name, &array)?;
         Ok((array, tensor))
     }
+}
+
+/// A new NumPy array of f32 with one axis.
+pub(crate) fn new_list<'py>(py: Python<'py>, list: &[f32]) -> PyResult<Bound<'py, PyAny>> {
+    py.import("numpy")?.call_method1("array", (list.to_vec(), "float32"))
 }
 
 /// What the forward pass found, and the gradients that arrive at it.

@@ -14,7 +14,7 @@ use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
 
-use crate::arguments::{Placement, Whole, padding, pairs};
+use crate::arguments::{Placement, Whole, elements, padding, pairs};
 use crate::dilated::Dilated;
 use crate::errors;
 use crate::layout::Layout;
@@ -30,7 +30,7 @@ static LAYOUTS: LazyLock<LayoutCache> = LazyLock::new(|| LayoutCache::new(CACHE_
 /// Its clones share the workspaces of all calls.
 static SHARED: LazyLock<longspan::Options> = LazyLock::new(longspan::Options::default);
 
-const NAMES: [&str; 11] = [
+const NAMES: [&str; 12] = [
     "order",
     "block",
     "query_offset",
@@ -39,6 +39,7 @@ const NAMES: [&str; 11] = [
     "scale",
     "softcap",
     "alibi_slopes",
+    "sink_logits",
     "threads",
     "isa",
     "precision",
@@ -57,6 +58,7 @@ pub(crate) struct Options {
     scale: Option<f64>,
     softcap: Option<f64>,
     alibi_slopes: Option<Vec<f32>>,
+    pub(crate) sink_logits: Option<Vec<f32>>,
     threads: Option<NonZeroUsize>,
     isa: Option<Isa>,
     precision: Option<Precision>,
@@ -118,6 +120,9 @@ impl Options {
         if let Some(scale) = self.scale {
             calls = calls.scale(scale as f32);
         }
+        if let Some(logits) = &self.sink_logits {
+            calls = calls.sink_logits(logits.as_slice());
+        }
         if let Some(isa) = self.isa {
             calls = calls.isa(isa);
         }
@@ -160,6 +165,7 @@ impl Options {
             "scale" => self.scale = Some(value.extract()?),
             "softcap" => self.softcap = Some(value.extract()?),
             "alibi_slopes" => self.alibi_slopes = Some(value.extract()?),
+            "sink_logits" => self.sink_logits = Some(elements(value)?.extract()?),
             "threads" => {
                 let count = NonZeroUsize::new(value.extract::<Whole>()?.0 as usize);
                 let count = count.ok_or_else(|| {
@@ -205,6 +211,10 @@ impl Options {
                 let slopes = self.alibi_slopes.as_ref();
                 slopes.map(|slopes| Ok(PyTuple::new(py, slopes)?.into_any()))
             }
+            "sink_logits" => {
+                let logits = self.sink_logits.as_ref();
+                logits.map(|logits| Ok(PyTuple::new(py, logits)?.into_any()))
+            }
             "threads" => self.threads.map(|count| count.get().into_bound_py_any(py)),
             "isa" => self.isa.map(|isa| isa.to_string().into_bound_py_any(py)),
             "precision" => self.precision.map(|value| precision_name(value).into_bound_py_any(py)),
@@ -248,6 +258,7 @@ impl Options {
             "scale" => (scale(self) - scale(given)).abs() <= f32::EPSILON * scale(self).abs(),
             "softcap" => self.softcap == given.softcap,
             "alibi_slopes" => self.alibi_slopes == given.alibi_slopes,
+            "sink_logits" => self.sink_logits == given.sink_logits,
             other => unreachable!("{other} doesn't change results"),
         }
     }

@@ -36,7 +36,8 @@ pub(crate) fn raw_forward(
     call.forward(py, &mut out, lse.rows_mut(call.output)?, rest)
 }
 
-/// `backward` on such tensors; writes `dq`, `dk` and `dv`. `lse_lo` and `dlse` may be None.
+/// `backward` on such tensors; writes `dq`, `dk` and `dv`, and returns the gradients of sink logits as
+/// a list, or None without sinks. `lse_lo` and `dlse` may be None.
 #[pyfunction]
 #[pyo3(signature = (q, k, v, out, lse, lse_lo, dout, dlse, dq, dk, dv, pattern, **options))]
 #[expect(clippy::too_many_arguments, reason = "only the glue calls it")]
@@ -55,7 +56,7 @@ pub(crate) fn raw_backward(
     dv: &Bound<'_, PyAny>,
     pattern: &Bound<'_, PyAny>,
     options: Option<&Bound<'_, PyDict>>,
-) -> PyResult<()> {
+) -> PyResult<Option<Vec<f32>>> {
     let call = raw_call([q, k, v], pattern, Options::read("raw_backward", options)?)?;
     let (out, lse, dout) = (raw("out", out)?, raw("lse", lse)?, raw("dout", dout)?);
     let lse_lo = lse_lo.map(|rest| raw("lse_lo", rest)).transpose()?;

@@ -81,7 +81,7 @@ impl Ring {
         Ok(Ring { ring, raised, element })
     }
 
-    /// Writes `out`, `lse` and `lse_lo` of this rank's queries.
+    /// Writes `out`, `lse` and `lse_lo` of this rank's queries. `sink_logits` may be None.
     #[expect(clippy::too_many_arguments, reason = "only the glue calls it")]
     fn forward(
         &self,
@@ -92,6 +92,7 @@ impl Ring {
         out: &Bound<'_, PyAny>,
         lse: &Bound<'_, PyAny>,
         lse_lo: &Bound<'_, PyAny>,
+        sink_logits: Option<Vec<f32>>,
     ) -> PyResult<()> {
         let (q, k, v) = (raw("q", q)?, raw("k", k)?, raw("v", v)?);
         let mut out = raw("out", out)?;
@@ -101,11 +102,15 @@ impl Ring {
         with_element!(self.element_of([&q, &k, &v, &out])?, E => {
             let (q, k, v) = (q.view::<E>(ORDER)?, k.view(ORDER)?, v.view(ORDER)?);
             let output = OutputMut { out: out.view_mut::<E>(ORDER)?, lse, lse_lo: Some(rest) };
-            self.run(py, move |ring| ring.forward_into(Inputs { q, k, v }, output))
+            self.run(py, move |ring| {
+                ring.set_sink_logits(sink_logits.map(Into::into))?;
+                ring.forward_into(Inputs { q, k, v }, output)
+            })
         })
     }
 
-    /// Writes `dq`, `dk` and `dv` of this rank's tokens. `dlse` may be None.
+    /// Writes `dq`, `dk` and `dv` of this rank's tokens, and returns what its queries contribute to
+    /// the gradients of sink logits. `dlse` and `sink_logits` may be None.
     #[expect(clippy::too_many_arguments, reason = "only the glue calls it")]
     fn backward(
         &self,
@@ -121,7 +126,8 @@ impl Ring {
         dq: &Bound<'_, PyAny>,
         dk: &Bound<'_, PyAny>,
         dv: &Bound<'_, PyAny>,
-    ) -> PyResult<()> {
+        sink_logits: Option<Vec<f32>>,
+    ) -> PyResult<Option<Vec<f32>>> {
         let (q, k, v) = (raw("q", q)?, raw("k", k)?, raw("v", v)?);
         let (out, lse, rest) = (raw("out", out)?, raw("lse", lse)?, raw("lse_lo", lse_lo)?);
         let (dout, dlse) = (raw("dout", dout)?, dlse.map(|dlse| raw("dlse", dlse)).transpose()?);
@@ -136,8 +142,14 @@ impl Ring {
             let (out, dout) = (out.view(ORDER)?, dout.view(ORDER)?);
             let (saved, gradient) = (OutputRef { out, lse, lse_lo }, OutputGradient { dout, dlse });
             let (dq, dk, dv) = (dq.view_mut(ORDER)?, dk.view_mut(ORDER)?, dv.view_mut(ORDER)?);
-            let gradients = GradientsMut::new(dq, dk, dv);
-            self.run(py, move |ring| ring.backward_into(inputs, saved, gradient, gradients))
+            let mut sums = sink_logits.as_ref().map(|logits| vec![0.0; logits.len()]);
+            let dsink_logits = sums.as_deref_mut();
+            let gradients = GradientsMut { dsink_logits, ..GradientsMut::new(dq, dk, dv) };
+            self.run(py, move |ring| {
+                ring.set_sink_logits(sink_logits.map(Into::into))?;
+                ring.backward_into(inputs, saved, gradient, gradients)
+            })?;
+            Ok(sums)
         })
     }
 

@@ -27,6 +27,7 @@ def attention(
     cu_seqlens: Tensor | tuple[Tensor, Tensor] | None = None,
     query_offset: int | Tensor | None = None,
     key_offset: int | Tensor | None = None,
+    sink_logits: Tensor | None = None,
 ) -> Tensor: ...
 @overload
 def attention(
@@ -43,6 +44,7 @@ def attention(
     cu_seqlens: Tensor | tuple[Tensor, Tensor] | None = None,
     query_offset: int | Tensor | None = None,
     key_offset: int | Tensor | None = None,
+    sink_logits: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def attention(
@@ -59,6 +61,7 @@ def attention(
     cu_seqlens: Tensor | tuple[Tensor, Tensor] | None = None,
     query_offset: int | Tensor | None = None,
     key_offset: int | Tensor | None = None,
+    sink_logits: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 def attention(
     q: Tensor,
@@ -74,6 +77,7 @@ def attention(
     cu_seqlens: Tensor | tuple[Tensor, Tensor] | None = None,
     query_offset: int | Tensor | None = None,
     key_offset: int | Tensor | None = None,
+    sink_logits: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention over the pairs that ``pattern`` allows, with gradients.
 
@@ -89,6 +93,17 @@ def attention(
 
     ``scale`` is ``1 / sqrt(dim)`` unless given. With ``enable_gqa`` there may be fewer key heads
     than query heads. ``softcap`` squashes scores to ``softcap * tanh(score / softcap)``.
+
+    ``sink_logits`` is a tensor ``(head,)`` of any floating-point type, with a gradient: a learned logit
+    per query head that joins the denominator of each of its rows once, with value 0 (gpt-oss). The
+    log-sum-exp includes it. A query that sees nothing gives zeros, and its log-sum-exp is the logit.
+    -inf is a head without a sink.
+
+    >>> sinks = torch.zeros(4, requires_grad=True)
+    >>> out = longspan.torch.attention(q, q, q, "causal", sink_logits=sinks)
+    >>> out.sum().backward()
+    >>> sinks.grad.shape
+    torch.Size([4])
 
     ``return_lse`` adds the log-sum-exp of each row, f32, ``(batch, head, token)``; it has gradients
     too.
@@ -122,16 +137,17 @@ def attention(
             "positions"
         )
     places = Places(key_padding, cu_q, cu_k, query_offset, key_offset)
+    scores = Scores(scale, softcap, checked_sinks(sink_logits, q))
     if isinstance(pattern, Layout):
-        found = _over_layout(q, k, v, pattern, Scores(scale, softcap), places)
+        found = _over_layout(q, k, v, pattern, scores, places)
     elif isinstance(pattern, Dilated):
-        found = over_branches(q, k, v, _branches(pattern), Scores(scale, softcap), places)
-    elif _is_direct(q, k, v):
+        found = over_branches(q, k, v, _branches(pattern), scores, places)
+    elif _is_direct(q, k, v, scores.sink_logits):
         found = _run.empty_output(q, v)
-        _run.forward(found, q, k, v, _known(pattern), Scores(scale, softcap), places)
+        _run.forward(found, q, k, v, _known(pattern), scores, places)
     else:
         text, places = text_of(pattern), [_tensor(place) for place in places]
-        found = _op.attention(q, k, v, text, scale, softcap, *places)
+        found = _op.attention(q, k, v, text, scale, softcap, *places, scores.sink_logits)
     return (found[0], found[1]) if return_lse else found[0]
 
 
@@ -143,6 +159,26 @@ def checked(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if q.dtype != k.dtype or q.dtype != v.dtype or torch.is_autocast_enabled("cpu"):
         return same_type(q, k, v)
     return q, k, v
+
+
+def checked_sinks(sink_logits: Tensor | None, q: Tensor) -> Tensor | None:
+    """Sink logits in f32, or an error."""
+    if sink_logits is None:
+        return None
+    if not isinstance(sink_logits, Tensor):
+        raise TypeError(
+            f"sink_logits is a {type(sink_logits).__name__}, expected a torch.Tensor of one logit per "
+            "query head"
+        )
+    if sink_logits.device.type != "cpu":
+        raise ValueError(f"sink_logits is on {sink_logits.device}, expected the CPU, as q")
+    if not sink_logits.is_floating_point() or sink_logits.shape != (q.shape[1],):
+        raise ValueError(
+            f"sink_logits is a {str(sink_logits.dtype)[6:]} tensor of shape "
+            f"{tuple(sink_logits.shape)}, expected floating-point of shape ({q.shape[1]},): one logit "
+            "per query head"
+        )
+    return sink_logits.float()
 
 
 def _check(name: str, x: Tensor) -> None:
@@ -174,7 +210,7 @@ def same_type(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def _is_direct(q: Tensor, k: Tensor, v: Tensor) -> bool:
+def _is_direct(q: Tensor, k: Tensor, v: Tensor, sink_logits: Tensor | None) -> bool:
     """Whether only the kernel would see a call of the operator: no gradient, no mode that
     traces or counts, no transform of functions. Decoding a token takes tens of microseconds, of
     which the dispatcher's way through Python would be 20."""
@@ -185,6 +221,7 @@ def _is_direct(q: Tensor, k: Tensor, v: Tensor) -> bool:
         and not (q.is_neg() or k.is_neg() or v.is_neg())
         and torch._C._len_torch_dispatch_stack() == 0
         and torch._C._functorch.peek_interpreter_stack() is None
+        and (sink_logits is None or not (torch.is_grad_enabled() and sink_logits.requires_grad))
     )
 
 
@@ -223,7 +260,7 @@ def _over_layout(
             raise ValueError(
                 f"{name}: a layout has its own; leave it out, or give it to Pattern.compile"
             )
-    return _OverLayout.apply(q, k, v, layout, scores)
+    return _OverLayout.apply(q, k, v, scores.sink_logits, layout, scores._replace(sink_logits=None))
 
 
 class Branches(NamedTuple):
@@ -253,21 +290,24 @@ def over_branches(
                 f"{name}: expected None, dilated attention has none: its segments begin at the "
                 'first key; keep packed sequences apart with within="documents([…])"'
             )
-    if _is_direct(q, k, v):
+    if _is_direct(q, k, v, scores.sink_logits):
         found = _run.empty_output(q, v)
         return _run.forward(found, q, k, v, _run.dilated(*branches), scores, places)
-    return _op.dilated_attention(q, k, v, *branches, *scores, _tensor(places.query_offset))
+    scale, softcap, sinks = scores
+    offset = _tensor(places.query_offset)
+    return _op.dilated_attention(q, k, v, *branches, scale, softcap, offset, sinks)
 
 
 class _OverLayout(torch.autograd.Function):
     """Attention over a layout, which no operator can take; held as long as the graph is."""
 
     @staticmethod
-    def forward(ctx, q, k, v, layout, scores):
+    def forward(ctx, q, k, v, sink_logits, layout, scores):
         # The dispatcher, which sees to a sign that torch keeps beside numbers, isn't on the way.
         q, k, v = (x.resolve_neg() for x in (q, k, v))
-        found = _run.forward(_run.empty_found(q, v), q, k, v, layout, scores, Places())
-        ctx.save_for_backward(q, k, v, *found)
+        all_scores = scores._replace(sink_logits=sink_logits)
+        found = _run.forward(_run.empty_found(q, v), q, k, v, layout, all_scores, Places())
+        ctx.save_for_backward(q, k, v, *found, sink_logits)
         ctx.how = layout, scores
         ctx.mark_non_differentiable(found.lse_lo)
         ctx.set_materialize_grads(False)
@@ -276,16 +316,18 @@ class _OverLayout(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dout, dlse, _):
         if dout is None and dlse is None:
-            return (None,) * 5
-        return (*_OverLayoutBackward.apply(*ctx.saved_tensors, dout, dlse, *ctx.how), None, None)
+            return (None,) * 6
+        *saved, sinks = ctx.saved_tensors
+        dq, dk, dv, dsinks = _OverLayoutBackward.apply(*saved, sinks, dout, dlse, *ctx.how)
+        return dq, dk, dv, None if sinks is None else dsinks, None, None
 
 
 class _OverLayoutBackward(torch.autograd.Function):
     """A function of its own, so that a second derivative is an error and not nothing."""
 
     @staticmethod
-    def forward(ctx, q, k, v, out, lse, lse_lo, dout, dlse, layout, scores):
-        found = Found(out, lse, lse_lo)
+    def forward(ctx, q, k, v, out, lse, lse_lo, sink_logits, dout, dlse, layout, scores):
+        found, scores = Found(out, lse, lse_lo), scores._replace(sink_logits=sink_logits)
         dout, dlse = (None if x is None else x.resolve_neg() for x in (dout, dlse))
         return _run.backward(q, k, v, found, dout, dlse, layout, scores, Places())
 

@@ -30,8 +30,12 @@ def scaled_dot_product_attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    *,
+    sink_logits: Tensor | None = None,
 ) -> Tensor:
     """torch's function of that name; ``attn_mask`` is a pattern in place of a tensor.
+
+    ``sink_logits`` is that of ``attention``, which torch's function has not.
 
     ``is_causal`` counts from the first query and the first key, as torch does; the positions of a
     pattern are those of ``attention``, where queries are the last ones.
@@ -64,7 +68,14 @@ def scaled_dot_product_attention(
     if attn_mask is None:
         pattern, offset = ("causal", 0) if is_causal else ("full", None)
     out = attention(
-        query, key, value, pattern, scale=scale, enable_gqa=enable_gqa, query_offset=offset
+        query,
+        key,
+        value,
+        pattern,
+        scale=scale,
+        enable_gqa=enable_gqa,
+        query_offset=offset,
+        sink_logits=sink_logits,
     )
     for _ in range(4 - axes):
         out = out[0]
@@ -88,6 +99,7 @@ def flash_attention(
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
     pattern: Pattern | str | None = None,
+    sink_logits: Tensor | None = None,
 ) -> Tensor: ...
 @overload
 def flash_attention(
@@ -106,6 +118,7 @@ def flash_attention(
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
     pattern: Pattern | str | None = None,
+    sink_logits: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def flash_attention(
@@ -124,6 +137,7 @@ def flash_attention(
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
     pattern: Pattern | str | None = None,
+    sink_logits: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 def flash_attention(
     q: Tensor,
@@ -141,12 +155,14 @@ def flash_attention(
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
     pattern: Pattern | str | None = None,
+    sink_logits: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention as flash-attn's functions have it: ``(batch, token, head, dim)``, fewer key heads
     than query heads allowed, and queries the last positions.
 
     ``window_size`` is ``(left, right)``, both ends included, -1 for no end; ``causal`` makes the
-    right one 0. ``pattern`` narrows what these allow. ``softcap`` 0 is none. Results are the same
+    right one 0. ``pattern`` narrows what these allow. ``softcap`` 0 is none. ``sink_logits`` is that
+    of ``attention`` (FlashAttention's ``learnable_sink``, vLLM's ``s_aux``). Results are the same
     from call to call with or without ``deterministic``.
 
     With ``cu_seqlens_q`` (and ``cu_seqlens_k`` where it differs) tensors may also be
@@ -182,6 +198,7 @@ def flash_attention(
         softcap=None if softcap == 0 else softcap,
         return_lse=True,
         cu_seqlens=cu_seqlens,
+        sink_logits=sink_logits,
     )
     out = out.transpose(1, 2)
     if packed:

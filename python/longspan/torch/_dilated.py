@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from longspan import Pattern
 from longspan.torch import _run
-from longspan.torch._attention import Branches, attention, checked, over_branches
+from longspan.torch._attention import Branches, attention, checked, checked_sinks, over_branches
 from longspan.torch._run import Places, Scores
 
 #: Cosines and sines of rotary positions, ``(tokens, dim / 2)`` each.
@@ -73,10 +73,17 @@ class DilatedAttention(nn.Module):
             _run.dilated(*branches)  # what is wrong is an error here, not in the first call
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        is_causal: bool = False,
+        *,
+        sink_logits: Tensor | None = None,
     ) -> Tensor:
         """Tensors are ``(batch, token, head, dim)``; with fewer queries than keys the queries are
-        the last positions. Query heads may be a multiple of key heads."""
+        the last positions. Query heads may be a multiple of key heads. ``sink_logits`` is that of
+        ``attention``: a sink counts once per row, not once per branch."""
         for name, x in (("query", query), ("key", key), ("value", value)):
             if x.ndim != 4:
                 raise ValueError(
@@ -84,7 +91,8 @@ class DilatedAttention(nn.Module):
                 )
         q, k, v = checked(*(x.transpose(1, 2) for x in (query, key, value)))
         branches = self.causal if is_causal else self.branches
-        found = over_branches(q, k, v, branches, Scores(self.softmax_scale), Places())
+        scores = Scores(self.softmax_scale, sink_logits=checked_sinks(sink_logits, q))
+        found = over_branches(q, k, v, branches, scores, Places())
         return found[0].transpose(1, 2)
 
     def extra_repr(self) -> str:

@@ -30,7 +30,8 @@ _TAGS = (torch.Tag.pt2_compliant_tag,)
 
 def _define(name: str, how: str, read: Callable[..., tuple[Any, Scores, Places]]) -> Any:
     """An operator and its backward pass. ``how`` are its arguments beside queries, keys and values;
-    ``read`` puts them in the words of ``_run``."""
+    ``read`` puts them in the words of ``_run``. Sink logits, the last of them, are the only ones that
+    have a gradient."""
 
     def forward(q, k, v, *how):
         return tuple(_run.forward(_run.empty_found(q, v), q, k, v, *read(*how)))
@@ -42,7 +43,7 @@ def _define(name: str, how: str, read: Callable[..., tuple[Any, Scores, Places]]
         return _run.backward(q, k, v, Found(out, lse, rest), dout, dlse, *read(*how))
 
     def backward_fake(q, k, v, out, lse, rest, dout, dlse, *how):
-        return tuple(_run.empty(x, x.shape) for x in (q, k, v))
+        return (*(_run.empty(x, x.shape) for x in (q, k, v)), _run.empty_sinks(q, how[-1]))
 
     def save(ctx, inputs, output):
         q, k, v, *how = inputs
@@ -61,7 +62,8 @@ def _define(name: str, how: str, read: Callable[..., tuple[Any, Scores, Places]]
         tensors = iter(tensors)
         how = [next(tensors) if x is None else x[0] for x in ctx.how]
         operator = getattr(torch.ops.longspan, f"{name}_backward")
-        return (*operator(q, k, v, out, lse, rest, dout, dlse, *how), *nothing)
+        dq, dk, dv, dsink_logits = operator(q, k, v, out, lse, rest, dout, dlse, *how)
+        return (dq, dk, dv, *nothing[:-1], None if how[-1] is None else dsink_logits)
 
     _LIBRARY.define(
         f"{name}(Tensor q, Tensor k, Tensor v, {how})"
@@ -70,7 +72,8 @@ def _define(name: str, how: str, read: Callable[..., tuple[Any, Scores, Places]]
     )
     _LIBRARY.define(
         f"{name}_backward(Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor lse_lo, "
-        f"Tensor? dout, Tensor? dlse, {how}) -> (Tensor dq, Tensor dk, Tensor dv)",
+        f"Tensor? dout, Tensor? dlse, {how}) "
+        "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink_logits)",
         tags=_TAGS,
     )
     _LIBRARY.impl(name, forward, "CPU")
@@ -94,17 +97,21 @@ def no_second_derivative(ctx, *_: Tensor):
 attention = _define(
     "attention",
     "str pattern, float? scale, float? softcap, Tensor? key_padding, Tensor? cu_seqlens_q, "
-    "Tensor? cu_seqlens_k, Tensor? query_offset, Tensor? key_offset",
-    lambda pattern, scale, softcap, *places: (pattern, Scores(scale, softcap), Places(*places)),
+    "Tensor? cu_seqlens_k, Tensor? query_offset, Tensor? key_offset, Tensor? sink_logits",
+    lambda pattern, scale, softcap, *places_and_sinks: (
+        pattern,
+        Scores(scale, softcap, places_and_sinks[-1]),
+        Places(*places_and_sinks[:-1]),
+    ),
 )
 
 dilated_attention = _define(
     "dilated_attention",
     "int[] segment_lengths, int[] dilation_rates, str within, str? also, str overlap, "
-    "float? scale, float? softcap, Tensor? query_offset",
-    lambda segments, rates, within, also, overlap, scale, softcap, query_offset: (
+    "float? scale, float? softcap, Tensor? query_offset, Tensor? sink_logits",
+    lambda segments, rates, within, also, overlap, scale, softcap, query_offset, sink_logits: (
         _run.dilated(tuple(segments), tuple(rates), within, also, overlap),
-        Scores(scale, softcap),
+        Scores(scale, softcap, sink_logits),
         Places(query_offset=query_offset),
     ),
 )

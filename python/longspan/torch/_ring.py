@@ -12,7 +12,7 @@ from torch import Tensor
 from longspan import Layout, Pattern
 from longspan._longspan import ring_shards, ring_wire
 from longspan.torch import _op, _run
-from longspan.torch._attention import same_type, text_of
+from longspan.torch._attention import checked_sinks, same_type, text_of
 from longspan.torch._ranks import Made, Problem, Ranks, ranks_of
 from longspan.torch._run import Found, Places, Scores
 
@@ -36,6 +36,7 @@ def ring_attention(
     return_lse: Literal[False] = False,
     wire: Literal["exact", "bf16", "int8"] | float = "exact",
     timeout: float = 60.0,
+    sink_logits: Tensor | None = None,
 ) -> Tensor: ...
 @overload
 def ring_attention(
@@ -53,6 +54,7 @@ def ring_attention(
     return_lse: Literal[True],
     wire: Literal["exact", "bf16", "int8"] | float = "exact",
     timeout: float = 60.0,
+    sink_logits: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def ring_attention(
@@ -70,6 +72,7 @@ def ring_attention(
     return_lse: bool,
     wire: Literal["exact", "bf16", "int8"] | float = "exact",
     timeout: float = 60.0,
+    sink_logits: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 def ring_attention(
     q: Tensor,
@@ -86,6 +89,7 @@ def ring_attention(
     return_lse: bool = False,
     wire: Literal["exact", "bf16", "int8"] | float = "exact",
     timeout: float = 60.0,
+    sink_logits: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """``attention`` over one sequence that the ranks of a process group hold together.
 
@@ -112,6 +116,10 @@ def ring_attention(
     tokens of a head), or the largest error of an element, a float, for the smallest of these formats
     that keeps to it. Softmax statistics and gradients are always sent exactly.
 
+    ``sink_logits`` is that of ``attention``: a parameter, the same on every rank. Its gradient is what
+    this rank's queries contribute; ``dist.all_reduce(parameter.grad)`` sums it over ranks, as for other
+    parameters.
+
     ``scale``, ``enable_gqa``, ``softcap`` and ``return_lse`` are those of ``attention``. It computes
     on as many threads as ``torch.get_num_threads()`` says, outside of what ``torch.compile`` compiles.
 
@@ -132,7 +140,8 @@ def ring_attention(
     with ranks.lock:
         ranks.check()
         try:
-            q, k, v = _checked(q, k, v, enable_gqa, Scores(scale, softcap))
+            scores = Scores(scale, softcap, sink_logits)
+            q, k, v, sinks = _checked(q, k, v, enable_gqa, scores)
             problem = Problem(
                 pattern=_text(pattern),
                 shards=_known_shards(shards, ranks.size),
@@ -148,10 +157,11 @@ def ring_attention(
         except Exception:
             ranks.raised(timeout)
             raise
-        gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+        inputs = (q, k, v) if sinks is None else (q, k, v, sinks)
+        gradients = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
         made = ranks.before_forward(problem, q.shape[2], gradients)
         around = _Around(group, ranks, made, float(timeout))
-        out, lse, _ = _RingForward.apply(q, k, v, around)
+        out, lse, _ = _RingForward.apply(q, k, v, sinks, around)
     return (out, lse) if return_lse else out
 
 
@@ -176,7 +186,7 @@ def ring_positions(tokens: int, rank: int, ranks: int, shards: str = "contiguous
 
 def _checked(
     q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool, scores: Scores
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Whatever can be wrong with this rank's own tensors is found before others wait for it."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if type(x) not in (Tensor, torch.nn.Parameter):
@@ -203,10 +213,12 @@ def _checked(
         raise ValueError(
             f"q has {q.shape[1]} heads and k has {k.shape[1]}, expected as many, or enable_gqa=True"
         )
+    sinks = checked_sinks(scores.sink_logits, q)
+    scores = scores._replace(sink_logits=sinks)
     # A call without tokens has everything else checked by the kernels' own rules.
     nothing = [x.detach()[:, :, :0] for x in (q, k, v)]
     _run.forward(_run.empty_output(nothing[0], nothing[2]), *nothing, "full", scores, Places())
-    return q, k, v
+    return q, k, v, sinks
 
 
 def _text(pattern: Any) -> str:
@@ -250,12 +262,13 @@ class _RingForward(torch.autograd.Function):
     """The forward pass; the caller holds the lock and has agreed with the other ranks."""
 
     @staticmethod
-    def forward(ctx, q, k, v, around):
+    def forward(ctx, q, k, v, sink_logits, around):
         q, k, v = (x.resolve_neg() for x in (q, k, v))
         found = _run.empty_found(q, v)
         raw = [_run.raw(x) for x in (q, k, v, *found)]
-        around.ranks.run(lambda: around.made.ring.forward(*raw))
-        ctx.save_for_backward(q, k, v, *found)
+        sinks = None if sink_logits is None else sink_logits.tolist()
+        around.ranks.run(lambda: around.made.ring.forward(*raw, sinks))
+        ctx.save_for_backward(q, k, v, *found, sink_logits)
         ctx.around = around
         ctx.mark_non_differentiable(found.lse_lo)
         ctx.set_materialize_grads(False)
@@ -264,14 +277,16 @@ class _RingForward(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dout, dlse, _):
         # Also where no gradient has arrived: the others wait for this rank's part.
-        return (*_RingBackward.apply(*ctx.saved_tensors, dout, dlse, ctx.around), None)
+        *saved, sinks = ctx.saved_tensors
+        dq, dk, dv, dsinks = _RingBackward.apply(*saved, sinks, dout, dlse, ctx.around)
+        return dq, dk, dv, None if sinks is None else dsinks, None
 
 
 class _RingBackward(torch.autograd.Function):
     """A function of its own, so that a second derivative is an error and not nothing."""
 
     @staticmethod
-    def forward(ctx, q, k, v, out, lse, lse_lo, dout, dlse, around):
+    def forward(ctx, q, k, v, out, lse, lse_lo, sink_logits, dout, dlse, around):
         found = Found(out, lse.contiguous(), lse_lo.contiguous())
         dout = out.new_zeros(()).expand(out.shape) if dout is None else dout.resolve_neg()
         dlse = None if dlse is None else dlse.resolve_neg().contiguous()
@@ -283,7 +298,8 @@ class _RingBackward(torch.autograd.Function):
         with ranks.lock:
             ranks.check()
             ranks.before_backward(around.made, around.timeout)
-            ranks.run(lambda: ring.backward(*raw))
-        return gradients
+            sinks = None if sink_logits is None else sink_logits.tolist()
+            sums = ranks.run(lambda: ring.backward(*raw, sinks))
+        return (*gradients, torch.tensor([] if sums is None else sums, dtype=torch.float32))
 
     backward = staticmethod(_op.no_second_derivative)

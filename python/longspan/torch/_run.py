@@ -41,10 +41,12 @@ class Places(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """What is done to scores."""
+    """What is done to scores, and what joins them."""
 
     scale: float | None = None
     softcap: float | None = None
+    sink_logits: Tensor | None = None
+    """f32, one per query head."""
 
 
 class Found(NamedTuple):
@@ -104,15 +106,16 @@ def backward(
     pattern: Any,
     scores: Scores,
     places: Places,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients; one that didn't arrive is zero."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients; one that didn't arrive is zero. The last is that of sink logits, without elements
+    where there are none."""
     if dout is None:
         dout = found.out.new_zeros(()).expand(found.out.shape)
     # Held by name until the call returns: only addresses are handed over.
     lse, lse_lo = found.lse.contiguous(), found.lse_lo.contiguous()
     dlse = None if dlse is None else dlse.contiguous()
     dq, dk, dv = (empty(x, x.shape) for x in (q, k, v))
-    raw_backward(
+    sinks = raw_backward(
         raw(q),
         raw(k),
         raw(v),
@@ -127,7 +130,13 @@ def backward(
         _what(pattern, places),
         **_options(scores, places, k),
     )
-    return dq, dk, dv
+    return dq, dk, dv, torch.tensor([] if sinks is None else sinks, dtype=torch.float32)
+
+
+def empty_sinks(q: Tensor, sink_logits: Tensor | None) -> Tensor:
+    """Room for the gradient of sink logits."""
+    heads = 0 if sink_logits is None else q.shape[1]
+    return torch.empty((heads,), dtype=torch.float32, device=q.device)
 
 
 def raw(x: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...], str]:
@@ -140,6 +149,7 @@ def _options(scores: Scores, places: Places, k: Tensor) -> dict[str, Any]:
     return {
         "scale": scores.scale,
         "softcap": scores.softcap,
+        "sink_logits": None if scores.sink_logits is None else scores.sink_logits.tolist(),
         "key_padding": _key_padding(places.key_padding, k),
         "query_offset": _offset("query_offset", places.query_offset),
         "key_offset": _offset("key_offset", places.key_offset),

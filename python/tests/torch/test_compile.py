@@ -42,9 +42,10 @@ def compiled(function):
     ids=["plain", "ranges", "mask", "packed", "offsets"],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_opcheck(rng, places, dtype):
+@pytest.mark.parametrize("sinks", [None, torch.linspace(-1, 2, 6)], ids=["", "sinks"])
+def test_opcheck(rng, places, dtype, sinks):
     q, k, v, dout = dense.tensors(rng, (2, 6, 2, 47, 61, 13, 7), dtype)
-    how = ("causal", 0.3, 2.0, *places)
+    how = ("causal", 0.3, 2.0, *places, sinks)
     torch.library.opcheck(torch.ops.longspan.attention.default, (q, k, v, *how))
     out, lse, rest = (x.detach() for x in torch.ops.longspan.attention(q, k, v, *how))
     q, k, v = (x.detach() for x in (q, k, v))

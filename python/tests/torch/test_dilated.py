@@ -376,11 +376,12 @@ def test_second_derivative_is_refused(rng):
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("offset", [None, torch.tensor(5)], ids=["last", "offset"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_opcheck(rng, offset, dtype):
+@pytest.mark.parametrize("sinks", [None, torch.linspace(-1, 2, 6)], ids=["", "sinks"])
+def test_opcheck(rng, offset, dtype, sinks):
     made = dense.tensors(rng, (2, 6, 2, 47, 61, 13, 7), dtype)
     q, k, v, dout = made
     also = "window(3, 0)" if offset is None else None
-    how = ([16, 32], [1, 2], "causal", also, "weighted", 0.3, 2.0, offset)
+    how = ([16, 32], [1, 2], "causal", also, "weighted", 0.3, 2.0, offset, sinks)
     torch.library.opcheck(torch.ops.longspan.dilated_attention.default, (q, k, v, *how))
     out, lse, rest = (x.detach() for x in torch.ops.longspan.dilated_attention(q, k, v, *how))
     q, k, v = (x.detach() for x in (q, k, v))
