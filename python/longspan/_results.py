@@ -61,20 +61,31 @@ class _Gradients(NamedTuple):
 
 
 class Gradients(_Gradients):
-    """What ``backward`` returns: a tuple ``(dq, dk, dv)``, axes as their tensors, and the gradient of
-    the sink logits beside it."""
+    """What ``backward`` returns: a tuple ``(dq, dk, dv)``, axes as their tensors, and the gradients of
+    options beside it."""
 
     dsink_logits: NDArray[numpy.float32] | None
     """The gradient of the sink logits, f32, ``(heads,)``; None without them."""
+    dbias_table: NDArray[numpy.float32] | None
+    """The gradient of the bias table, f32, ``(heads, distances)``; None without one."""
+    dalibi_slopes: NDArray[numpy.float32] | None
+    """The gradient of the slopes, f32, ``(heads,)``; None without them."""
 
     def __new__(
-        cls, dq: Any, dk: Any, dv: Any, dsink_logits: NDArray[numpy.float32] | None = None
+        cls,
+        dq: Any,
+        dk: Any,
+        dv: Any,
+        dsink_logits: NDArray[numpy.float32] | None = None,
+        dbias_table: NDArray[numpy.float32] | None = None,
+        dalibi_slopes: NDArray[numpy.float32] | None = None,
     ) -> Self:
         self = super().__new__(cls, dq, dk, dv)
         self.dsink_logits = dsink_logits
+        self.dbias_table = dbias_table
+        self.dalibi_slopes = dalibi_slopes
         return self
 
     def _replace(self, **fields: Any) -> Self:
-        """A copy with other fields, and the same gradient of sink logits."""
-        parts: dict[str, Any] = {**self._asdict(), **fields}
-        return type(self)(**{"dsink_logits": self.dsink_logits, **parts})
+        """A copy with other fields, and the same gradients of options."""
+        return type(self)(**{**self._asdict(), **vars(self), **fields})

@@ -41,9 +41,13 @@ fn class<'py>(
 /// - `scale`: what scores are multiplied by, `1 / sqrt(dim)` where left out.
 /// - `softcap`: scores become `cap * tanh(score / cap)`.
 /// - `alibi_slopes`: one per query head; `slope * |query - key|` is subtracted from scores.
+/// - `bias_table`: `(head, distance)`, added to scores: column `query - key + bias_right`, distances
+///   clamped to those that it has. `bias_right` is 0 where left out: no columns for later keys.
 /// - `sink_logits`: one per query head, in `q`'s order of heads; `exp(sink_logit)` joins the
 ///   denominator of each row once, with value 0 (gpt-oss). The log-sum-exp includes it, and is the
 ///   logit itself where a query sees no key. -inf is a head without a sink.
+/// - `dropout_p`, `dropout_seed`: pairs are dropped with this probability, the others multiplied by
+///   `1 / (1 - dropout_p)`. Which ones is a function of the seed and of positions alone.
 /// - `threads`: how many work on it, all CPUs where left out; results don't depend on it.
 /// - `isa`: the instruction set, the fastest where left out.
 /// - `precision`: `"highest"` (the default): products at the precision of the tensors; `"widened"`: f32
@@ -60,7 +64,7 @@ fn class<'py>(
 #[pyo3(
     signature = (q, k, v, pattern, *, out=None, return_lse=false, **options),
     text_signature = "(q, k, v, pattern, *, order='bhsd', block=None, out=None, return_lse=False, \
-        scale=None, softcap=None, alibi_slopes=None, sink_logits=None, query_offset=None, \
+        scale=None, softcap=None, alibi_slopes=None, bias_table=None, bias_right=0, sink_logits=None, dropout_p=0.0, dropout_seed=None, query_offset=None, \
         key_offset=None, key_padding=None, threads=None, isa=None, precision=None)"
 )]
 #[expect(clippy::too_many_arguments, reason = "they are named in Python")]
@@ -106,7 +110,7 @@ pub(crate) fn attention<'py>(
 #[pyo3(
     signature = (q, k, v, pattern, *, out=None, **options),
     text_signature = "(q, k, v, pattern, *, order='bhsd', block=None, out=None, scale=None, \
-        softcap=None, alibi_slopes=None, sink_logits=None, query_offset=None, key_offset=None, \
+        softcap=None, alibi_slopes=None, bias_table=None, bias_right=0, sink_logits=None, dropout_p=0.0, dropout_seed=None, query_offset=None, key_offset=None, \
         key_padding=None, threads=None, isa=None, precision=None)"
 )]
 pub(crate) fn forward<'py>(
@@ -132,8 +136,8 @@ pub(crate) fn forward<'py>(
     output_class(py)?.call1((result, lse, rest, pattern, kept))
 }
 
-/// The gradients of `forward`: `Gradients(dq, dk, dv)`, which has `dsink_logits`, f32 of one axis, as
-/// an attribute: None without sink logits.
+/// The gradients of `forward`: `Gradients(dq, dk, dv)`, which has `dsink_logits`, `dbias_table`
+/// and `dalibi_slopes`, f32, as attributes: None without these options.
 ///
 /// `output` is what `forward` returned: it holds the pattern and the options of the forward pass,
 /// which the backward pass uses. `block`, `threads`, `isa` and `precision` may be others here; a
@@ -154,7 +158,7 @@ pub(crate) fn forward<'py>(
 #[pyo3(
     signature = (q, k, v, output, dout, pattern=None, *, dlse=None, **options),
     text_signature = "(q, k, v, output, dout, pattern=None, *, dlse=None, order=None, block=None, \
-        scale=None, softcap=None, alibi_slopes=None, sink_logits=None, query_offset=None, \
+        scale=None, softcap=None, alibi_slopes=None, bias_table=None, bias_right=0, sink_logits=None, dropout_p=0.0, dropout_seed=None, query_offset=None, \
         key_offset=None, key_padding=None, threads=None, isa=None, precision=None)"
 )]
 #[expect(clippy::too_many_arguments, reason = "they are named in Python")]
@@ -184,9 +188,12 @@ pub(crate) fn backward<'py>(
     let (dq, mut dq_tensor) = call.new_tensor("dq", call.queries, q)?;
     let (dk, mut dk_tensor) = call.new_tensor("dk", call.k.dims(call.order)?, q)?;
     let (dv, mut dv_tensor) = call.new_tensor("dv", call.v.dims(call.order)?, q)?;
-    let sinks = call.backward(py, &saved, [&mut dq_tensor, &mut dk_tensor, &mut dv_tensor])?;
-    let dsink_logits = sinks.map(|sinks| new_list(py, &sinks)).transpose()?;
-    class(py, &GRADIENTS, "Gradients")?.call1((dq, dk, dv, dsink_logits))
+    let tensors = [&mut dq_tensor, &mut dk_tensor, &mut dv_tensor];
+    let [sinks, table, slopes] = call.backward(py, &saved, tensors, [true; 3])?;
+    let list = |list: Option<Vec<f32>>| list.map(|list| new_list(py, &list)).transpose();
+    let heads = call.queries.heads;
+    let table = list(table)?.map(|table| table.call_method1("reshape", (heads, -1))).transpose()?;
+    class(py, &GRADIENTS, "Gradients")?.call1((dq, dk, dv, list(sinks)?, table, list(slopes)?))
 }
 
 /// The pattern and the options of the forward pass that made `output`, where it holds them, checked

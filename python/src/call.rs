@@ -31,8 +31,8 @@ pub(crate) struct Call {
     pub(crate) queries: Dims,
     pub(crate) output: Dims,
     engine: Engine,
-    /// How many sink logits there are.
-    sinks: Option<usize>,
+    /// Elements of the gradients of options.
+    lens: [Option<usize>; 3],
 }
 
 impl Call {
@@ -45,10 +45,10 @@ impl Call {
         v.same_element(&q)?;
         let order = options.order();
         let (queries, keys, values) = (q.dims(order)?, k.dims(order)?, v.dims(order)?);
-        let sinks = options.sink_logits.as_ref().map(Vec::len);
+        let lens = options.gradient_lens();
         let engine = options.engine(pattern, queries, keys)?;
         let output = Dims { dim: values.dim, ..queries };
-        Ok(Call { q, k, v, order, queries, output, engine, sinks })
+        Ok(Call { q, k, v, order, queries, output, engine, lens })
     }
 
     pub(crate) fn import(
@@ -76,13 +76,15 @@ impl Call {
         })
     }
 
-    /// Writes gradients; returns those of sink logits, if there are any.
+    /// Writes gradients; returns those of sink logits, of the bias table and of slopes, where there are
+    /// any and they are wanted.
     pub(crate) fn backward(
         &self,
         py: Python<'_>,
         saved: &Saved<'_>,
         [dq, dk, dv]: [&mut Tensor; 3],
-    ) -> PyResult<Option<Vec<f32>>> {
+        wanted: [bool; 3],
+    ) -> PyResult<OptionGradients> {
         for tensor in [saved.out, saved.dout, &*dq, &*dk, &*dv] {
             tensor.same_element(&self.q)?;
         }
@@ -97,9 +99,14 @@ impl Call {
                 dout: saved.dout.view(self.order)?,
                 dlse: saved.dlse.map(|dlse| dlse.rows(self.output)).transpose()?,
             };
-            let mut dsink_logits = self.sinks.map(|sinks| vec![0.0; sinks]);
+            let mut lists: OptionGradients = std::array::from_fn(|n| {
+                self.lens[n].filter(|_| wanted[n]).map(|len| vec![0.0; len])
+            });
+            let [sink_logits, bias_table, alibi_slopes] = &mut lists;
             let gradients = GradientsMut {
-                dsink_logits: dsink_logits.as_deref_mut(),
+                dsink_logits: sink_logits.as_deref_mut(),
+                dbias_table: bias_table.as_deref_mut(),
+                dalibi_slopes: alibi_slopes.as_deref_mut(),
                 ..GradientsMut::new(
                     dq.view_mut(self.order)?,
                     dk.view_mut(self.order)?,
@@ -107,7 +114,7 @@ impl Call {
                 )
             };
             compute(py, |hook| self.engine.backward(inputs, output, gradient, gradients, hook))?;
-            Ok(dsink_logits)
+            Ok(lists)
         })
     }
 
@@ -163,6 +170,9 @@ impl Call {
 pub(crate) fn new_list<'py>(py: Python<'py>, list: &[f32]) -> PyResult<Bound<'py, PyAny>> {
     py.import("numpy")?.call_method1("array", (list.to_vec(), "float32"))
 }
+
+/// Gradients of sink logits, of the bias table and of slopes.
+pub(crate) type OptionGradients = [Option<Vec<f32>>; 3];
 
 /// What the forward pass found, and the gradients that arrive at it.
 pub(crate) struct Saved<'a> {

@@ -7,12 +7,13 @@ use std::num::NonZeroUsize;
 use std::sync::LazyLock;
 
 use longspan::{
-    Attention, Dims, Element, GradientsMut, Heads, Hook, Inputs, Isa, LayoutCache, LayoutSet,
-    Layouts, Order, OutputGradient, OutputMut, OutputRef, Precision, Score, Threads,
+    Attention, BiasTable, Dims, Dropout, Element, GradientsMut, Heads, Hook, Inputs, Isa,
+    LayoutCache, LayoutSet, Layouts, Order, OutputGradient, OutputMut, OutputRef, Precision, Score,
+    Threads,
 };
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
 
 use crate::arguments::{Placement, Whole, elements, padding, pairs};
 use crate::dilated::Dilated;
@@ -30,7 +31,7 @@ static LAYOUTS: LazyLock<LayoutCache> = LazyLock::new(|| LayoutCache::new(CACHE_
 /// Its clones share the workspaces of all calls.
 static SHARED: LazyLock<longspan::Options> = LazyLock::new(longspan::Options::default);
 
-const NAMES: [&str; 12] = [
+const NAMES: [&str; 16] = [
     "order",
     "block",
     "query_offset",
@@ -39,7 +40,11 @@ const NAMES: [&str; 12] = [
     "scale",
     "softcap",
     "alibi_slopes",
+    "bias_table",
+    "bias_right",
     "sink_logits",
+    "dropout_p",
+    "dropout_seed",
     "threads",
     "isa",
     "precision",
@@ -58,10 +63,21 @@ pub(crate) struct Options {
     scale: Option<f64>,
     softcap: Option<f64>,
     alibi_slopes: Option<Vec<f32>>,
-    pub(crate) sink_logits: Option<Vec<f32>>,
+    bias_table: Option<Rows>,
+    bias_right: Option<u64>,
+    sink_logits: Option<Vec<f32>>,
+    dropout_p: Option<f64>,
+    dropout_seed: Option<u64>,
     threads: Option<NonZeroUsize>,
     isa: Option<Isa>,
     precision: Option<Precision>,
+}
+
+/// A matrix of f32.
+#[derive(Clone, PartialEq)]
+struct Rows {
+    values: Vec<f32>,
+    columns: usize,
 }
 
 /// What selects the pairs that are computed.
@@ -110,11 +126,20 @@ impl Engine {
 }
 
 impl Options {
+    /// Elements of the sink logits, the bias table and the slopes, where there are any.
+    pub(crate) fn gradient_lens(&self) -> [Option<usize>; 3] {
+        [
+            self.sink_logits.as_ref().map(Vec::len),
+            self.bias_table.as_ref().map(|rows| rows.values.len()),
+            self.alibi_slopes.as_ref().map(Vec::len),
+        ]
+    }
+
     /// Those of the library.
-    fn calls(&self) -> longspan::Options {
+    fn calls(&self) -> PyResult<longspan::Options> {
         let mut calls = SHARED
             .clone()
-            .score(self.score())
+            .score(self.score()?)
             .threads(self.threads.map_or(Threads::Auto, |count| Threads::Count(count.get())))
             .precision(self.precision.unwrap_or(Precision::Highest));
         if let Some(scale) = self.scale {
@@ -123,10 +148,13 @@ impl Options {
         if let Some(logits) = &self.sink_logits {
             calls = calls.sink_logits(logits.as_slice());
         }
+        if let (Some(p), Some(seed)) = (self.dropout_p, self.dropout_seed) {
+            calls = calls.dropout(Dropout::new(p, seed).map_err(errors::raise)?);
+        }
         if let Some(isa) = self.isa {
             calls = calls.isa(isa);
         }
-        calls
+        Ok(calls)
     }
 
     /// Reads them; a name that `function` doesn't know is an error.
@@ -146,10 +174,13 @@ impl Options {
                 )));
             }
         }
-        if read.softcap.is_some() && read.alibi_slopes.is_some() {
+        if read.bias_right.is_some() && read.bias_table.is_none() {
+            return Err(errors::value("bias_right is given without a bias_table: leave it out"));
+        }
+        if read.dropout_p.is_some_and(|p| p > 0.0) && read.dropout_seed.is_none() {
             return Err(errors::value(
-                "softcap and alibi_slopes are both given, and no kernel has the two together: leave \
-                 one out",
+                "dropout_p is given without a dropout_seed, expected an integer: which pairs are \
+                 dropped is a function of it, the same in both passes",
             ));
         }
         Ok(read)
@@ -165,7 +196,15 @@ impl Options {
             "scale" => self.scale = Some(value.extract()?),
             "softcap" => self.softcap = Some(value.extract()?),
             "alibi_slopes" => self.alibi_slopes = Some(value.extract()?),
+            "bias_table" => self.bias_table = Some(rows(value)?),
+            "bias_right" => self.bias_right = Some(value.extract::<Whole>()?.0),
             "sink_logits" => self.sink_logits = Some(elements(value)?.extract()?),
+            "dropout_p" => {
+                let p = value.extract()?;
+                Dropout::new(p, 0).map_err(errors::raise)?;
+                self.dropout_p = Some(p);
+            }
+            "dropout_seed" => self.dropout_seed = Some(value.extract()?),
             "threads" => {
                 let count = NonZeroUsize::new(value.extract::<Whole>()?.0 as usize);
                 let count = count.ok_or_else(|| {
@@ -211,6 +250,13 @@ impl Options {
                 let slopes = self.alibi_slopes.as_ref();
                 slopes.map(|slopes| Ok(PyTuple::new(py, slopes)?.into_any()))
             }
+            "bias_table" => self.bias_table.as_ref().map(|Rows { values, columns }| {
+                let rows = values.chunks((*columns).max(1)).map(|row| PyTuple::new(py, row));
+                Ok(PyTuple::new(py, rows.collect::<PyResult<Vec<_>>>()?)?.into_any())
+            }),
+            "bias_right" => self.bias_right.map(|right| right.into_bound_py_any(py)),
+            "dropout_p" => self.dropout_p.map(|p| p.into_bound_py_any(py)),
+            "dropout_seed" => self.dropout_seed.map(|seed| seed.into_bound_py_any(py)),
             "sink_logits" => {
                 let logits = self.sink_logits.as_ref();
                 logits.map(|logits| Ok(PyTuple::new(py, logits)?.into_any()))
@@ -258,7 +304,11 @@ impl Options {
             "scale" => (scale(self) - scale(given)).abs() <= f32::EPSILON * scale(self).abs(),
             "softcap" => self.softcap == given.softcap,
             "alibi_slopes" => self.alibi_slopes == given.alibi_slopes,
+            "bias_table" => self.bias_table == given.bias_table,
+            "bias_right" => self.bias_right.unwrap_or(0) == given.bias_right.unwrap_or(0),
             "sink_logits" => self.sink_logits == given.sink_logits,
+            "dropout_p" => self.dropout_p.unwrap_or(0.0) == given.dropout_p.unwrap_or(0.0),
+            "dropout_seed" => self.dropout_seed == given.dropout_seed,
             other => unreachable!("{other} doesn't change results"),
         }
     }
@@ -267,7 +317,7 @@ impl Options {
         self.order.unwrap_or(Order::Bhsd)
     }
 
-    fn score(&self) -> Score {
+    fn score(&self) -> PyResult<Score> {
         let mut score = Score::default();
         if let Some(cap) = self.softcap {
             score = score.softcap(cap as f32);
@@ -275,7 +325,18 @@ impl Options {
         if let Some(slopes) = &self.alibi_slopes {
             score = score.alibi_slopes(slopes.as_slice());
         }
-        score
+        if let Some(Rows { values, columns }) = &self.bias_table {
+            let right = self.bias_right.unwrap_or(0) as usize;
+            let left = columns.checked_sub(right + 1).ok_or_else(|| {
+                errors::value(format!(
+                    "bias_right is {right} and bias_table has {columns} columns, expected bias_right \
+                     below that: one column per distance from -bias_right on"
+                ))
+            })?;
+            let table = BiasTable::new(values, left, right).map_err(errors::raise)?;
+            score = score.bias_table(table);
+        }
+        Ok(score)
     }
 
     /// What computes `pattern` (a pattern, its text, a layout, or dilated attention) for tensors of
@@ -288,10 +349,10 @@ impl Options {
                 if let Some(offset) = self.placement.query_offset {
                     dilated = dilated.query_offset(offset);
                 }
-                return Ok(Engine::Dilated(dilated.options(self.calls())));
+                return Ok(Engine::Dilated(dilated.options(self.calls()?)));
             }
         };
-        Ok(Engine::Attention(Attention::new(layouts).options(self.calls())))
+        Ok(Engine::Attention(Attention::new(layouts).options(self.calls()?)))
     }
 
     fn selection(&self, pattern: &Bound<'_, PyAny>, q: Dims) -> PyResult<Selection> {
@@ -452,4 +513,22 @@ pub(crate) fn cache_stats(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     dict.set_item("layouts", stats.layouts)?;
     dict.set_item("bytes", stats.bytes)?;
     Ok(dict)
+}
+
+/// A matrix of numbers, as f32.
+fn rows(value: &Bound<'_, PyAny>) -> PyResult<Rows> {
+    let options = PyDict::new(value.py());
+    options.set_item("dtype", "float32")?;
+    let numpy = value.py().import("numpy")?;
+    let array = numpy.call_method("ascontiguousarray", (value,), Some(&options))?;
+    let shape: Vec<usize> = array.getattr("shape")?.extract()?;
+    let [_, columns] = shape[..] else {
+        return Err(errors::value(format!(
+            "a table of shape {shape:?}, expected two axes: query heads, distances"
+        )));
+    };
+    let bytes = array.call_method0("tobytes")?;
+    let bytes = bytes.cast::<PyBytes>()?.as_bytes();
+    let number = |bytes: &[u8]| f32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+    Ok(Rows { values: bytes.chunks_exact(4).map(number).collect(), columns })
 }

@@ -5,7 +5,7 @@
 //! can't be checked.
 
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyBytes, PyDict};
 
 use crate::call::{Call, Saved};
 use crate::options::Options;
@@ -36,10 +36,11 @@ pub(crate) fn raw_forward(
     call.forward(py, &mut out, lse.rows_mut(call.output)?, rest)
 }
 
-/// `backward` on such tensors; writes `dq`, `dk` and `dv`, and returns the gradients of sink logits as
-/// a list, or None without sinks. `lse_lo` and `dlse` may be None.
+/// `backward` on such tensors; writes `dq`, `dk` and `dv`, and returns the gradients of sink logits, of
+/// the bias table and of slopes as f32 in bytes, or None where there are none or they aren't
+/// `wanted`. `lse_lo` and `dlse` may be None.
 #[pyfunction]
-#[pyo3(signature = (q, k, v, out, lse, lse_lo, dout, dlse, dq, dk, dv, pattern, **options))]
+#[pyo3(signature = (q, k, v, out, lse, lse_lo, dout, dlse, dq, dk, dv, pattern, wanted, **options))]
 #[expect(clippy::too_many_arguments, reason = "only the glue calls it")]
 pub(crate) fn raw_backward(
     py: Python<'_>,
@@ -55,8 +56,9 @@ pub(crate) fn raw_backward(
     dk: &Bound<'_, PyAny>,
     dv: &Bound<'_, PyAny>,
     pattern: &Bound<'_, PyAny>,
+    wanted: [bool; 3],
     options: Option<&Bound<'_, PyDict>>,
-) -> PyResult<Option<Vec<f32>>> {
+) -> PyResult<[Option<Py<PyBytes>>; 3]> {
     let call = raw_call([q, k, v], pattern, Options::read("raw_backward", options)?)?;
     let (out, lse, dout) = (raw("out", out)?, raw("lse", lse)?, raw("dout", dout)?);
     let lse_lo = lse_lo.map(|rest| raw("lse_lo", rest)).transpose()?;
@@ -64,7 +66,11 @@ pub(crate) fn raw_backward(
     let found =
         Saved { out: &out, lse: &lse, lse_lo: lse_lo.as_ref(), dout: &dout, dlse: dlse.as_ref() };
     let (mut dq, mut dk, mut dv) = (raw("dq", dq)?, raw("dk", dk)?, raw("dv", dv)?);
-    call.backward(py, &found, [&mut dq, &mut dk, &mut dv])
+    let lists = call.backward(py, &found, [&mut dq, &mut dk, &mut dv], wanted)?;
+    Ok(lists.map(|list| {
+        let bytes = |list: Vec<f32>| list.iter().flat_map(|x| x.to_ne_bytes()).collect::<Vec<u8>>();
+        list.map(|list| PyBytes::new(py, &bytes(list)).unbind())
+    }))
 }
 
 fn raw(name: &'static str, tuple: &Bound<'_, PyAny>) -> PyResult<Tensor> {

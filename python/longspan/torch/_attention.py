@@ -6,10 +6,11 @@ from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from longspan import Dilated, Layout, Pattern
 from longspan.torch import _op, _run
-from longspan.torch._run import Found, Places, Scores
+from longspan.torch._run import Found, Learned, Places, Scores
 
 
 @overload
@@ -28,6 +29,10 @@ def attention(
     query_offset: int | Tensor | None = None,
     key_offset: int | Tensor | None = None,
     sink_logits: Tensor | None = None,
+    bias_table: Tensor | None = None,
+    bias_right: int = 0,
+    alibi_slopes: Tensor | None = None,
+    dropout_p: float = 0.0,
 ) -> Tensor: ...
 @overload
 def attention(
@@ -45,6 +50,10 @@ def attention(
     query_offset: int | Tensor | None = None,
     key_offset: int | Tensor | None = None,
     sink_logits: Tensor | None = None,
+    bias_table: Tensor | None = None,
+    bias_right: int = 0,
+    alibi_slopes: Tensor | None = None,
+    dropout_p: float = 0.0,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def attention(
@@ -62,6 +71,10 @@ def attention(
     query_offset: int | Tensor | None = None,
     key_offset: int | Tensor | None = None,
     sink_logits: Tensor | None = None,
+    bias_table: Tensor | None = None,
+    bias_right: int = 0,
+    alibi_slopes: Tensor | None = None,
+    dropout_p: float = 0.0,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 def attention(
     q: Tensor,
@@ -78,6 +91,10 @@ def attention(
     query_offset: int | Tensor | None = None,
     key_offset: int | Tensor | None = None,
     sink_logits: Tensor | None = None,
+    bias_table: Tensor | None = None,
+    bias_right: int = 0,
+    alibi_slopes: Tensor | None = None,
+    dropout_p: float = 0.0,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention over the pairs that ``pattern`` allows, with gradients.
 
@@ -104,6 +121,14 @@ def attention(
     >>> out.sum().backward()
     >>> sinks.grad.shape
     torch.Size([4])
+
+    ``bias_table`` ``(head, distance)`` is added to scores, behind the softcap: column ``query - key +
+    bias_right``, distances clamped to those that it has. ``alibi_slopes`` ``(head,)`` subtracts
+    ``slope * |query - key|``. Both have gradients. Under ``cu_seqlens`` distances are those within a
+    sequence.
+
+    ``dropout_p`` drops probabilities, as torch's own function does. The seed is drawn from torch's
+    generator, so ``torch.manual_seed`` and activation checkpointing reproduce which ones.
 
     ``return_lse`` adds the log-sum-exp of each row, f32, ``(batch, head, token)``; it has gradients
     too.
@@ -137,17 +162,19 @@ def attention(
             "positions"
         )
     places = Places(key_padding, cu_q, cu_k, query_offset, key_offset)
-    scores = Scores(scale, softcap, checked_sinks(sink_logits, q))
+    scores = checked_scores(
+        q, scale, softcap, Learned(sink_logits, bias_table, alibi_slopes), bias_right, dropout_p
+    )
     if isinstance(pattern, Layout):
         found = _over_layout(q, k, v, pattern, scores, places)
     elif isinstance(pattern, Dilated):
         found = over_branches(q, k, v, _branches(pattern), scores, places)
-    elif _is_direct(q, k, v, scores.sink_logits):
+    elif _is_direct(q, k, v, scores.learned):
         found = _run.empty_output(q, v)
         _run.forward(found, q, k, v, _known(pattern), scores, places)
     else:
         text, places = text_of(pattern), [_tensor(place) for place in places]
-        found = _op.attention(q, k, v, text, scale, softcap, *places, scores.sink_logits)
+        found = _op.attention(q, k, v, text, *places, *scores)
     return (found[0], found[1]) if return_lse else found[0]
 
 
@@ -156,29 +183,66 @@ def checked(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     _check("q", q)
     _check("k", k)
     _check("v", v)
+    no_tangents(q, k, v)
     if q.dtype != k.dtype or q.dtype != v.dtype or torch.is_autocast_enabled("cpu"):
         return same_type(q, k, v)
     return q, k, v
 
 
-def checked_sinks(sink_logits: Tensor | None, q: Tensor) -> Tensor | None:
-    """Sink logits in f32, or an error."""
-    if sink_logits is None:
+def checked_scores(
+    q: Tensor,
+    scale: float | None,
+    softcap: float | None,
+    learned: Learned,
+    bias_right: int = 0,
+    dropout_p: float = 0.0,
+) -> Scores:
+    """What is done to scores, or an error. Dropout draws its seed here."""
+    heads = (q.shape[1],)
+    learned = Learned(
+        _parameter("sink_logits", learned.sink_logits, heads, "(heads,): one logit per query head"),
+        _parameter("bias_table", learned.bias_table, heads, "(heads, distances)", axes=2),
+        _parameter("alibi_slopes", learned.alibi_slopes, heads, "(heads,): one per query head"),
+    )
+    if learned.bias_table is None and bias_right != 0:
+        raise ValueError(f"bias_right is {bias_right} without a bias_table: leave it out")
+    if not 0 <= dropout_p < 1:
+        raise ValueError(f"dropout_p is {dropout_p}, expected a number from 0 to below 1")
+    seed = torch.randint(1 << 62, (), dtype=torch.int64) if dropout_p else None
+    return Scores(scale, softcap, *learned, bias_right, float(dropout_p), seed)
+
+
+def _parameter(
+    name: str, x: Tensor | None, first: tuple[int, ...], expected: str, axes: int = 1
+) -> Tensor | None:
+    """A learned tensor in f32, or an error."""
+    if x is None:
         return None
-    if not isinstance(sink_logits, Tensor):
-        raise TypeError(
-            f"sink_logits is a {type(sink_logits).__name__}, expected a torch.Tensor of one logit per "
-            "query head"
-        )
-    if sink_logits.device.type != "cpu":
-        raise ValueError(f"sink_logits is on {sink_logits.device}, expected the CPU, as q")
-    if not sink_logits.is_floating_point() or sink_logits.shape != (q.shape[1],):
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} is a {type(x).__name__}, expected a torch.Tensor {expected}")
+    if x.device.type != "cpu":
+        raise ValueError(f"{name} is on {x.device}, expected the CPU, as q")
+    if not x.is_floating_point() or x.ndim != axes or x.shape[:1] != first:
         raise ValueError(
-            f"sink_logits is a {str(sink_logits.dtype)[6:]} tensor of shape "
-            f"{tuple(sink_logits.shape)}, expected floating-point of shape ({q.shape[1]},): one logit "
-            "per query head"
+            f"{name} is a {str(x.dtype)[6:]} tensor of shape {tuple(x.shape)}, expected "
+            f"floating-point of shape {expected}, for {first[0]} heads"
         )
-    return sink_logits.float()
+    return x.float()
+
+
+def no_tangents(*tensors: Tensor) -> None:
+    """Refuses forward-mode differentiation, under which an operator would drop tangents silently."""
+    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
+        return
+    for x in tensors:
+        # A tangent of an outer transform can't be seen from inside.
+        wrapped = torch._C._functorch.is_functorch_wrapped_tensor(x)
+        if wrapped or forward_ad.unpack_dual(x).tangent is not None:
+            raise NotImplementedError(
+                "longspan has no forward-mode differentiation (jvp, jacfwd, linearize, hessian): use "
+                "reverse mode (vjp, jacrev, backward), or torch's scaled_dot_product_attention with "
+                "its math backend"
+            )
 
 
 def _check(name: str, x: Tensor) -> None:
@@ -210,7 +274,7 @@ def same_type(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def _is_direct(q: Tensor, k: Tensor, v: Tensor, sink_logits: Tensor | None) -> bool:
+def _is_direct(q: Tensor, k: Tensor, v: Tensor, learned: Learned) -> bool:
     """Whether only the kernel would see a call of the operator: no gradient, no mode that
     traces or counts, no transform of functions. Decoding a token takes tens of microseconds, of
     which the dispatcher's way through Python would be 20."""
@@ -221,7 +285,9 @@ def _is_direct(q: Tensor, k: Tensor, v: Tensor, sink_logits: Tensor | None) -> b
         and not (q.is_neg() or k.is_neg() or v.is_neg())
         and torch._C._len_torch_dispatch_stack() == 0
         and torch._C._functorch.peek_interpreter_stack() is None
-        and (sink_logits is None or not (torch.is_grad_enabled() and sink_logits.requires_grad))
+        and not (
+            torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in learned)
+        )
     )
 
 
@@ -260,7 +326,8 @@ def _over_layout(
             raise ValueError(
                 f"{name}: a layout has its own; leave it out, or give it to Pattern.compile"
             )
-    return _OverLayout.apply(q, k, v, scores.sink_logits, layout, scores._replace(sink_logits=None))
+    rest = scores._replace(**Learned()._asdict())
+    return _OverLayout.apply(q, k, v, *scores.learned, layout, rest)
 
 
 class Branches(NamedTuple):
@@ -290,25 +357,24 @@ def over_branches(
                 f"{name}: expected None, dilated attention has none: its segments begin at the "
                 'first key; keep packed sequences apart with within="documents([…])"'
             )
-    if _is_direct(q, k, v, scores.sink_logits):
+    if _is_direct(q, k, v, scores.learned):
         found = _run.empty_output(q, v)
         return _run.forward(found, q, k, v, _run.dilated(*branches), scores, places)
-    scale, softcap, sinks = scores
-    offset = _tensor(places.query_offset)
-    return _op.dilated_attention(q, k, v, *branches, scale, softcap, offset, sinks)
+    return _op.dilated_attention(q, k, v, *branches, _tensor(places.query_offset), *scores)
 
 
 class _OverLayout(torch.autograd.Function):
     """Attention over a layout, which no operator can take; held as long as the graph is."""
 
     @staticmethod
-    def forward(ctx, q, k, v, sink_logits, layout, scores):
+    def forward(ctx, q, k, v, sink_logits, bias_table, alibi_slopes, layout, scores):
         # The dispatcher, which sees to a sign that torch keeps beside numbers, isn't on the way.
         q, k, v = (x.resolve_neg() for x in (q, k, v))
-        all_scores = scores._replace(sink_logits=sink_logits)
+        learned = Learned(sink_logits, bias_table, alibi_slopes)
+        all_scores = scores._replace(**learned._asdict())
         found = _run.forward(_run.empty_found(q, v), q, k, v, layout, all_scores, Places())
-        ctx.save_for_backward(q, k, v, *found, sink_logits)
-        ctx.how = layout, scores
+        ctx.save_for_backward(q, k, v, *found, *learned)
+        ctx.how = layout, scores, ctx.needs_input_grad[3:6]
         ctx.mark_non_differentiable(found.lse_lo)
         ctx.set_materialize_grads(False)
         return tuple(found)
@@ -316,19 +382,21 @@ class _OverLayout(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dout, dlse, _):
         if dout is None and dlse is None:
-            return (None,) * 6
-        *saved, sinks = ctx.saved_tensors
-        dq, dk, dv, dsinks = _OverLayoutBackward.apply(*saved, sinks, dout, dlse, *ctx.how)
-        return dq, dk, dv, None if sinks is None else dsinks, None, None
+            return (None,) * 8
+        gradients = _OverLayoutBackward.apply(*ctx.saved_tensors, dout, dlse, *ctx.how)
+        wanted = (True, True, True, *ctx.how[2])
+        return (*(x if want else None for x, want in zip(gradients, wanted)), None, None)
 
 
 class _OverLayoutBackward(torch.autograd.Function):
     """A function of its own, so that a second derivative is an error and not nothing."""
 
     @staticmethod
-    def forward(ctx, q, k, v, out, lse, lse_lo, sink_logits, dout, dlse, layout, scores):
-        found, scores = Found(out, lse, lse_lo), scores._replace(sink_logits=sink_logits)
+    def forward(ctx, q, k, v, out, lse, lse_lo, sinks, table, slopes, dout, dlse, *how):
+        layout, scores, wanted = how
+        found = Found(out, lse, lse_lo)
+        scores = scores._replace(**Learned(sinks, table, slopes)._asdict())
         dout, dlse = (None if x is None else x.resolve_neg() for x in (dout, dlse))
-        return _run.backward(q, k, v, found, dout, dlse, layout, scores, Places())
+        return _run.backward(q, k, v, found, dout, dlse, layout, scores, Places(), wanted)
 
     backward = staticmethod(_op.no_second_derivative)

@@ -47,7 +47,6 @@ def scaled_dot_product_attention(
     >>> torch.allclose(ours, theirs, atol=1e-5)
     True
     """
-    _without_dropout(dropout_p)
     if isinstance(attn_mask, Tensor):
         raise TypeError(
             "attn_mask is a tensor, expected a longspan.Pattern, its text, a longspan.Layout or None: "
@@ -76,6 +75,7 @@ def scaled_dot_product_attention(
         enable_gqa=enable_gqa,
         query_offset=offset,
         sink_logits=sink_logits,
+        dropout_p=dropout_p,
     )
     for _ in range(4 - axes):
         out = out[0]
@@ -93,7 +93,7 @@ def flash_attention(
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
-    alibi_slopes: Any = None,
+    alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_lse: Literal[False] = False,
     cu_seqlens_q: Tensor | None = None,
@@ -112,7 +112,7 @@ def flash_attention(
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
-    alibi_slopes: Any = None,
+    alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_lse: Literal[True],
     cu_seqlens_q: Tensor | None = None,
@@ -131,7 +131,7 @@ def flash_attention(
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
-    alibi_slopes: Any = None,
+    alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_lse: bool,
     cu_seqlens_q: Tensor | None = None,
@@ -149,7 +149,7 @@ def flash_attention(
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
-    alibi_slopes: Any = None,
+    alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_lse: bool = False,
     cu_seqlens_q: Tensor | None = None,
@@ -176,11 +176,10 @@ def flash_attention(
     >>> longspan.torch.flash_attention(q, q, q, causal=True, window_size=(16, 0)).shape
     torch.Size([2, 100, 4, 32])
     """
-    _without_dropout(dropout_p)
-    if alibi_slopes is not None:
+    if isinstance(alibi_slopes, Tensor) and alibi_slopes.ndim == 2:
         raise ValueError(
-            "alibi_slopes: expected None, it has no gradients for torch yet; longspan.attention and "
-            "longspan.backward take it"
+            f"alibi_slopes has shape {tuple(alibi_slopes.shape)}, expected (heads,): slopes are the "
+            "same for all batch entries; call once per entry where they differ"
         )
     if cu_seqlens_k is not None and cu_seqlens_q is None:
         raise ValueError("cu_seqlens_k without cu_seqlens_q: expected both, or the latter alone")
@@ -199,6 +198,8 @@ def flash_attention(
         return_lse=True,
         cu_seqlens=cu_seqlens,
         sink_logits=sink_logits,
+        alibi_slopes=alibi_slopes,
+        dropout_p=dropout_p,
     )
     out = out.transpose(1, 2)
     if packed:
@@ -230,11 +231,3 @@ def _within(pattern: Pattern | str | None, causal: bool, window_size: tuple[int,
     else:
         text = f"window({_FAR if left == -1 else left}, {_FAR if right == -1 else right})"
     return text if pattern is None else f"{text} & ({text_of(pattern)})"
-
-
-def _without_dropout(dropout_p: float) -> None:
-    if dropout_p != 0:
-        raise ValueError(
-            f"dropout_p is {dropout_p}, expected 0: attention weights aren't dropped here; set the "
-            "model's attention dropout to 0, or use torch.nn.Dropout on the output"
-        )

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from longspan import Pattern
 from longspan.torch import _run
-from longspan.torch._attention import Branches, attention, checked, checked_sinks, over_branches
-from longspan.torch._run import Places, Scores
+from longspan.torch._attention import Branches, attention, checked, checked_scores, over_branches
+from longspan.torch._run import Learned, Places
 
 #: Cosines and sines of rotary positions, ``(tokens, dim / 2)`` each.
 Table = tuple[Tensor, Tensor]
@@ -41,8 +41,9 @@ class DilatedAttention(nn.Module):
     ``softmax_scale`` is ``1 / sqrt(dim)`` unless given. ``within`` is a pattern, or its text, that
     every branch is cut with besides ``is_causal``, ``also`` one that queries see besides their
     branches, such as a window. ``overlap="union"`` is attention over the union of all of them, in
-    place of ``"weighted"``, the paper's, where a key that two branches have counts twice. Weights
-    aren't dropped, and there is one way to compute: ``attention_dropout`` is 0 and ``op`` None.
+    place of ``"weighted"``, the paper's, where a key that two branches have counts twice. In
+    training, ``attention_dropout`` is the ``dropout_p`` of ``attention``. There is one way to compute:
+    ``op`` is None.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class DilatedAttention(nn.Module):
         overlap: str = "weighted",
     ):
         super().__init__()
-        _without("attention_dropout", attention_dropout)
+        self.attention_dropout = probability("attention_dropout", attention_dropout)
         if op is not None:
             raise ValueError(f"op is {op!r}, expected None: there is one way to compute here")
         segments = one_of("segment_lengths", segment_lengths, "segment_length", segment_length)
@@ -91,7 +92,10 @@ class DilatedAttention(nn.Module):
                 )
         q, k, v = checked(*(x.transpose(1, 2) for x in (query, key, value)))
         branches = self.causal if is_causal else self.branches
-        scores = Scores(self.softmax_scale, sink_logits=checked_sinks(sink_logits, q))
+        dropout_p = self.attention_dropout if self.training else 0.0
+        scores = checked_scores(
+            q, self.softmax_scale, None, Learned(sink_logits), dropout_p=dropout_p
+        )
         found = over_branches(q, k, v, branches, scores, Places())
         return found[0].transpose(1, 2)
 
@@ -210,7 +214,7 @@ class MultiheadDilatedAttention(Multihead):
     ``layer_norm=False`` leaves the norm out. ``gamma_init`` is the gain that projections of values
     and outputs begin with: MAGNETO's is ``sqrt(log(2 * layers))`` in a model of so many layers.
     ``softmax_scale``, ``within``, ``also`` and ``overlap`` are those of ``DilatedAttention``;
-    ``dropout`` is 0 and ``op`` None.
+    ``dropout`` is its ``attention_dropout``, and ``op`` is None.
     """
 
     def __init__(
@@ -235,12 +239,12 @@ class MultiheadDilatedAttention(Multihead):
         also: Pattern | str | None = None,
         overlap: str = "weighted",
     ):
-        _without("dropout", dropout)
         attention = DilatedAttention(
             segment_lengths,
             dilation_rates,
             softmax_scale,
-            op=op,
+            probability("dropout", dropout),
+            op,
             segment_length=segment_length,
             dilated_ratio=dilated_ratio,
             within=within,
@@ -322,9 +326,8 @@ def _of_heads(text: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def _without(name: str, dropout: float) -> None:
-    if dropout != 0:
-        raise ValueError(
-            f"{name} is {dropout}, expected 0: attention weights aren't dropped here; use "
-            "torch.nn.Dropout on the output"
-        )
+def probability(name: str, dropout: float) -> float:
+    """A probability of dropout, or an error."""
+    if not 0 <= dropout < 1:
+        raise ValueError(f"{name} is {dropout}, expected a number from 0 to below 1")
+    return dropout

@@ -28,52 +28,71 @@ _LIBRARY = torch.library.Library("longspan", "DEF")
 _TAGS = (torch.Tag.pt2_compliant_tag,)
 
 
-def _define(name: str, how: str, read: Callable[..., tuple[Any, Scores, Places]]) -> Any:
-    """An operator and its backward pass. ``how`` are its arguments beside queries, keys and values;
-    ``read`` puts them in the words of ``_run``. Sink logits, the last of them, are the only ones that
-    have a gradient."""
+#: The last arguments of every operator: what is done to scores and probabilities.
+_SCORES = (
+    "float? scale, float? softcap, Tensor? sink_logits, Tensor? bias_table, Tensor? alibi_slopes, "
+    "int bias_right, float dropout_p, Tensor? dropout_seed"
+)
+
+
+def _define(name: str, how: str, read: Callable[..., tuple[Any, Places]]) -> Any:
+    """An operator and its backward pass. ``how`` are its arguments between queries, keys and values
+    and those of ``_SCORES``; ``read`` puts them in the words of ``_run``."""
+    count = len(Scores._fields)
+
+    def split(how):
+        pattern, places = read(*how[:-count])
+        return pattern, Scores(*how[-count:]), places
 
     def forward(q, k, v, *how):
-        return tuple(_run.forward(_run.empty_found(q, v), q, k, v, *read(*how)))
+        return tuple(_run.forward(_run.empty_found(q, v), q, k, v, *split(how)))
 
     def forward_fake(q, k, v, *how):
         return tuple(_run.empty_found(q, v))
 
-    def backward(q, k, v, out, lse, rest, dout, dlse, *how):
-        return _run.backward(q, k, v, Found(out, lse, rest), dout, dlse, *read(*how))
+    def backward(q, k, v, out, lse, rest, dout, dlse, wanted, *how):
+        return _run.backward(q, k, v, Found(out, lse, rest), dout, dlse, *split(how), wanted)
 
-    def backward_fake(q, k, v, out, lse, rest, dout, dlse, *how):
-        return (*(_run.empty(x, x.shape) for x in (q, k, v)), _run.empty_sinks(q, how[-1]))
+    def backward_fake(q, k, v, out, lse, rest, dout, dlse, wanted, *how):
+        learned = Scores(*how[-count:]).learned
+        tensors = (_run.empty(x, x.shape) for x in (q, k, v))
+        return (*tensors, *_run.empty_learned(learned, wanted, q.device))
 
     def save(ctx, inputs, output):
         q, k, v, *how = inputs
         # Those that are tensors are watched for changes; the others are kept as they are.
         ctx.save_for_backward(q, k, v, *output, *(x for x in how if isinstance(x, Tensor)))
         ctx.how = [None if isinstance(x, Tensor) else (x,) for x in how]
+        first = 3 + len(how) - count + Scores._fields.index("sink_logits")
+        ctx.wanted = list(ctx.needs_input_grad[first : first + 3])
         ctx.mark_non_differentiable(output[2])
         # A gradient that doesn't exist is None then, and not zeros to be read.
         ctx.set_materialize_grads(False)
 
     def gradients(ctx, dout, dlse, _):
-        nothing = (None,) * len(ctx.how)
+        nothing = [None] * len(ctx.how)
         if dout is None and dlse is None:
             return (None, None, None, *nothing)
         q, k, v, out, lse, rest, *tensors = ctx.saved_tensors
         tensors = iter(tensors)
         how = [next(tensors) if x is None else x[0] for x in ctx.how]
         operator = getattr(torch.ops.longspan, f"{name}_backward")
-        dq, dk, dv, dsink_logits = operator(q, k, v, out, lse, rest, dout, dlse, *how)
-        return (dq, dk, dv, *nothing[:-1], None if how[-1] is None else dsink_logits)
+        dq, dk, dv, *learned = operator(q, k, v, out, lse, rest, dout, dlse, ctx.wanted, *how)
+        first = len(how) - count + Scores._fields.index("sink_logits")
+        nothing[first : first + 3] = (
+            x if want else None for x, want in zip(learned, ctx.wanted)
+        )
+        return (dq, dk, dv, *nothing)
 
     _LIBRARY.define(
-        f"{name}(Tensor q, Tensor k, Tensor v, {how})"
+        f"{name}(Tensor q, Tensor k, Tensor v, {how}, {_SCORES})"
         " -> (Tensor out, Tensor lse, Tensor lse_lo)",
         tags=_TAGS,
     )
     _LIBRARY.define(
         f"{name}_backward(Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor lse_lo, "
-        f"Tensor? dout, Tensor? dlse, {how}) "
-        "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink_logits)",
+        f"Tensor? dout, Tensor? dlse, bool[] wanted, {how}, {_SCORES}) -> (Tensor dq, Tensor dk, "
+        "Tensor dv, Tensor dsink_logits, Tensor dbias_table, Tensor dalibi_slopes)",
         tags=_TAGS,
     )
     _LIBRARY.impl(name, forward, "CPU")
@@ -96,22 +115,17 @@ def no_second_derivative(ctx, *_: Tensor):
 
 attention = _define(
     "attention",
-    "str pattern, float? scale, float? softcap, Tensor? key_padding, Tensor? cu_seqlens_q, "
-    "Tensor? cu_seqlens_k, Tensor? query_offset, Tensor? key_offset, Tensor? sink_logits",
-    lambda pattern, scale, softcap, *places_and_sinks: (
-        pattern,
-        Scores(scale, softcap, places_and_sinks[-1]),
-        Places(*places_and_sinks[:-1]),
-    ),
+    "str pattern, Tensor? key_padding, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
+    "Tensor? query_offset, Tensor? key_offset",
+    lambda pattern, *places: (pattern, Places(*places)),
 )
 
 dilated_attention = _define(
     "dilated_attention",
     "int[] segment_lengths, int[] dilation_rates, str within, str? also, str overlap, "
-    "float? scale, float? softcap, Tensor? query_offset, Tensor? sink_logits",
-    lambda segments, rates, within, also, overlap, scale, softcap, query_offset, sink_logits: (
+    "Tensor? query_offset",
+    lambda segments, rates, within, also, overlap, query_offset: (
         _run.dilated(tuple(segments), tuple(rates), within, also, overlap),
-        Scores(scale, softcap, sink_logits),
         Places(query_offset=query_offset),
     ),
 )

@@ -12,7 +12,7 @@ from torch import Tensor
 from longspan import Layout, Pattern
 from longspan._longspan import ring_shards, ring_wire
 from longspan.torch import _op, _run
-from longspan.torch._attention import checked_sinks, same_type, text_of
+from longspan.torch._attention import checked_scores, no_tangents, same_type, text_of
 from longspan.torch._ranks import Made, Problem, Ranks, ranks_of
 from longspan.torch._run import Found, Places, Scores
 
@@ -213,8 +213,9 @@ def _checked(
         raise ValueError(
             f"q has {q.shape[1]} heads and k has {k.shape[1]}, expected as many, or enable_gqa=True"
         )
-    sinks = checked_sinks(scores.sink_logits, q)
-    scores = scores._replace(sink_logits=sinks)
+    no_tangents(q, k, v)
+    scores = checked_scores(q, scores.scale, scores.softcap, scores.learned)
+    sinks = scores.sink_logits
     # A call without tokens has everything else checked by the kernels' own rules.
     nothing = [x.detach()[:, :, :0] for x in (q, k, v)]
     _run.forward(_run.empty_output(nothing[0], nothing[2]), *nothing, "full", scores, Places())

@@ -12,6 +12,7 @@ which then copies nothing.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -41,12 +42,33 @@ class Places(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """What is done to scores, and what joins them."""
+    """What is done to scores and probabilities, and what joins them."""
 
     scale: float | None = None
     softcap: float | None = None
     sink_logits: Tensor | None = None
     """f32, one per query head."""
+    bias_table: Tensor | None = None
+    """f32, ``(heads, distances)``."""
+    alibi_slopes: Tensor | None = None
+    """f32, one per query head."""
+    bias_right: int = 0
+    dropout_p: float = 0.0
+    dropout_seed: Tensor | None = None
+    """int64 without axes."""
+
+    @property
+    def learned(self) -> Learned:
+        """Those that have gradients."""
+        return Learned(self.sink_logits, self.bias_table, self.alibi_slopes)
+
+
+class Learned(NamedTuple):
+    """Options that have gradients: tensors, or gradients of them."""
+
+    sink_logits: Tensor | None = None
+    bias_table: Tensor | None = None
+    alibi_slopes: Tensor | None = None
 
 
 class Found(NamedTuple):
@@ -106,16 +128,17 @@ def backward(
     pattern: Any,
     scores: Scores,
     places: Places,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients; one that didn't arrive is zero. The last is that of sink logits, without elements
-    where there are none."""
+    wanted: Sequence[bool] = (True, True, True),
+) -> tuple[Tensor, ...]:
+    """Gradients; one that didn't arrive is zero. The last three are those of sink logits, bias table
+    and slopes, without elements where there are none or they aren't wanted."""
     if dout is None:
         dout = found.out.new_zeros(()).expand(found.out.shape)
     # Held by name until the call returns: only addresses are handed over.
     lse, lse_lo = found.lse.contiguous(), found.lse_lo.contiguous()
     dlse = None if dlse is None else dlse.contiguous()
     dq, dk, dv = (empty(x, x.shape) for x in (q, k, v))
-    sinks = raw_backward(
+    lists = raw_backward(
         raw(q),
         raw(k),
         raw(v),
@@ -128,15 +151,23 @@ def backward(
         raw(dk),
         raw(dv),
         _what(pattern, places),
+        wanted,
         **_options(scores, places, k),
     )
-    return dq, dk, dv, torch.tensor([] if sinks is None else sinks, dtype=torch.float32)
+    learned = (_gradient(list, like) for list, like in zip(lists, scores.learned))
+    return dq, dk, dv, *learned
 
 
-def empty_sinks(q: Tensor, sink_logits: Tensor | None) -> Tensor:
-    """Room for the gradient of sink logits."""
-    heads = 0 if sink_logits is None else q.shape[1]
-    return torch.empty((heads,), dtype=torch.float32, device=q.device)
+def _gradient(list: bytes | None, like: Tensor | None) -> Tensor:
+    if list is None or like is None:
+        return torch.empty((0,), dtype=torch.float32)
+    return torch.frombuffer(bytearray(list), dtype=torch.float32).view(like.shape)
+
+
+def empty_learned(learned: Learned, wanted: Sequence[bool], device: torch.device) -> list[Tensor]:
+    """Room for gradients of options."""
+    shapes = [x.shape if want and x is not None else (0,) for x, want in zip(learned, wanted)]
+    return [torch.empty(shape, dtype=torch.float32, device=device) for shape in shapes]
 
 
 def raw(x: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...], str]:
@@ -149,12 +180,21 @@ def _options(scores: Scores, places: Places, k: Tensor) -> dict[str, Any]:
     return {
         "scale": scores.scale,
         "softcap": scores.softcap,
-        "sink_logits": None if scores.sink_logits is None else scores.sink_logits.tolist(),
+        "sink_logits": _list(scores.sink_logits),
+        "alibi_slopes": _list(scores.alibi_slopes),
+        "bias_table": None if scores.bias_table is None else scores.bias_table.detach().numpy(),
+        "bias_right": None if scores.bias_table is None else scores.bias_right,
+        "dropout_p": scores.dropout_p,
+        "dropout_seed": None if scores.dropout_seed is None else int(scores.dropout_seed.item()),
         "key_padding": _key_padding(places.key_padding, k),
         "query_offset": _offset("query_offset", places.query_offset),
         "key_offset": _offset("key_offset", places.key_offset),
         "threads": torch.get_num_threads(),
     }
+
+
+def _list(x: Tensor | None) -> list[float] | None:
+    return None if x is None else x.tolist()
 
 
 def _what(pattern: Any, places: Places) -> Any:

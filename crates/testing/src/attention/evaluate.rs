@@ -31,7 +31,7 @@
 //! ```text
 //! c_ij = scale · t'(z_ij) P_ij           a_i² = Σ_d dout_id² (r_id − out_id)²
 //! dq      a_i |Σ_j c_ij k_j|             dk   √ Σ_i a_i² c_ij² q_i²
-//! dsink   √ Σ_i P_i² a_i²
+//! dsink   √ Σ_i P_i² a_i²             dtable  √ Σ_i a_i² (Σ_j P_ij)², j of one distance
 //! ```
 //!
 //! The other is that of operands: probabilities and `dS` that are multiplied as such numbers, each
@@ -43,8 +43,10 @@
 //! dq      √ (b_i² (Σ_j c_ij k_j)² + Σ_j (scale · dZ_ij)² k_j²)
 //! dk      √ Σ_i (b_i² c_ij² + (scale · dZ_ij)²) q_i²
 //! dv      √ Σ_i P_ij² dout_i²            dsink   √ Σ_i P_i² b_i²
+//! dtable  √ Σ_i (b_i² (Σ_j P_ij)² + Σ_j dS_ij²), j of one distance; dslope likewise, times distances
 //! ```
 
+use std::collections::BTreeMap;
 use std::ops::{Add, Div, Mul, Sub};
 
 use super::{Precision, Problem, Sizes, Table, Transform};
@@ -411,6 +413,23 @@ pub(super) fn evaluate<R: Real>(problem: &Problem, x: &Numbers<R>, sample: Sampl
                 output.dsink_logits[head] = output.dsink_logits[head] + square * a;
                 operands.dsink_logits[head] = operands.dsink_logits[head] + square * b;
             }
+            // All keys of a row share the error of its delta.
+            let (mut of_table, mut of_slope) = (BTreeMap::new(), R::default());
+            for (n, (score, _)) in scores.iter().enumerate() {
+                if let Some(value) = score.value {
+                    let sum = of_table.entry(value).or_insert(R::default());
+                    *sum = *sum + p[n];
+                }
+                of_slope = of_slope + p[n] * score.distance;
+            }
+            for (into, square) in [(&mut *output, a), (&mut *operands, b)] {
+                for (&value, &sum) in &of_table {
+                    into.dbias_table[value] = into.dbias_table[value] + square * sum * sum;
+                }
+                if let Some(sum) = into.dalibi_slopes.get_mut(head) {
+                    *sum = *sum + square * of_slope * of_slope;
+                }
+            }
             if wanted {
                 add(&mut operands.out, row, R::from(1.0), &squares);
                 add_squares(&mut output.dq, row, a, &means);
@@ -419,8 +438,7 @@ pub(super) fn evaluate<R: Real>(problem: &Problem, x: &Numbers<R>, sample: Sampl
             for (n, key) in keys.iter().enumerate() {
                 let score = scores[n].0;
                 let ds = p[n] * (dp[n] - delta + dlse);
-                score.add_bias_square(output, head, a * p[n] * p[n]);
-                score.add_bias_square(operands, head, b * p[n] * p[n] + ds * ds);
+                score.add_bias_square(operands, head, ds * ds);
                 let c = scale * score.slope * p[n];
                 let dz = c * (dp[n] - delta + dlse);
                 if wanted {
