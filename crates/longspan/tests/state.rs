@@ -95,7 +95,7 @@ impl Pieces {
 
     fn check(&self, got: &Values<f32>, tensors: usize, what: &str) {
         let measures = Measure::all(&self.problem, &self.truth, &self.naive, got, Sample::ALL);
-        for measure in &measures[..tensors] {
+        for measure in measures.iter().take(tensors) {
             assert!(measure.holds(), "{what}, {measure}, {}", self.case);
         }
     }
@@ -104,7 +104,8 @@ impl Pieces {
         let sizes = &self.problem.sizes;
         let zeros = |len| vec![0.0; len];
         let (dq, dk, dv) = (zeros(sizes.q()), zeros(sizes.k()), zeros(sizes.v()));
-        Values { out, lse, dq, dk, dv, ..Values::default() }
+        let dalibi_slopes = zeros(self.problem.transform.slopes.len());
+        Values { out, lse, dq, dk, dv, dalibi_slopes, ..Values::default() }
     }
 }
 
@@ -172,34 +173,36 @@ fn gradients_in_pieces_are_the_whole() {
 
             let run = |start: f32| {
                 let mut dq = vec![start; sizes.q()];
+                let mut slopes = vec![start; parts.problem.transform.slopes.len()];
                 let (mut dk, mut dv) = (vec![start; sizes.k()], vec![start; sizes.v()]);
                 for piece in &parts.pieces {
                     let key = parts.extent(piece, sizes.dim_k);
                     let value = parts.extent(piece, sizes.dim_v);
-                    let gradients = GradientsMut::new(
+                    let mut gradients = GradientsMut::new(
                         ViewMut::new(&mut dq, dims_q(sizes), ORDER).unwrap(),
                         ViewMut::strided(&mut dk, key.0, key.1, key.2).unwrap(),
                         ViewMut::strided(&mut dv, value.0, value.1, value.2).unwrap(),
                     );
+                    gradients.dalibi_slopes = (!slopes.is_empty()).then_some(&mut slopes[..]);
                     let OutputRef { lse, lse_lo, .. } = (&output).into();
                     let rows = RowStatistics { lse, lse_lo, delta: &delta };
                     let attention = parts.attention(piece, isa);
                     let inputs = parts.inputs(piece);
                     attention.accumulate(inputs, dout, rows, gradients, Hook::none()).unwrap();
                 }
-                (dq, dk, dv)
+                [dq, dk, dv, slopes]
             };
-            let (dq, dk, dv) = run(0.0);
-            let from_one = run(1.0);
-            for (zero, one) in [(&dq, &from_one.0), (&dk, &from_one.1), (&dv, &from_one.2)] {
+            let (from_zero, from_one) = (run(0.0), run(1.0));
+            for (zero, one) in from_zero.iter().zip(&from_one) {
                 for (zero, one) in zero.iter().zip(one) {
                     // Two pieces' and one's roundings of numbers up to 1 + |gradient|.
                     assert!((zero + 1.0 - one).abs() < 4e-6 * (1.0 + zero.abs()), "{zero} {one}");
                 }
             }
             let (out, lse) = (output.out.as_slice().to_vec(), output.lse.clone());
-            let values = Values { out, lse, dq, dk, dv, ..Values::default() };
-            parts.check(&values, 5, &format!("accumulated, {isa}"));
+            let [dq, dk, dv, dalibi_slopes] = from_zero;
+            let values = Values { out, lse, dq, dk, dv, dalibi_slopes, ..Values::default() };
+            parts.check(&values, 6, &format!("accumulated, {isa}"));
         }
     }
 }

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from longspan import Dilated, Layout, Pattern
-from longspan.torch import _op, _run
+from longspan.torch import _functional, _op, _run
 from longspan.torch._run import Found, Learned, Places, Scores
 
 
@@ -173,8 +173,13 @@ def attention(
         found = _run.empty_output(q, v)
         _run.forward(found, q, k, v, _known(pattern), scores, places)
     else:
-        text, places = text_of(pattern), [_tensor(place) for place in places]
-        found = _op.attention(q, k, v, text, *places, *scores)
+        text, places = text_of(pattern), Places(*map(_tensor, places))
+        if _functional.is_transformed():
+            found = _functional.attention(
+                q, k, v, "attention", (text,), places._asdict(), scores
+            )
+        else:
+            found = _op.attention(q, k, v, text, *places, *scores)
     return (found[0], found[1]) if return_lse else found[0]
 
 
@@ -360,7 +365,11 @@ def over_branches(
     if _is_direct(q, k, v, scores.learned):
         found = _run.empty_output(q, v)
         return _run.forward(found, q, k, v, _run.dilated(*branches), scores, places)
-    return _op.dilated_attention(q, k, v, *branches, _tensor(places.query_offset), *scores)
+    offset = _tensor(places.query_offset)
+    if _functional.is_transformed():
+        place = {"query_offset": offset}
+        return _functional.attention(q, k, v, "dilated_attention", branches, place, scores)
+    return _op.dilated_attention(q, k, v, *branches, offset, *scores)
 
 
 class _OverLayout(torch.autograd.Function):

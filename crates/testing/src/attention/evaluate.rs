@@ -20,7 +20,8 @@
 //! dP      f_ij² = dP_ij² + (|dout_i| |v_j|)² / dim
 //! dZ      h_ij = P_ij (f_ij + |dout_i · out_i| + |dlse_i|) · (1, or 1 + tanh² for 1 − tanh²)
 //! dq      scale · √ Σ_j h_ij² k_j² (1 + g_ij²),    dk, dv likewise over i
-//! dsink   √ Σ_i P_i² (dlse_i² + Σ_d dout_id² out_id² (1 + Σ_j P_ij² g_ij²)),  P_i = exp(sink − lse_i)
+//! dsink   √ Σ_i P_i² (dlse_i² + (dout_i · out_i)² + Σ_d dout_id² out_id² (1 + Σ_j P_ij² g_ij²)),
+//!         P_i = exp(sink − lse_i)
 //! ```
 //!
 //! Where tensors hold [less](super::Precision) than `f32`, two more numbers stand there: what
@@ -358,7 +359,8 @@ pub(super) fn evaluate<R: Real>(problem: &Problem, x: &Numbers<R>, sample: Sampl
                     .iter()
                     .zip(&out)
                     .fold(R::default(), |sum, (&dout, &out)| sum + (dout * out) * (dout * out));
-                let square = p_sink * p_sink * (dlse * dlse + terms * spread);
+                // Elements of an output share the error of their row's total.
+                let square = p_sink * p_sink * (dlse * dlse + delta * delta + terms * spread);
                 gross.dsink_logits[head] = gross.dsink_logits[head] + square;
             }
             for (n, key) in keys.iter().enumerate() {

@@ -128,7 +128,7 @@ impl Measure {
             let is_list = ["dsink_logits", "dbias_table", "dalibi_slopes"].contains(&tensor);
             if is_list {
                 // So few numbers that their own roundings may all be small by chance.
-                floor = floor.max(Precision::F32.noise() * rms(elements().map(|n| t[n])));
+                floor = floor.max(Precision::F32.unit() / 2.0 * rms(elements().map(|n| t[n])));
             }
             let is_f32 = tensor == "lse" || is_list;
             let precision = if is_f32 { Precision::F32 } else { problem.precision };
