@@ -18,6 +18,6 @@ pattern: no mask of tokens by tokens exists. What isn't recognised is an error, 
 approximation.
 """
 
-from longspan.transformers._register import register
+from longspan.transformers._register import register, set_pattern
 
-__all__ = ["register"]
+__all__ = ["register", "set_pattern"]

@@ -15,10 +15,14 @@ its cells. So it is recognised for certain, whatever its name, and what it close
 | ``packed_sequence_mask_function(ids)`` | sequences side by side |
 | ``padding_mask_function(mask)`` | keys that hold tokens |
 | ``and_masks``, ``or_masks`` | ``&``, ``\\|`` |
+| ``lambda *args: torch.tensor(True, …)`` of EmbeddingGemma | ``full`` |
+| ``_bidirectional_window_overlay(w)`` of EmbeddingGemma | ``window(w - 1, w - 1)`` |
 """
 
 from __future__ import annotations
 
+import dis
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,6 +62,8 @@ def read(function: Callable) -> Reading:
         return Reading("full")
     reader = _READERS.get(getattr(function, "__code__", None))
     if reader is None:
+        reader = _reader_of_model(function)
+    if reader is None:
         raise NotImplementedError(
             f"mask function {named(function)}: longspan doesn't know which positions it allows, "
             "and would have to ask for every pair. Expected what transformers makes of causal, "
@@ -65,6 +71,34 @@ def read(function: Callable) -> Reading:
             'model use attn_implementation="sdpa" or "flex_attention"'
         )
     return reader(_variables(function))
+
+
+@torch.compiler.assume_constant_result
+def _reader_of_model(function: Callable) -> Callable[[dict[str, Any]], Reading] | None:
+    """For functions that models of transformers make themselves."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return None
+    if _is_true(function):
+        return _everything
+    model = sys.modules.get(function.__module__)
+    factory = getattr(model, "_bidirectional_window_overlay", None)
+    if not function.__module__.startswith("transformers.models.") or factory is None:
+        return None
+    sample = factory(3)
+    if sample.__code__ is code and [sample(0, 0, 5, key) for key in range(2, 9)] == [0, 1, 1, 1, 1, 1, 0]:
+        return _both_ways
+    return None
+
+
+def _is_true(function: Callable) -> bool:
+    """Whether a function is ``torch.tensor(True, dtype=torch.bool)``, whatever its arguments, which it doesn't read."""
+    code = function.__code__
+    if code.co_argcount or code.co_kwonlyargcount or code.co_freevars or set(code.co_names) != {"torch", "tensor", "bool"}:
+        return False
+    if any("FAST" in step.opname for step in dis.get_instructions(code)):
+        return False
+    return function.__globals__.get("torch") is torch and bool(function())
 
 
 def named(function: Any) -> str:
@@ -81,12 +115,24 @@ def _variables(function: Callable) -> dict[str, Any]:
 
 
 def _sliding(variables: dict[str, Any]) -> Reading:
-    width = _width(variables["sliding_window"], 1)
+    width = _width(variables["sliding_window"], 0)
+    if width == 0:
+        # Of layers that a config has none of: attention refuses it.
+        return Reading("!full", window=0)
     return Reading(f"window({width - 1}, {_FAR})", window=width)
 
 
 def _sliding_bidirectional(variables: dict[str, Any]) -> Reading:
     reach = _width(variables["sliding_window"], 0)
+    return Reading(f"window({reach}, {reach})", window=reach + 1)
+
+
+def _everything(variables: dict[str, Any]) -> Reading:
+    return Reading("full")
+
+
+def _both_ways(variables: dict[str, Any]) -> Reading:
+    reach = _width(variables["sliding_window"], 1) - 1
     return Reading(f"window({reach}, {reach})", window=reach + 1)
 
 
@@ -128,7 +174,12 @@ def _or(variables: dict[str, Any]) -> Reading:
                 f"mask function {named(function)} inside or_masks: expected padding and packing "
                 'around everything else, by and_masks; use attn_implementation="sdpa"'
             )
-    return Reading(_joined(parts, " | "), moves=all(part.moves for part in parts))
+    windows = [part.window for part in parts]
+    return Reading(
+        _joined(parts, " | "),
+        window=None if None in windows else max(windows),
+        moves=all(part.moves for part in parts),
+    )
 
 
 def _joined(parts: list[Reading], operator: str) -> str:
@@ -139,6 +190,8 @@ def _joined(parts: list[Reading], operator: str) -> str:
         texts = [text for text in texts if text != "full"]
         if "causal" in texts:
             texts = [text.replace(f", {_FAR})", ", 0)") for text in texts]
+    elif "full" in texts:
+        return "full"
     if len(texts) > 1:
         texts = [f"({text})" if " " in text.replace(", ", "") else text for text in texts]
     return operator.join(texts) or "full"
