@@ -146,7 +146,7 @@ def _check(mask: Any, query: Tensor, key: Tensor, sliding_window: int | None) ->
         )
     if mask.window == 0:
         raise ValueError("a window of 0 tokens, expected a whole number from 1 on: set config.sliding_window")
-    if sliding_window is not None and mask.window != sliding_window:
+    if sliding_window is not None and sliding_window not in (mask.window, mask.reach):
         raise ValueError(
             f"a layer with sliding_window={sliding_window} and a mask with "
             f"{'none' if mask.window is None else mask.window}, expected the same: one of both "

@@ -43,6 +43,8 @@ class Mask:
     """Where packed sequences begin: one tensor for all batch entries, or one for each."""
     attention_mask: Tensor | None
     """The padding that the model was given, ``(batch, positions)``."""
+    reach: int | None = None
+    """What a window both ways was made with."""
     moves: bool = True
     """Whether the pattern looks at distances alone, so that positions may count from anywhere."""
 
@@ -104,6 +106,7 @@ def mask(
         key_padding=None,
         cu_seqlens=None,
         attention_mask=attention_mask,
+        reach=reading.reach,
         moves=reading.moves,
     )
     if attention_mask is not None:

@@ -42,6 +42,8 @@ class Reading:
     pattern: str
     window: int | None = None
     """The ``sliding_window`` that transformers hands to attention beside such a mask."""
+    reach: int | None = None
+    """What a window both ways was made with, which some models (T5Gemma) hand over in its place."""
     moves: bool = True
     """Whether the pattern looks at distances alone, so that positions may count from anywhere."""
     ids: list[Tensor] = field(default_factory=list)
@@ -94,7 +96,9 @@ def _reader_of_model(function: Callable) -> Callable[[dict[str, Any]], Reading] 
 def _is_true(function: Callable) -> bool:
     """Whether a function is ``torch.tensor(True, dtype=torch.bool)``, whatever its arguments, which it doesn't read."""
     code = function.__code__
-    if code.co_argcount or code.co_kwonlyargcount or code.co_freevars or set(code.co_names) != {"torch", "tensor", "bool"}:
+    if code.co_argcount or code.co_kwonlyargcount or code.co_freevars:
+        return False
+    if set(code.co_names) != {"torch", "tensor", "bool"}:
         return False
     if any("FAST" in step.opname for step in dis.get_instructions(code)):
         return False
@@ -124,7 +128,7 @@ def _sliding(variables: dict[str, Any]) -> Reading:
 
 def _sliding_bidirectional(variables: dict[str, Any]) -> Reading:
     reach = _width(variables["sliding_window"], 0)
-    return Reading(f"window({reach}, {reach})", window=reach + 1)
+    return Reading(f"window({reach}, {reach})", window=reach + 1, reach=reach)
 
 
 def _everything(variables: dict[str, Any]) -> Reading:
@@ -156,9 +160,12 @@ def _padding(variables: dict[str, Any]) -> Reading:
 
 def _and(variables: dict[str, Any]) -> Reading:
     parts = [read(function) for function in variables["mask_functions"]]
+    windows = [part for part in parts if part.window is not None]
+    narrowest = min(windows, key=lambda part: part.window, default=None)
     return Reading(
         _joined(parts, " & "),
-        window=min((part.window for part in parts if part.window is not None), default=None),
+        window=None if narrowest is None else narrowest.window,
+        reach=None if narrowest is None else narrowest.reach,
         moves=all(part.moves for part in parts),
         ids=[ids for part in parts for ids in part.ids],
         padding=[padding for part in parts for padding in part.padding],

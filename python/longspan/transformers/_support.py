@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -75,7 +76,8 @@ def _requested(config: Any, implementation: str | dict) -> Iterator[tuple[int, s
     for key in config.sub_configs:
         inner = getattr(config, key)
         if inner is not None:
-            yield from _requested(inner, implementation if named else implementation.get(key, inner._attn_implementation))
+            name = implementation if named else implementation.get(key, inner._attn_implementation)
+            yield from _requested(inner, name)
 
 
 def _check_change(model: PreTrainedModel, name: str) -> None:
@@ -129,13 +131,14 @@ def check_layers(model: torch.nn.Module, pattern: object) -> None:
 
 @functools.cache
 def _ignores_names(kind: type[PreTrainedModel]) -> bool:
-    """Whether a model computes its attention itself, by transformers' own test of its module's source. A class that
-    was typed into a notebook has none."""
+    """Whether a model computes its attention itself, by the test of its module's source that transformers has too. A
+    class that was typed into a notebook has no source."""
     try:
-        inspect.getsource(sys.modules[kind.__module__])
+        source = inspect.getsource(sys.modules[kind.__module__])
     except (KeyError, OSError, TypeError):
         return False
-    return kind is not PreTrainedModel and not kind._can_set_attn_implementation()
+    layers = re.search(r"^class \w*Attention\w*\(nn\.Module\):", source, re.MULTILINE)
+    return layers is not None and "ALL_ATTENTION_FUNCTIONS" not in source
 
 
 @functools.cache

@@ -7,6 +7,7 @@ runs what it says.
 import dataclasses
 import functools
 import pathlib
+import re
 
 import torch
 import transformers
@@ -226,3 +227,91 @@ PATTERNS = frozenset(
     )
 )
 FAMILIES = {family.title: family for make in (_decoders, _encoders, _others) for family in make()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Refused:
+    """A family that longspan refuses, and the message."""
+
+    title: str
+    model: str
+    message: str
+    reason: str
+    options: dict = dataclasses.field(default_factory=dict, hash=False)
+    kind: str = "decoder"
+
+
+def _refused():
+    bias = ("position_bias is given, but there is no kernel for a bias of every pair", "a bias of every pair")
+    sinks = ("s_aux is given, but there is no kernel for a learned sink", "learned sinks")
+    yield Refused("DeepSeek V4", "DeepseekV4ForCausalLM", *sinks)
+    yield Refused(
+        "Doge", "DogeForCausalLM", "the mask of longspan is asked for dtype, expected it handed on", "a mask of its own"
+    )
+    yield Refused("gpt-oss", "GptOssForCausalLM", *sinks)
+    yield Refused("Granite SWA", "GraniteSWAForCausalLM", *sinks)
+    yield Refused("Inkling", "InklingForCausalLM", *bias)
+    yield Refused(
+        "LayoutLM", "LayoutLMForMaskedLM", "attention_mask is a tensor of shape", "a mask of its own", kind="encoder"
+    )
+    yield Refused("MiMo V2 Flash", "MiMoV2FlashForCausalLM", *sinks)
+    yield Refused("mT5", "MT5ForConditionalGeneration", *bias, kind="encoder-decoder")
+    yield Refused("Switch Transformers", "SwitchTransformersForConditionalGeneration", *bias, kind="encoder-decoder")
+    yield Refused("T5", "T5ForConditionalGeneration", *bias, kind="encoder-decoder")
+    yield Refused("UMT5", "UMT5ForConditionalGeneration", *bias, kind="encoder-decoder")
+
+
+REFUSED = {family.title: family for family in _refused()}
+
+
+def own_attention():
+    """The modules of transformers whose models compute their attention themselves, as ``folder.module``."""
+    folder = pathlib.Path(transformers.__file__).parent / "models"
+    found = []
+    for path in sorted(folder.glob("*/modeling_*.py")):
+        source = path.read_text(encoding="utf-8")
+        if re.search(r"^class \w*Attention\w*\(nn\.Module\):", source, re.MULTILINE):
+            if "ALL_ATTENTION_FUNCTIONS.get_interface(" not in source:
+                found.append(f"{path.parent.name}.{path.stem}")
+    return found
+
+
+HEAD = """# Models of transformers
+
+What `attn_implementation="longspan"` is compared with eager attention on, with small random models of transformers \
+{version}. Written by `python python/tests/transformers/families.py`, and compared with this file by \
+`test_families.py`, which runs every cell.
+
+- **outputs**: logits or hidden states, and all gradients; dropout 0
+- **left**, **right**: the same with padding on that side
+- **dynamic**, **static**: `generate` with that cache, tokens and logits
+- **sliding**: `generate` with a cache that drops keys outside a layer's window
+- **pattern**: outputs and gradients with a user pattern, against eager attention with the same pairs as a 4-D mask
+
+"""
+COLUMNS = ("outputs", "left", "right", "dynamic", "static", "sliding", "pattern")
+
+
+def table():
+    """The text of the file."""
+    lines = [HEAD.format(version=transformers.__version__).replace("\\\n", "")]
+    lines.append(f"## Families that are compared: {len(FAMILIES)}\n\n")
+    lines.append(f"| family | model | {' | '.join(COLUMNS)} |\n|---|---|{'---|' * len(COLUMNS)}\n")
+    for title, family in sorted(FAMILIES.items(), key=lambda item: item[0].lower()):
+        cells = ["✓" if column in family.checks else "" for column in COLUMNS]
+        lines.append(f"| {title} | `{family.model}` | {' | '.join(cells)} |\n")
+    lines.append("\n## Families that are refused\n\nEach by an error that says why.\n\n")
+    lines.append("| family | model | why |\n|---|---|---|\n")
+    for title, family in REFUSED.items():
+        lines.append(f"| {title} | `{family.model}` | {family.reason} |\n")
+    own = ", ".join(f"`{module.split('.modeling_')[1]}`" for module in own_attention())
+    lines.append(
+        "\n## Models that compute their attention themselves\n\nThey don't use transformers' `AttentionInterface`, "
+        'so making one with `attn_implementation="longspan"` is an error. `set_attn_implementation` warns, and is an '
+        f"error too if a pattern would be ignored. The modules of transformers that have such models:\n\n{own}\n"
+    )
+    return "".join(lines)
+
+
+if __name__ == "__main__":
+    TABLE.write_text(table(), encoding="utf-8")

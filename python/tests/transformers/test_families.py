@@ -3,7 +3,7 @@
 import pytest
 import torch
 import transformers
-from families import FAMILIES, made
+from families import FAMILIES, REFUSED, TABLE, config_of, made, table
 from tiny import TOLERANCE, apart, padding, tokens, with_attention
 
 # Of GPTBigCode's own module.
@@ -66,6 +66,10 @@ def generated(model, family, cache):
     held = padding("left" if "left" in family.padding else "right", [PROMPT, 9, 2], PROMPT)
     if "left" not in family.padding:
         held = torch.ones_like(held)
+    options = {"cache_implementation": "static"} if cache == "static" else {}
+    if cache == "dynamic" and family.sliding:
+        # One that keeps every key, though layers have windows.
+        options = {"past_key_values": transformers.DynamicCache()}
     out = model.generate(
         input_ids=ids * held,
         attention_mask=held,
@@ -73,7 +77,7 @@ def generated(model, family, cache):
         do_sample=False,
         return_dict_in_generate=True,
         output_logits=True,
-        **({"cache_implementation": "static"} if cache == "static" else {}),
+        **options,
     )
     return out.sequences[:, -NEW:], torch.stack(out.logits, 1), out.past_key_values
 
@@ -90,3 +94,27 @@ def test_generate(title, check):
         assert isinstance(getattr(cache, "self_attention_cache", cache), transformers.StaticCache)
     if check == "sliding":
         assert any(layer.is_sliding and layer.keys.shape[2] < PROMPT + NEW - 1 for layer in cache.layers)
+
+
+@pytest.mark.parametrize("title", REFUSED)
+def test_refused(title):
+    family = REFUSED[title]
+    kind = getattr(transformers, family.model)
+    model = kind._from_config(config_of(family), attn_implementation="longspan").eval()
+    given = {"input_ids": tokens(2, 9)}
+    if family.kind == "encoder-decoder":
+        given["decoder_input_ids"] = tokens(2, 7)
+    with pytest.raises((NotImplementedError, AttributeError), match=family.message):
+        model(**given)
+
+
+def test_enough_families():
+    assert len(FAMILIES) >= 50
+
+
+def test_table():
+    """``python families.py`` was run after the last change."""
+    written = TABLE.read_text(encoding="utf-8")
+    if f"transformers {transformers.__version__}." not in written:
+        pytest.skip("the table is of another release of transformers")
+    assert written == table()

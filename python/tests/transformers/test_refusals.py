@@ -100,7 +100,7 @@ def test_function_of_the_same_name():
             {"mask_function": made.chunked_overlay(4, torch.tensor([0, 3]))},
             r"\[0, 3\] tokens of padding",
         ),
-        ({"mask_function": made.sliding_window_overlay(0)}, "a window of 0 tokens"),
+        ({"mask_function": made.sliding_window_overlay(-1)}, "a window of -1 tokens"),
         (
             {
                 "mask_function": made.causal_mask_function,
@@ -172,7 +172,7 @@ CAUSAL = {"mask_function": made.causal_mask_function, **PLACES}
     [
         ("s_aux", torch.zeros(4), "learned sink"),
         ("position_bias", torch.zeros((1, 4, 9, 9)), "bias of every pair"),
-        ("cu_seq_lens_q", torch.tensor([0, 9]), "position_ids"),
+        ("seq_idx", torch.zeros((2, 9)), "position_ids"),
         ("cache", object(), "paged"),
         ("head_mask", torch.ones(4), "head_mask is given, but longspan has no meaning for it"),
         ("output_attentions", True, "never made"),
@@ -193,6 +193,9 @@ def test_masks_of_other_layers():
     direct(mask(**window), sliding_window=5)
     with pytest.raises(ValueError, match="sliding_window=4 and a mask with 5"):
         direct(mask(**window), sliding_window=4)
+    # Made for layers that a config has none of (Qwen2 MoE), so it is refused when a layer uses it.
+    with pytest.raises(ValueError, match="a window of 0 tokens"):
+        direct(mask(**{**CAUSAL, "mask_function": made.sliding_window_causal_mask_function(0)}))
 
 
 def test_no_mask():
