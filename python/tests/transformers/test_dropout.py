@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import types
 
 import pytest
 import torch
@@ -91,8 +92,19 @@ def test_default_values(kind, config, field):
         assert model.eval()(input_ids=tokens(1, 9)).last_hidden_state.shape[:2] == (1, 9)
 
 
-def test_config_without_the_field():
+@pytest.mark.parametrize(
+    "fields, named",
+    [
+        ({"attention_dropout": 0.2, "dropout_rate": 0.3}, "config.dropout_rate"),
+        ({"hidden_dropout": 0.3, "attn_pdrop": 0.3, "attention_heads": 0.3}, "config.attn_pdrop"),
+        ({"attention_dropout": 0.2}, "the dropout of Module"),
+        (None, "the dropout of Module"),
+    ],
+)
+def test_fields(fields, named):
     module = torch.nn.Module()
+    if fields is not None:
+        module.config = types.SimpleNamespace(**fields)
     q = torch.zeros((1, 1, 2, 16))
-    with pytest.raises(NotImplementedError, match="set the dropout of Module = 0"):
+    with pytest.raises(NotImplementedError, match=f"set {named} = 0 before"):
         attention(module, q, q, q, None, dropout=0.3)
