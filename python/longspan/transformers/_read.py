@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import dis
 import sys
+import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,7 +65,7 @@ def read(function: Callable) -> Reading:
         return Reading("full")
     reader = _READERS.get(getattr(function, "__code__", None))
     if reader is None:
-        reader = _reader_of_model(function)
+        reader = _OF_MODELS.get(_of_model(getattr(function, "__code__", None), getattr(function, "__module__", "")))
     if reader is None:
         raise NotImplementedError(
             f"mask function {named(function)}: longspan doesn't know which positions it allows, "
@@ -76,33 +77,32 @@ def read(function: Callable) -> Reading:
 
 
 @torch.compiler.assume_constant_result
-def _reader_of_model(function: Callable) -> Callable[[dict[str, Any]], Reading] | None:
-    """For functions that models of transformers make themselves."""
-    code = getattr(function, "__code__", None)
+def _of_model(code: types.CodeType | None, module: str) -> str | None:
+    """Which of the functions that models of transformers make themselves a code is, by the names of ``_OF_MODELS``."""
     if code is None:
         return None
-    if _is_true(function):
-        return _everything
-    model = sys.modules.get(function.__module__)
-    factory = getattr(model, "_bidirectional_window_overlay", None)
-    if not function.__module__.startswith("transformers.models.") or factory is None:
+    if _is_true(code, module):
+        return "everything"
+    factory = getattr(sys.modules.get(module), "_bidirectional_window_overlay", None)
+    if not module.startswith("transformers.models.") or factory is None:
         return None
     sample = factory(3)
     if sample.__code__ is code and [sample(0, 0, 5, key) for key in range(2, 9)] == [0, 1, 1, 1, 1, 1, 0]:
-        return _both_ways
+        return "window both ways"
     return None
 
 
-def _is_true(function: Callable) -> bool:
+def _is_true(code: types.CodeType, module: str) -> bool:
     """Whether a function is ``torch.tensor(True, dtype=torch.bool)``, whatever its arguments, which it doesn't read."""
-    code = function.__code__
     if code.co_argcount or code.co_kwonlyargcount or code.co_freevars:
         return False
     if set(code.co_names) != {"torch", "tensor", "bool"}:
         return False
     if any("FAST" in step.opname for step in dis.get_instructions(code)):
         return False
-    return function.__globals__.get("torch") is torch and bool(function())
+    if getattr(sys.modules.get(module), "torch", None) is not torch:
+        return False
+    return bool(types.FunctionType(code, {"torch": torch})())
 
 
 def named(function: Any) -> str:
@@ -227,3 +227,5 @@ def _readers() -> dict[Any, Callable[[dict[str, Any]], Reading]]:
 
 #: By the code of a factory's closures.
 _READERS = _readers()
+#: Names, because a constant of a compiled graph can't be a function.
+_OF_MODELS = {"everything": _everything, "window both ways": _both_ways}

@@ -107,11 +107,12 @@ def check_class(model: PreTrainedModel, name: str) -> None:
 
 def _remember(model: PreTrainedModel) -> None:
     """Resolves patterns for the layers of a model, so that what a layer can't have is found now."""
+    if not any(patterns.values()):
+        return
     for module in model.modules():
-        if calls_interface(type(module)):
-            name = getattr(getattr(module, "config", None), "_attn_implementation", None)
-            if patterns.get(name) is not None and not hasattr(module, _pattern.ATTRIBUTE):
-                _pattern.remember(module, patterns[name])
+        registered = patterns.get(getattr(getattr(module, "config", None), "_attn_implementation", None))
+        if registered is not None and calls_interface(type(module)) and not hasattr(module, _pattern.ATTRIBUTE):
+            _pattern.remember(module, registered)
 
 
 def check_layers(model: torch.nn.Module, pattern: object) -> None:
@@ -144,7 +145,7 @@ def _ignores_names(kind: type[PreTrainedModel]) -> bool:
 @functools.cache
 def calls_interface(kind: type) -> bool:
     """Whether layers of a class call the attention that is registered."""
-    return "ALL_ATTENTION_FUNCTIONS" in _source_of_forward(kind)
+    return "ALL_ATTENTION_FUNCTIONS" in _names_used(kind)
 
 
 @functools.cache
@@ -152,16 +153,17 @@ def computes_itself(kind: type) -> bool:
     """Whether layers of a class are attention, but not the one that is registered."""
     if issubclass(kind, torch.nn.MultiheadAttention):
         return True
-    if "Attention" not in kind.__name__ and "Attn" not in kind.__name__ or calls_interface(kind):
+    if ("Attention" not in kind.__name__ and "Attn" not in kind.__name__) or calls_interface(kind):
         return False
-    source = _source_of_forward(kind)
-    return any(word in source for word in ("softmax(", "Softmax(", "scaled_dot_product_attention("))
+    return not _names_used(kind).isdisjoint(("softmax", "Softmax", "scaled_dot_product_attention"))
 
 
-def _source_of_forward(kind: type) -> str:
-    """The source of the class that a layer has its ``forward`` from, which may call other methods of it."""
+def _names_used(kind: type) -> set[str]:
+    """The names that occur in the class that a layer has its ``forward`` from, which may call other methods of it."""
     owner = next((base for base in kind.__mro__ if "forward" in vars(base)), kind)
-    try:
-        return inspect.getsource(owner)
-    except (OSError, TypeError):
-        return ""
+    names: set[str] = set()
+    for method in vars(owner).values():
+        code = getattr(inspect.unwrap(method) if callable(method) else method, "__code__", None)
+        if code is not None:
+            names.update(code.co_names)
+    return names

@@ -6,6 +6,8 @@ import transformers
 from families import FAMILIES, REFUSED, TABLE, config_of, made, table
 from tiny import TOLERANCE, apart, padding, tokens, with_attention
 
+from longspan.transformers import _pattern, _support
+
 # Of GPTBigCode's own module.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")
 
@@ -47,10 +49,12 @@ def cases(*checks):
 
 
 @pytest.mark.parametrize("title, check", cases("outputs", "left", "right"))
-def test_outputs_and_gradients(title, check):
+def test_outputs_and_gradients(title, check, monkeypatch):
     family = FAMILIES[title]
     side = "none" if check == "outputs" else check
+    layers = seen_layers(monkeypatch)
     expected, expected_gradients = with_attention(made(family), "eager", lambda m: run(m, family, side))
+    assert not layers
     got, gradients = with_attention(made(family), "longspan", lambda m: run(m, family, side))
     assert apart(got, expected) < TOLERANCE
     assert gradients.keys() == expected_gradients.keys()
@@ -59,6 +63,20 @@ def test_outputs_and_gradients(title, check):
         # Gradients of some biases are 0 but for rounding.
         if float(expected_gradients[name].abs().max()) > 1e-5 * largest:
             assert apart(gradient, expected_gradients[name]) < TOLERANCE, name
+    # Those that ``set_pattern`` finds are those that call attention.
+    assert set(layers) == {module for module in made(family).modules() if _support.calls_interface(type(module))}
+
+
+def seen_layers(monkeypatch):
+    """The layers that call attention from now on."""
+    layers, real = [], _pattern.of_layer
+
+    def of_layer(module, registered):
+        layers.append(module)
+        return real(module, registered)
+
+    monkeypatch.setattr(_pattern, "of_layer", of_layer)
+    return layers
 
 
 def generated(model, family, cache):
@@ -106,6 +124,19 @@ def test_refused(title):
         given["decoder_input_ids"] = tokens(2, 7)
     with pytest.raises((NotImplementedError, AttributeError), match=family.message):
         model(**given)
+
+
+def test_compiled():
+    """EmbeddingGemma's own mask functions are read while a graph is made."""
+    torch._dynamo.reset()
+    model = made(FAMILIES["EmbeddingGemma"])
+    model.set_attn_implementation("longspan")
+    given = {"input_ids": tokens(2, TOKENS), "attention_mask": padding("left", [TOKENS, 23], TOKENS)}
+    with torch.no_grad():
+        expected = model(**given).last_hidden_state
+        # Without a C++ compiler.
+        got = torch.compile(model, fullgraph=True, backend="aot_eager")(**given).last_hidden_state
+    assert apart(got, expected) < TOLERANCE
 
 
 def test_enough_families():
