@@ -84,7 +84,7 @@ def set_pattern(model: torch.nn.Module, pattern: _pattern.UserPattern) -> None:
         return
     _support.check_layers(model, _pattern.Registered(pattern, ""))
     for module in layers:
-        name = getattr(getattr(module, "config", None), "_attn_implementation", None)
+        name = _support.name_in_use(module)
         if name not in _support.patterns:
             raise ValueError(
                 f'{type(module).__name__} uses attn_implementation="{name}", which would ignore the pattern: call '

@@ -50,7 +50,7 @@ def _checked_init(original: Callable) -> Callable:
         registered = patterns.get(self.config._attn_implementation)
         if registered is not None:
             check_layers(self, registered)
-        _remember(self)
+        _remember(self, name_in_use)
 
     post_init.__module__ = __name__
     return post_init
@@ -60,11 +60,14 @@ def _checked_set(original: Callable) -> Callable:
     @functools.wraps(original)
     def set_attn_implementation(self: PreTrainedModel, attn_implementation: str | dict, *args: Any, **options: Any):
         requested = dict(_requested(self.config, attn_implementation))
-        for model in self.modules():
-            if isinstance(model, PreTrainedModel):
-                _check_change(model, requested.get(id(model.config), requested[id(self.config)]))
+
+        def name_of(module: torch.nn.Module) -> str | None:
+            return requested.get(id(getattr(module, "config", None)), requested[id(self.config)])
+
+        for module in self.modules():
+            _check_change(module, name_of(module))
+        _remember(self, name_of)
         original(self, attn_implementation, *args, **options)
-        _remember(self)
 
     return set_attn_implementation
 
@@ -80,16 +83,17 @@ def _requested(config: Any, implementation: str | dict) -> Iterator[tuple[int, s
             yield from _requested(inner, name)
 
 
-def _check_change(model: PreTrainedModel, name: str) -> None:
-    if name not in patterns and any(hasattr(module, _pattern.ATTRIBUTE) for module in model.modules()):
+def _check_change(module: torch.nn.Module, name: str) -> None:
+    """An error where a layer or a model would ignore its pattern under another name."""
+    if name not in patterns and hasattr(module, _pattern.ATTRIBUTE):
         raise ValueError(
-            f'{type(model).__name__} has a pattern, which attn_implementation="{name}" would ignore: call '
+            f'{type(module).__name__} has a pattern, which attn_implementation="{name}" would ignore: call '
             "longspan.transformers.set_pattern(model, None) first"
         )
     # Without a pattern transformers warns, and the model goes on as before.
-    if patterns.get(name) is not None:
-        check_class(model, name)
-        check_layers(model, patterns[name])
+    if isinstance(module, PreTrainedModel) and patterns.get(name) is not None:
+        check_class(module, name)
+        check_layers(module, patterns[name])
 
 
 def check_class(model: PreTrainedModel, name: str) -> None:
@@ -105,14 +109,19 @@ def check_class(model: PreTrainedModel, name: str) -> None:
         )
 
 
-def _remember(model: PreTrainedModel) -> None:
+def _remember(model: PreTrainedModel, name_of: Callable[[torch.nn.Module], str | None]) -> None:
     """Resolves patterns for the layers of a model, so that what a layer can't have is found now."""
     if not any(patterns.values()):
         return
     for module in model.modules():
-        registered = patterns.get(getattr(getattr(module, "config", None), "_attn_implementation", None))
+        registered = patterns.get(name_of(module))
         if registered is not None and calls_interface(type(module)) and not hasattr(module, _pattern.ATTRIBUTE):
             _pattern.remember(module, registered)
+
+
+def name_in_use(module: torch.nn.Module) -> str | None:
+    """The ``attn_implementation`` of a layer or a model."""
+    return getattr(getattr(module, "config", None), "_attn_implementation", None)
 
 
 def check_layers(model: torch.nn.Module, pattern: object) -> None:

@@ -85,12 +85,19 @@ def test_subclass():
 
 def test_layers_beside_others():
     """One layer of the model calls the attention that is registered, another one doesn't."""
+    kind = transformers.BigBirdPegasusForConditionalGeneration
+    sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
     config = transformers.BigBirdPegasusConfig(
-        d_model=32, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=32, decoder_ffn_dim=32, vocab_size=101,
-        encoder_attention_heads=2, decoder_attention_heads=2, attn_implementation="longspan_for_own_attention",
+        **sizes, vocab_size=101, encoder_attention_heads=2, decoder_attention_heads=2
     )
-    with pytest.raises(ValueError, match="BigBirdPegasusBlockSparseAttention .* computes its attention itself and"):
-        transformers.BigBirdPegasusForConditionalGeneration(config)
+    message = "BigBirdPegasusBlockSparseAttention .* computes its attention itself and would ignore"
+    with pytest.raises(ValueError, match=message):
+        kind._from_config(config, attn_implementation="longspan_for_own_attention")
+    model = kind._from_config(config, attn_implementation="eager")
+    with pytest.raises(ValueError, match=message):
+        model.set_attn_implementation("longspan_for_own_attention")
+    with pytest.raises(ValueError, match=message):
+        longspan.transformers.set_pattern(model, PATTERN)
 
 
 def test_models_without_attention():
@@ -130,6 +137,33 @@ def test_patterns_that_would_be_ignored_later():
         model.set_attn_implementation({"": "sdpa"})
     longspan.transformers.set_pattern(model, None)
     model.set_attn_implementation("eager")
+
+
+def llava(attn_implementation):
+    vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.LlavaConfig(
+        vision_config=transformers.CLIPVisionConfig(**vision, image_size=16, patch_size=4),
+        text_config=transformers.LlamaConfig(**SIZES),
+        image_token_index=100,
+    )
+    return transformers.LlavaForConditionalGeneration._from_config(config, attn_implementation=attn_implementation)
+
+
+def test_parts():
+    """A name, a pattern and what would ignore it are looked at for each part of a model."""
+    longspan.transformers.register("longspan_by_layer_of_llava", lambda *layer: PATTERN)
+    with pytest.raises(ValueError, match="CLIPAttention has no layer_idx"):
+        llava("longspan_by_layer_of_llava")
+    model = llava({"": "sdpa", "text_config": "longspan_by_layer_of_llava", "vision_config": "sdpa"})
+    assert model(input_ids=tokens(1, 9)).logits.shape == (1, 9, 101)
+    longspan.transformers.set_pattern(model.model.language_model, PATTERN)
+    model.set_attn_implementation({"vision_config": "eager"})
+    with pytest.raises(ValueError, match='LlamaAttention has a pattern, which attn_implementation="eager"'):
+        model.set_attn_implementation({"text_config": "eager"})
+    with pytest.raises(ValueError, match='LlamaAttention has a pattern, which attn_implementation="eager"'):
+        model.set_attn_implementation("eager")
+    with pytest.raises(ValueError, match='CLIPAttention uses attn_implementation="eager", which would ignore'):
+        longspan.transformers.set_pattern(model, PATTERN)
 
 
 def test_registered_twice():

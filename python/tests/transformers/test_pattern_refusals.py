@@ -7,6 +7,7 @@ from families import FAMILIES, made
 from tiny import MODELS, tokens
 
 import longspan
+import longspan.torch
 import longspan.transformers
 from longspan.transformers._attention import attention
 from longspan.transformers._pattern import Registered
@@ -53,6 +54,8 @@ def test_functions_and_layers_without_index():
     longspan.transformers.register("longspan_by_layer", lambda *layer: TEXT)
     with pytest.raises(ValueError, match="pattern is a function, and ViT.* has no layer_idx to call it with"):
         model.set_attn_implementation("longspan_by_layer")
+    assert model.config._attn_implementation == "longspan"
+    model.config._attn_implementation = "longspan_by_layer"
     with pytest.raises(ValueError, match="has no layer_idx"):
         model(pixel_values=torch.zeros((1, 3, 48, 48)))
     model.set_attn_implementation("longspan")
@@ -77,6 +80,8 @@ def test_cross_attention():
     longspan.transformers.register("longspan_text", TEXT)
     with pytest.raises(NotImplementedError, match=r"the pattern window\(5, 0\) for BartAttention, which is cross"):
         model.set_attn_implementation("longspan_text")
+    assert model.config._attn_implementation == "longspan"
+    model.config._attn_implementation = "longspan_text"
     with pytest.raises(NotImplementedError, match="which is cross-attention"):
         model(input_ids=tokens(1, 9), decoder_input_ids=tokens(1, 7))
     model.set_attn_implementation("longspan")
@@ -112,6 +117,7 @@ def test_queries_without_positions():
     module = torch.nn.Module()
     module.is_causal = False
     q, k = torch.randn(1, 4, 3, 16), torch.randn(1, 4, 9, 16)
-    attention(module, k, k, k, None, registered=Registered(TEXT, ""))
+    got, _ = attention(module, k, k, k, None, registered=Registered(TEXT, ""))
+    assert torch.equal(got, longspan.torch.attention(k, k, k, TEXT).transpose(1, 2))
     with pytest.raises(NotImplementedError, match="which has 3 queries, 9 keys and no mask"):
         attention(module, q, k, k, None, registered=Registered(TEXT, ""))
