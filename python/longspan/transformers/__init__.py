@@ -12,12 +12,15 @@
 
 A model that exists already changes over with ``model.set_attn_implementation("longspan")``.
 
-transformers says which queries attend to which keys with a function over positions, and other attentions evaluate it for
-every pair. Here it is recognised for what it is (causal, a window, packed sequences) and becomes a
+transformers says which queries attend to which keys with a function over positions, and other attentions evaluate it
+for every pair. Here it is recognised for what it is (causal, a window, packed sequences) and becomes a
 pattern: no mask of tokens by tokens exists. What isn't recognised is an error, never an
 approximation.
+
+A pattern of one's own is intersected with the model's mask: ``register(pattern=…)`` for all models that use a name,
+``set_pattern`` for one model.
 """
 
-from longspan.transformers._register import register
+from longspan.transformers._register import register, set_pattern
 
-__all__ = ["register"]
+__all__ = ["register", "set_pattern"]

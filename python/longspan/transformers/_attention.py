@@ -1,17 +1,19 @@
 """``attention``: what a layer of transformers calls.
 
 Everything that a layer hands over is honoured or refused. ``None``, ``False`` and a dropout of 0
-ask for nothing.
+ask for nothing. The user's pattern is intersected with the layer's mask.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from longspan.torch import attention as over_pattern
+from longspan.transformers import _dropout, _packing, _pattern
 from longspan.transformers._mask import Mask
 
 #: What layers hand over that attention has no use for, or that the mask says already.
@@ -35,10 +37,6 @@ _WHY = {
     "output_attentions": "weights of all pairs are never made",
     "s_aux": "there is no kernel for a learned sink",
     "position_bias": "there is no kernel for a bias of every pair",
-    "cu_seq_lens_q": "packing is read from position_ids that restart at 0",
-    "cu_seq_lens_k": "packing is read from position_ids that restart at 0",
-    "max_length_q": "packing is read from position_ids that restart at 0",
-    "max_length_k": "packing is read from position_ids that restart at 0",
     "seq_idx": "packing is read from position_ids that restart at 0",
     "cache": "there is no paged cache; use generate with another cache",
 }
@@ -54,17 +52,29 @@ def attention(
     dropout: float = 0.0,
     softcap: float | None = None,
     sliding_window: int | None = None,
+    *,
+    registered: _pattern.Registered | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Tensors ``(batch, head, token, dim)`` to ``(batch, token, head, dim)``, and no weights."""
-    if dropout:
-        raise NotImplementedError(
-            f"a dropout of {dropout} on attention weights, expected 0: set "
-            "config.attention_dropout = 0, or evaluate with model.eval()"
-        )
+    """Tensors ``(batch, head, token, dim)`` to ``(batch, token, head, dim)``, and no weights.
+
+    ``registered`` is the pattern of the name under which transformers found this function.
+    """
+    _dropout.refuse(module, dropout)
+    packing = _packing.taken(others)
     _refuse(module, others)
     mask = _whole(module, query, key, others) if attention_mask is None else attention_mask
     _check(mask, query, key, sliding_window)
+    if packing:
+        mask = _packing.applied(packing, mask)
+    user = _pattern.of_layer(module, registered)
+    if user is not None:
+        if attention_mask is None and mask.tokens_q != mask.tokens_k:
+            raise NotImplementedError(
+                f"the pattern {user} for {type(module).__name__}, which has {mask.tokens_q} queries, {mask.tokens_k} "
+                "keys and no mask, so where its queries stand among the keys is unknown: expected as many of both"
+            )
+        mask = replace(mask, pattern=_pattern.joined(mask.pattern, user))
     scores = {"scale": scaling, "softcap": softcap, "enable_gqa": True}
     if mask.cu_seqlens is None:
         out = over_pattern(
@@ -134,7 +144,9 @@ def _check(mask: Any, query: Tensor, key: Tensor, sliding_window: int | None) ->
             f"{expected[1]}, {expected[2]} and {expected[0]}: expected the mask of this layer's "
             "cache"
         )
-    if sliding_window is not None and mask.window != sliding_window:
+    if mask.window == 0:
+        raise ValueError("a window of 0 tokens, expected a whole number from 1 on: set config.sliding_window")
+    if sliding_window is not None and sliding_window not in (mask.window, mask.reach):
         raise ValueError(
             f"a layer with sliding_window={sliding_window} and a mask with "
             f"{'none' if mask.window is None else mask.window}, expected the same: one of both "

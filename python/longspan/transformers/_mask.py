@@ -43,6 +43,10 @@ class Mask:
     """Where packed sequences begin: one tensor for all batch entries, or one for each."""
     attention_mask: Tensor | None
     """The padding that the model was given, ``(batch, positions)``."""
+    reach: int | None = None
+    """What a window both ways was made with."""
+    moves: bool = True
+    """Whether the pattern looks at distances alone, so that positions may count from anywhere."""
 
     @property
     def ndim(self) -> int:
@@ -52,6 +56,23 @@ class Mask:
     def contiguous(self) -> Mask:
         """Itself: ``generate`` asks for it."""
         return self
+
+    def __getitem__(self, index: Any) -> Any:
+        raise NotImplementedError(_as_tensor("sliced"))
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(_as_tensor(f"asked for {name}"))
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotImplementedError(_as_tensor(f"given to torch's {getattr(function, '__name__', function)}"))
+
+
+def _as_tensor(use: str) -> str:
+    return (
+        f"the mask of longspan is {use}, expected it handed on to attention: this model makes its own use of masks; "
+        'use attn_implementation="sdpa" or "eager"'
+    )
 
 
 def mask(
@@ -85,6 +106,8 @@ def mask(
         key_padding=None,
         cu_seqlens=None,
         attention_mask=attention_mask,
+        reach=reading.reach,
+        moves=reading.moves,
     )
     if attention_mask is not None:
         reading.padding.append(attention_mask)

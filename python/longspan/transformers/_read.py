@@ -15,10 +15,15 @@ its cells. So it is recognised for certain, whatever its name, and what it close
 | ``packed_sequence_mask_function(ids)`` | sequences side by side |
 | ``padding_mask_function(mask)`` | keys that hold tokens |
 | ``and_masks``, ``or_masks`` | ``&``, ``\\|`` |
+| ``lambda *args: torch.tensor(True, …)`` of EmbeddingGemma | ``full`` |
+| ``_bidirectional_window_overlay(w)`` of EmbeddingGemma | ``window(w - 1, w - 1)`` |
 """
 
 from __future__ import annotations
 
+import dis
+import sys
+import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,6 +43,8 @@ class Reading:
     pattern: str
     window: int | None = None
     """The ``sliding_window`` that transformers hands to attention beside such a mask."""
+    reach: int | None = None
+    """What a window both ways was made with, which some models (T5Gemma) hand over in its place."""
     moves: bool = True
     """Whether the pattern looks at distances alone, so that positions may count from anywhere."""
     ids: list[Tensor] = field(default_factory=list)
@@ -58,6 +65,8 @@ def read(function: Callable) -> Reading:
         return Reading("full")
     reader = _READERS.get(getattr(function, "__code__", None))
     if reader is None:
+        reader = _OF_MODELS.get(_of_model(getattr(function, "__code__", None), getattr(function, "__module__", "")))
+    if reader is None:
         raise NotImplementedError(
             f"mask function {named(function)}: longspan doesn't know which positions it allows, "
             "and would have to ask for every pair. Expected what transformers makes of causal, "
@@ -65,6 +74,35 @@ def read(function: Callable) -> Reading:
             'model use attn_implementation="sdpa" or "flex_attention"'
         )
     return reader(_variables(function))
+
+
+@torch.compiler.assume_constant_result
+def _of_model(code: types.CodeType | None, module: str) -> str | None:
+    """Which of the functions that models of transformers make themselves a code is, by the names of ``_OF_MODELS``."""
+    if code is None:
+        return None
+    if _is_true(code, module):
+        return "everything"
+    factory = getattr(sys.modules.get(module), "_bidirectional_window_overlay", None)
+    if not module.startswith("transformers.models.") or factory is None:
+        return None
+    sample = factory(3)
+    if sample.__code__ is code and [sample(0, 0, 5, key) for key in range(2, 9)] == [0, 1, 1, 1, 1, 1, 0]:
+        return "window both ways"
+    return None
+
+
+def _is_true(code: types.CodeType, module: str) -> bool:
+    """Whether a function is ``torch.tensor(True, dtype=torch.bool)``, whatever its arguments, which it doesn't read."""
+    if code.co_argcount or code.co_kwonlyargcount or code.co_freevars:
+        return False
+    if set(code.co_names) != {"torch", "tensor", "bool"}:
+        return False
+    if any("FAST" in step.opname for step in dis.get_instructions(code)):
+        return False
+    if getattr(sys.modules.get(module), "torch", None) is not torch:
+        return False
+    return bool(types.FunctionType(code, {"torch": torch})())
 
 
 def named(function: Any) -> str:
@@ -81,12 +119,24 @@ def _variables(function: Callable) -> dict[str, Any]:
 
 
 def _sliding(variables: dict[str, Any]) -> Reading:
-    width = _width(variables["sliding_window"], 1)
+    width = _width(variables["sliding_window"], 0)
+    if width == 0:
+        # Of layers that a config has none of: attention refuses it.
+        return Reading("!full", window=0)
     return Reading(f"window({width - 1}, {_FAR})", window=width)
 
 
 def _sliding_bidirectional(variables: dict[str, Any]) -> Reading:
     reach = _width(variables["sliding_window"], 0)
+    return Reading(f"window({reach}, {reach})", window=reach + 1, reach=reach)
+
+
+def _everything(variables: dict[str, Any]) -> Reading:
+    return Reading("full")
+
+
+def _both_ways(variables: dict[str, Any]) -> Reading:
+    reach = _width(variables["sliding_window"], 1) - 1
     return Reading(f"window({reach}, {reach})", window=reach + 1)
 
 
@@ -110,9 +160,12 @@ def _padding(variables: dict[str, Any]) -> Reading:
 
 def _and(variables: dict[str, Any]) -> Reading:
     parts = [read(function) for function in variables["mask_functions"]]
+    windows = [part for part in parts if part.window is not None]
+    narrowest = min(windows, key=lambda part: part.window, default=None)
     return Reading(
         _joined(parts, " & "),
-        window=min((part.window for part in parts if part.window is not None), default=None),
+        window=None if narrowest is None else narrowest.window,
+        reach=None if narrowest is None else narrowest.reach,
         moves=all(part.moves for part in parts),
         ids=[ids for part in parts for ids in part.ids],
         padding=[padding for part in parts for padding in part.padding],
@@ -128,7 +181,12 @@ def _or(variables: dict[str, Any]) -> Reading:
                 f"mask function {named(function)} inside or_masks: expected padding and packing "
                 'around everything else, by and_masks; use attn_implementation="sdpa"'
             )
-    return Reading(_joined(parts, " | "), moves=all(part.moves for part in parts))
+    windows = [part.window for part in parts]
+    return Reading(
+        _joined(parts, " | "),
+        window=None if None in windows else max(windows),
+        moves=all(part.moves for part in parts),
+    )
 
 
 def _joined(parts: list[Reading], operator: str) -> str:
@@ -139,6 +197,8 @@ def _joined(parts: list[Reading], operator: str) -> str:
         texts = [text for text in texts if text != "full"]
         if "causal" in texts:
             texts = [text.replace(f", {_FAR})", ", 0)") for text in texts]
+    elif "full" in texts:
+        return "full"
     if len(texts) > 1:
         texts = [f"({text})" if " " in text.replace(", ", "") else text for text in texts]
     return operator.join(texts) or "full"
@@ -167,3 +227,5 @@ def _readers() -> dict[Any, Callable[[dict[str, Any]], Reading]]:
 
 #: By the code of a factory's closures.
 _READERS = _readers()
+#: Names, because a constant of a compiled graph can't be a function.
+_OF_MODELS = {"everything": _everything, "window both ways": _both_ways}

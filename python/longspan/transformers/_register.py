@@ -1,12 +1,15 @@
-"""``register``: the name "longspan", for transformers."""
+"""``register``: the name "longspan", for transformers. ``set_pattern``: a pattern for one model."""
 
 from __future__ import annotations
+
+import functools
+import uuid
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 
 import longspan
-from longspan.transformers import _read
+from longspan.transformers import _pattern, _read, _support
 from longspan.transformers._attention import attention
 from longspan.transformers._mask import mask
 
@@ -14,14 +17,27 @@ from longspan.transformers._mask import mask
 _POSITIONS = 11
 
 
-def register(name: str = "longspan") -> None:
+def register(name: str = "longspan", pattern: _pattern.UserPattern = None) -> None:
     """Makes ``attn_implementation="longspan"`` known to transformers, or whatever ``name`` says.
 
     >>> import longspan.transformers
     >>> longspan.transformers.register()
 
+    With ``pattern``, models that use the name attend to the pairs that it and their own mask allow. It is a
+    ``longspan.Pattern``, its text, or a function of ``(layer_idx, layer_type, config)`` that returns one of these or
+    ``None``, for the model's own mask alone. ``layer_type`` is ``config.layer_types[layer_idx]``, if there are any,
+    and ``"cross_attention"`` for cross-attention, which can't have a pattern.
+
+    >>> longspan.transformers.register("longspan_sinks", "window(256, 0) | sinks(4)")
+    >>> def pattern(layer_idx, layer_type, config):
+    ...     return None if layer_idx % 4 == 3 else "window(256, 0) | sinks(4)"
+    >>> longspan.transformers.register("longspan_mixed", pattern)
+
+    Positions are those of the whole sequence, and padding counts. With packed sequences they count within each
+    sequence. Called again with another pattern, it replaces the one before.
+
     Both halves are registered, attention and mask: with the first alone transformers would hand
-    over no mask at all. Calling it again changes nothing.
+    over no mask at all. Models that would ignore the name or its pattern are refused when they are made.
     """
     if not isinstance(name, str) or not name or not name.isidentifier():
         raise ValueError(
@@ -30,9 +46,52 @@ def register(name: str = "longspan") -> None:
         )
     if name in ("eager", "sdpa") or "flash" in name or "flex_attention" in name:
         raise ValueError(f"name is {name!r}, which is transformers' own, expected another word")
+    pattern = _pattern.checked(pattern)
+    if pattern is None and _support.patterns.get(name) is not None:
+        raise ValueError(
+            f"name is {name!r}, which is registered with a pattern, and pattern is None: expected another name, or "
+            "pattern='full', which removes it"
+        )
     _check_meanings()
-    AttentionInterface.register(name, attention)
+    _support.extend()
+    registered = None if pattern is None else _pattern.Registered(pattern, uuid.uuid4().hex)
+    _support.patterns[name] = registered
+    AttentionInterface.register(name, functools.partial(attention, registered=registered) if registered else attention)
     AttentionMaskInterface.register(name, mask)
+
+
+def set_pattern(model: torch.nn.Module, pattern: _pattern.UserPattern) -> None:
+    """Gives one model, or a part of one, a pattern of its own, in place of the one that ``register`` was given.
+
+    >>> import longspan.transformers
+    >>> longspan.transformers.register()
+    >>> from transformers import LlamaConfig, LlamaModel
+    >>> config = LlamaConfig(
+    ...     vocab_size=101, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+    ...     attn_implementation="longspan",
+    ... )
+    >>> model = LlamaModel(config)
+    >>> longspan.transformers.set_pattern(model, "window(256, 0) | sinks(4)")
+
+    ``None`` removes it. A function is called once per layer, now. Copies of the model have the pattern; files that
+    ``save_pretrained`` writes don't.
+    """
+    pattern = _pattern.checked(pattern)
+    layers = [module for module in model.modules() if _support.calls_interface(type(module))]
+    if pattern is None:
+        for module in layers:
+            module.__dict__.pop(_pattern.ATTRIBUTE, None)
+        return
+    _support.check_layers(model, _pattern.Registered(pattern, ""))
+    for module in layers:
+        name = _support.name_in_use(module)
+        if name not in _support.patterns:
+            raise ValueError(
+                f'{type(module).__name__} uses attn_implementation="{name}", which would ignore the pattern: call '
+                'longspan.transformers.register() and model.set_attn_implementation("longspan") first'
+            )
+    for module, text in [(module, _pattern.resolved(module, pattern)) for module in layers]:
+        setattr(module, _pattern.ATTRIBUTE, (text,))
 
 
 def _check_meanings() -> None:

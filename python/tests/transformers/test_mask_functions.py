@@ -4,6 +4,7 @@ import pytest
 import torch
 from tiny import padding
 from transformers import masking_utils as made
+from transformers.models.gemma3 import modeling_gemma3
 
 import longspan
 from longspan.transformers._mask import Mask, mask
@@ -104,6 +105,19 @@ def test_same_pairs_packed(name, ids):
     found = mask(batch_size=len(ids), mask_function=function, **places)
     assert torch.equal(seen_by(found), expected)
     assert len(found.cu_seqlens) == (1 if ids is not TWO else 2)
+
+
+@pytest.mark.parametrize("places", PLACES)
+def test_same_pairs_of_embedding_gemma(places):
+    """The functions that it makes itself."""
+    everything = lambda *args: torch.tensor(True, dtype=torch.bool)
+    whole = made.or_masks(made.causal_mask_function, everything)
+    window = made.or_masks(FUNCTIONS["sliding"], modeling_gemma3._bidirectional_window_overlay(5))
+    for function, width, pattern in ((whole, None, "full"), (window, 5, "(window(4, 0) & causal) | window(4, 4)")):
+        expected = seen_by_theirs(function, 2, PADDINGS["left"], use_vmap=True, **PLACES[places])
+        found = mask(batch_size=2, mask_function=function, attention_mask=PADDINGS["left"], **PLACES[places])
+        assert torch.equal(seen_by(found), expected)
+        assert (found.window, found.pattern) == (width, pattern)
 
 
 def test_padding_inside_the_function():

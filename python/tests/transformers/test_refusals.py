@@ -32,6 +32,8 @@ def on_even_keys(batch, head, query, key):
         (made.blockwise_overlay(torch.zeros((2, 9))), "blockwise_overlay.<locals>.inner_mask"),
         (made.add_offsets_to_mask_function(made.causal_mask_function, 1, 1), "add_offsets_to_mask"),
         (lambda *at: at[3] <= at[2], "<lambda>"),
+        (lambda *at: torch.tensor(bool(at[3] <= at[2]), dtype=torch.bool), "<lambda>"),
+        (lambda *at: torch.tensor(False, dtype=torch.bool), "<lambda>"),
         (print, "builtins.print"),
     ],
 )
@@ -100,7 +102,7 @@ def test_function_of_the_same_name():
             {"mask_function": made.chunked_overlay(4, torch.tensor([0, 3]))},
             r"\[0, 3\] tokens of padding",
         ),
-        ({"mask_function": made.sliding_window_overlay(0)}, "a window of 0 tokens"),
+        ({"mask_function": made.sliding_window_overlay(-1)}, "a window of -1 tokens"),
         (
             {
                 "mask_function": made.causal_mask_function,
@@ -172,7 +174,7 @@ CAUSAL = {"mask_function": made.causal_mask_function, **PLACES}
     [
         ("s_aux", torch.zeros(4), "learned sink"),
         ("position_bias", torch.zeros((1, 4, 9, 9)), "bias of every pair"),
-        ("cu_seq_lens_q", torch.tensor([0, 9]), "position_ids"),
+        ("seq_idx", torch.zeros((2, 9)), "position_ids"),
         ("cache", object(), "paged"),
         ("head_mask", torch.ones(4), "head_mask is given, but longspan has no meaning for it"),
         ("output_attentions", True, "never made"),
@@ -193,6 +195,9 @@ def test_masks_of_other_layers():
     direct(mask(**window), sliding_window=5)
     with pytest.raises(ValueError, match="sliding_window=4 and a mask with 5"):
         direct(mask(**window), sliding_window=4)
+    # Made for layers that a config has none of (Qwen2 MoE), so it is refused when a layer uses it.
+    with pytest.raises(ValueError, match="a window of 0 tokens"):
+        direct(mask(**{**CAUSAL, "mask_function": made.sliding_window_causal_mask_function(0)}))
 
 
 def test_no_mask():

@@ -9,7 +9,9 @@ import pytest
 import longspan.transformers
 
 
-@pytest.mark.parametrize("item", [longspan.transformers, longspan.transformers.register])
+@pytest.mark.parametrize(
+    "item", [longspan.transformers, longspan.transformers.register, longspan.transformers.set_pattern]
+)
 def test_docstring(item):
     assert ">>>" in item.__doc__
     example = doctest.DocTestParser().get_doctest(item.__doc__, {}, item.__name__, None, 0)
