@@ -1,7 +1,7 @@
 """Families of models, as small ones with random weights, and what is compared with eager attention for each.
 
 ``python families.py`` writes the table of ``docs/transformers.md``; ``test_families.py`` compares it with the file, and
-runs what it says.
+runs what it says. ``test_patterns.py`` runs the cells of patterns.
 """
 
 import dataclasses
@@ -279,8 +279,8 @@ def own_attention():
 HEAD = """# Models of transformers
 
 What `attn_implementation="longspan"` is compared with eager attention on, with small random models of transformers \
-{version}. Written by `python python/tests/transformers/families.py`, and compared with this file by \
-`test_families.py`, which runs every cell.
+{version}. Written by `python python/tests/transformers/families.py`; `test_families.py` compares it with this file, \
+and runs every cell, `test_patterns.py` those of patterns.
 
 - **outputs**: logits or hidden states, and all gradients; dropout 0
 - **left**, **right**: the same with padding on that side
