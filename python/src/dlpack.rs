@@ -102,6 +102,7 @@ impl Managed {
     /// Takes the tensor of an object that has `__dlpack__`.
     pub(crate) fn take(name: &str, object: &Bound<'_, PyAny>) -> PyResult<Self> {
         check_device(name, object)?;
+        check_bits(name, object)?;
         let capsule = ask(object).map_err(|error| errors::noted(object.py(), error, name))?;
         let pointer = capsule.as_ptr();
         // SAFETY: `capsule` keeps the object alive, and the interpreter is attached (`Bound`);
@@ -131,6 +132,9 @@ impl Managed {
         };
         let tensor = tensor.expect("a capsule's pointer isn't null");
         tensor.check_version(name)?;
+        // What is in the capsule counts, whatever `__dlpack_device__` said.
+        let Device { kind, index } = tensor.tensor().device;
+        on_cpu(name, kind, index)?;
         Ok(tensor)
     }
 
@@ -211,6 +215,25 @@ fn check_device(name: &str, object: &Bound<'_, PyAny>) -> PyResult<()> {
         )));
     };
     let (kind, index): (i32, i32) = device.call0()?.extract()?;
+    on_cpu(name, kind, index)
+}
+
+/// Refuses tensors of torch whose numbers are the negatives or conjugates of those in memory: DLPack
+/// hands over the memory alone.
+fn check_bits(name: &str, object: &Bound<'_, PyAny>) -> PyResult<()> {
+    for (bit, remedy) in [("is_neg", "resolve_neg"), ("is_conj", "resolve_conj")] {
+        let Some(method) = object.getattr_opt(bit)? else { continue };
+        if method.call0()?.is_truthy()? {
+            return Err(errors::value(format!(
+                "{name}.{bit}() is true, so its numbers aren't those in its memory: expected \
+                 {name}.{remedy}()"
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn on_cpu(name: &str, kind: i32, index: i32) -> PyResult<()> {
     if [CPU, CUDA_HOST, ROCM_HOST].contains(&kind) {
         return Ok(());
     }

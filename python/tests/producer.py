@@ -59,13 +59,15 @@ class Producer:
     """A tensor whose capsules are made by hand."""
 
     def __init__(
-        self, array, kind=Versioned, *, code=2, bits=None, device=(1, 0), flags=0, major=1,
+        self, array, kind=Versioned, *, code=2, bits=None, device=(1, 0), said=None, flags=0, major=1,
         strided=True, accepts_version=True, one_capsule=False,
     ):
         self.array = array
         self.kind = kind
         self.code, self.bits = code, bits or 8 * array.itemsize
         self.device, self.flags, self.major = device, flags, major
+        #: The device that is named before a capsule is made, where it differs from the capsule's.
+        self.said = said or device
         self.strided, self.accepts_version, self.one_capsule = strided, accepts_version, one_capsule
         self.made = 0
         #: What deleters were called with.
@@ -73,7 +75,7 @@ class Producer:
         self.capsule = None
 
     def __dlpack_device__(self):
-        return self.device
+        return self.said
 
     def __dlpack__(self, **options):
         if options and not self.accepts_version:

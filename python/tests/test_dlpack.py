@@ -83,6 +83,14 @@ def test_capsule_of_another_version_is_freed_unread():
     q.assert_freed_once()
 
 
+@pytest.mark.parametrize("kind", [Legacy, Versioned])
+def test_the_device_inside_a_capsule_counts(kind):
+    q = zeros(*SHAPE, kind=kind, device=(2, 1), said=(1, 0))
+    with pytest.raises(ValueError, match="q is on CUDA 1"):
+        longspan.attention(q, zeros(*SHAPE), zeros(*SHAPE), "causal")
+    q.assert_freed_once()
+
+
 @pytest.mark.parametrize("device, name", [((2, 1), "CUDA 1"), ((8, 0), "Metal 0"), ((99, 0), "99")])
 def test_gpu_is_refused_before_it_is_asked(device, name):
     q = zeros(*SHAPE, device=device)

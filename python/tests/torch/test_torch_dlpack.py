@@ -27,3 +27,14 @@ def test_functions_for_arrays_take_tensors(rng):
         longspan.attention(q.clone().requires_grad_(), q, q, "causal")
     with pytest.raises(ValueError, match="meta|to_block_mask|device"):
         longspan.attention(q.to("meta"), q, q, "causal")
+
+
+def test_lazy_negation_is_refused():
+    """DLPack hands over the memory, which holds the numbers before they are negated."""
+    q = torch.randn(SHAPE)
+    negative = torch.complex(q, q).conj().imag
+    assert negative.is_neg()
+    with pytest.raises(ValueError, match=r"q.is_neg\(\) is true.*q.resolve_neg\(\)"):
+        longspan.attention(negative, q, q, "causal")
+    expected = longspan.attention(-q, q, q, "causal")
+    assert numpy.array_equal(longspan.attention(negative.resolve_neg(), q, q, "causal"), expected)
