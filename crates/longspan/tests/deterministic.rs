@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 use longspan::{Isa, Order};
-use longspan_testing::{AttentionCase, Rule, Transform, Values};
+use longspan_testing::{AttentionCase, Rule, Table, Transform, Values};
 
 mod common;
 
@@ -47,6 +47,17 @@ fn cases() -> Vec<AttentionCase> {
             transform: Transform::alibi(vec![0.01]),
             lse_gradient: true,
             ..one_head("alibi", Rule::Causal, 1100)
+        },
+        AttentionCase {
+            heads_q: 4,
+            heads_kv: 2,
+            transform: Transform {
+                softcap: Some(5.0),
+                slopes: vec![0.1; 4],
+                table: Some(Table::normal(4, 300, 20, 9)),
+                dropout: Some((0.2, 1)),
+            },
+            ..one_head("all additions", Rule::SlidingWindow { width: 500 }, 1300)
         },
         AttentionCase {
             heads_q: 3,

@@ -2,6 +2,7 @@
 
 use super::{AttentionCase, Axes, Table};
 use crate::case::Case;
+use crate::rule::Rule;
 use crate::splitmix::element;
 
 /// Head dims: those that models have, and those that no vector divides.
@@ -61,6 +62,55 @@ impl AttentionCase {
             (draw(4) == 0).then(|| (0..case.heads_q).map(|_| logits[draw(logits.len())]).collect());
         case.seed = seed;
         case.fewer_heads();
+        case
+    }
+
+    /// A small case of a seed, most of them with several additions: an oracle takes microseconds.
+    pub fn small(seed: u64) -> AttentionCase {
+        let mut drawn = 0;
+        let mut draw = |choices: usize| {
+            drawn += 1;
+            (element(seed ^ 0x5A11, drawn) % choices as u64) as usize
+        };
+        let (tokens_q, tokens_k) = (1 + draw(40), 1 + draw(70));
+        let rule = match draw(5) {
+            0 => Rule::Full,
+            1 => Rule::Causal,
+            2 => Rule::Window { left: draw(20) as u64, right: draw(6) as u64 },
+            3 => Rule::Or(vec![Rule::Strided { stride: 3 }, Rule::Sinks { n: 2 }]),
+            _ => {
+                let (q, k) = (draw(tokens_q + 1) as u64, draw(tokens_k + 1) as u64);
+                Rule::Packed {
+                    queries: vec![q, tokens_q as u64 - q],
+                    keys: vec![k, tokens_k as u64 - k],
+                    inner: Box::new(if draw(2) == 0 { Rule::Full } else { Rule::Causal }),
+                }
+            }
+        };
+        let mut case = AttentionCase::new(format!("small {seed}"), rule, tokens_k as u64);
+        case.layout.tokens_q = tokens_q as u64;
+        case.layout.block = [16, 32, 64][draw(3)];
+        (case.dim_k, case.dim_v) = (1 + draw(20), 1 + draw(20));
+        case.heads_kv = 1 + draw(2);
+        case.heads_q = case.heads_kv * (1 + draw(3));
+        case.batch = 1 + draw(2);
+        case.axes = [Axes::TokenHead, Axes::HeadToken][draw(2)];
+        if draw(2) == 0 {
+            case.transform.softcap = Some([0.7, 5.0][draw(2)]);
+        }
+        if draw(2) == 0 {
+            case.transform.slopes = (0..case.heads_q).map(|head| 0.1 * head as f32).collect();
+        }
+        if draw(2) == 0 {
+            let (left, right) = (draw(30), draw(30));
+            case.transform.table = Some(Table::normal(case.heads_q, left, right, seed));
+        }
+        if draw(2) == 0 {
+            case.transform.dropout = Some(([0.1, 0.5, 0.9][draw(3)], seed));
+        }
+        case.sink_logits = (draw(2) == 0).then(|| (0..case.heads_q).map(|h| h as f32).collect());
+        case.lse_gradient = draw(2) == 0;
+        case.seed = seed;
         case
     }
 
