@@ -503,7 +503,7 @@ def raw_forward(
 def raw_backward(
     q: _Raw, k: _Raw, v: _Raw, out: _Raw, lse: _Raw, lse_lo: _Raw | None,
     dout: _Raw, dlse: _Raw | None, dq: _Raw, dk: _Raw, dv: _Raw,
-    pattern: _What, wanted: Sequence[bool], **options: Any,
+    pattern: _What, wanted: Sequence[bool] = ..., **options: Any,
 ) -> tuple[bytes | None, bytes | None, bytes | None]: ...
 def check_options(
     pattern: _What, **options: Any

@@ -64,7 +64,7 @@ fn class<'py>(
 #[pyo3(
     signature = (q, k, v, pattern, *, out=None, return_lse=false, **options),
     text_signature = "(q, k, v, pattern, *, order='bhsd', block=None, out=None, return_lse=False, \
-        scale=None, softcap=None, alibi_slopes=None, bias_table=None, bias_right=0, sink_logits=None, dropout_p=0.0, dropout_seed=None, query_offset=None, \
+        scale=None, softcap=None, alibi_slopes=None, bias_table=None, bias_right=None, sink_logits=None, dropout_p=None, dropout_seed=None, query_offset=None, \
         key_offset=None, key_padding=None, threads=None, isa=None, precision=None)"
 )]
 #[expect(clippy::too_many_arguments, reason = "they are named in Python")]
@@ -110,7 +110,7 @@ pub(crate) fn attention<'py>(
 #[pyo3(
     signature = (q, k, v, pattern, *, out=None, **options),
     text_signature = "(q, k, v, pattern, *, order='bhsd', block=None, out=None, scale=None, \
-        softcap=None, alibi_slopes=None, bias_table=None, bias_right=0, sink_logits=None, dropout_p=0.0, dropout_seed=None, query_offset=None, key_offset=None, \
+        softcap=None, alibi_slopes=None, bias_table=None, bias_right=None, sink_logits=None, dropout_p=None, dropout_seed=None, query_offset=None, key_offset=None, \
         key_padding=None, threads=None, isa=None, precision=None)"
 )]
 pub(crate) fn forward<'py>(
@@ -158,7 +158,7 @@ pub(crate) fn forward<'py>(
 #[pyo3(
     signature = (q, k, v, output, dout, pattern=None, *, dlse=None, **options),
     text_signature = "(q, k, v, output, dout, pattern=None, *, dlse=None, order=None, block=None, \
-        scale=None, softcap=None, alibi_slopes=None, bias_table=None, bias_right=0, sink_logits=None, dropout_p=0.0, dropout_seed=None, query_offset=None, \
+        scale=None, softcap=None, alibi_slopes=None, bias_table=None, bias_right=None, sink_logits=None, dropout_p=None, dropout_seed=None, query_offset=None, \
         key_offset=None, key_padding=None, threads=None, isa=None, precision=None)"
 )]
 #[expect(clippy::too_many_arguments, reason = "they are named in Python")]

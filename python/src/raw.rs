@@ -40,7 +40,7 @@ pub(crate) fn raw_forward(
 /// the bias table and of slopes as f32 in bytes, or None where there are none or they aren't
 /// `wanted`. `lse_lo` and `dlse` may be None.
 #[pyfunction]
-#[pyo3(signature = (q, k, v, out, lse, lse_lo, dout, dlse, dq, dk, dv, pattern, wanted, **options))]
+#[pyo3(signature = (q, k, v, out, lse, lse_lo, dout, dlse, dq, dk, dv, pattern, wanted=[true; 3], **options))]
 #[expect(clippy::too_many_arguments, reason = "only the glue calls it")]
 pub(crate) fn raw_backward(
     py: Python<'_>,

@@ -171,7 +171,7 @@ def test_the_object():
         (3, {}, TypeError, "pattern is a int"),
         ("causal", {"scale": "x"}, TypeError, "scale"),
         ("causal", {"order": "hsd"}, ValueError, "order"),
-        ("causal", {"softcap": 1.0, "alibi_slopes": [1.0]}, ValueError, "leave one out"),
+        ("causal", {"dropout_p": 0.5}, ValueError, "dropout_seed"),
         (longspan.causal().compile(70), {"block": 64}, ValueError, "block: a layout has its own"),
         (longspan.Dilated([8], [1]), {"key_offset": 1}, ValueError, "key_offset: dilated"),
     ],
