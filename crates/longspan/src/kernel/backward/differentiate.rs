@@ -51,13 +51,35 @@ impl Operation for Differentiate<'_> {
 
     #[inline(always)]
     unsafe fn eval<S: Simd>(self, simd: S) {
+        debug_assert!(!self.has_factors());
         // SAFETY: `rows` has the condition of the type, and is masked where there are bits.
         unsafe {
-            match (self.bits.is_null(), self.has_factors()) {
-                (true, false) => self.rows::<S, false, false>(simd),
-                (false, false) => self.rows::<S, true, false>(simd),
-                (true, true) => self.rows::<S, false, true>(simd),
-                (false, true) => self.rows::<S, true, true>(simd),
+            match self.bits.is_null() {
+                true => self.rows::<S, false, false>(simd),
+                false => self.rows::<S, true, false>(simd),
+            }
+        }
+    }
+}
+
+/// [`Differentiate`] where probabilities or gradients have factors: a function of its own, so that the
+/// other one is compiled as if there were none.
+///
+/// # Safety
+///
+/// That of [`Differentiate`].
+pub(crate) struct WithFactors<'a>(pub(crate) &'a Differentiate<'a>);
+
+impl Operation for WithFactors<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn eval<S: Simd>(self, simd: S) {
+        // SAFETY: as above.
+        unsafe {
+            match self.0.bits.is_null() {
+                true => self.0.rows::<S, false, true>(simd),
+                false => self.0.rows::<S, true, true>(simd),
             }
         }
     }
@@ -75,7 +97,7 @@ impl Differentiate<'_> {
 
     /// Whether probabilities or gradients have factors.
     #[inline(always)]
-    pub(super) fn has_factors(&self) -> bool {
+    pub(crate) fn has_factors(&self) -> bool {
         self.adjust.is_some_and(|Adjust { additions, .. }| {
             additions.softcap.is_some() || additions.dropout.is_some() || self.keep_gradients
         })

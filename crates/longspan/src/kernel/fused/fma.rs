@@ -3,7 +3,7 @@
 use super::{FusedKernel, KeyTile, PackBuffers};
 use crate::dtype::Element;
 use crate::gemm::{Beta, Fma, MicroKernel, Multiply, OVER_DIMS, OVER_TOKENS, Rows, Size};
-use crate::kernel::backward::differentiate::Differentiate;
+use crate::kernel::backward::differentiate::{Differentiate, WithFactors};
 use crate::simd::{LANES, Simd};
 use crate::tensor::Strided;
 
@@ -48,7 +48,10 @@ unsafe impl<S: Simd, E: Element> FusedKernel for Fma<S, E> {
             if let Some(adjust) = work.adjust {
                 self.simd().call(adjust);
             }
-            self.simd().call(work);
+            match work.has_factors() {
+                false => self.simd().call(work),
+                true => self.simd().call(WithFactors(&work)),
+            }
         }
     }
 
