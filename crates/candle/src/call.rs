@@ -12,7 +12,7 @@
 //! The gradients of both are sums over the same probabilities, and candle adds them up. Only a
 //! gradient through the log-sum-exp costs its pass.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor, bail};
 use half::{bf16, f16};
@@ -82,7 +82,7 @@ pub fn attention_with_lse<R: Attend + 'static>(
 ) -> Result<(Tensor, Tensor)> {
     let call = Call::new(attention);
     let out = call.attend(q, k, v)?;
-    let lse = q.apply_op3(k, v, Normaliser(call))?;
+    let lse = call.lse_of(q, k, v)?;
     Ok((out, lse))
 }
 
@@ -94,14 +94,17 @@ struct Found {
 }
 
 /// One call, shared by its ops.
-struct Call<R> {
+pub(crate) struct Call<R> {
     attention: Arc<R>,
     found: Arc<OnceLock<Found>>,
+    /// Gradients of sink logits that backward passes have left, until [`take_sinks`](Self::take_sinks).
+    sinks: Arc<Mutex<Vec<f32>>>,
 }
 
 impl<R> Clone for Call<R> {
     fn clone(&self) -> Self {
-        Call { attention: self.attention.clone(), found: self.found.clone() }
+        let Call { attention, found, sinks } = self;
+        Call { attention: attention.clone(), found: found.clone(), sinks: sinks.clone() }
     }
 }
 
@@ -130,11 +133,21 @@ macro_rules! by_type {
 }
 
 impl<R: Attend + 'static> Call<R> {
-    fn new(attention: &Arc<R>) -> Self {
-        Call { attention: attention.clone(), found: Arc::default() }
+    pub(crate) fn new(attention: &Arc<R>) -> Self {
+        Call { attention: attention.clone(), found: Arc::default(), sinks: Arc::default() }
     }
 
-    fn attend(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
+    /// The gradients of sink logits over all backward passes since the last time.
+    pub(crate) fn take_sinks(&self) -> Vec<f32> {
+        std::mem::take(&mut *self.sinks.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The log-sum-exp, with gradients.
+    pub(crate) fn lse_of(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
+        q.apply_op3(k, v, Normaliser(self.clone()))
+    }
+
+    pub(crate) fn attend(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
         tensor::check(q, k, v)?;
         let out = q.apply_op3(k, v, Forward(self.clone()))?;
         match self.found.get() {
@@ -206,8 +219,13 @@ impl<R: Attend + 'static> Call<R> {
         gradient: OutputGradient<'_, E>,
     ) -> Result<Gradients> {
         let inputs = inputs::<E>(stored)?;
-        let longspan::Gradients { dq, dk, dv } =
+        let longspan::Gradients { dq, dk, dv, dsink_logits, .. } =
             self.attention.backward(inputs, saved, gradient).map_err(foreign)?;
+        if let Some(own) = dsink_logits {
+            let mut sums = self.sinks.lock().unwrap_or_else(PoisonError::into_inner);
+            sums.resize(own.len(), 0.0);
+            sums.iter_mut().zip(own).for_each(|(sum, x)| *sum += x);
+        }
         let [dq, dk, dv] = [dq, dk, dv].map(tensor::from_longspan);
         Ok((Some(dq?), Some(dk?), Some(dv?)))
     }

@@ -25,7 +25,8 @@
 //!
 //! [`attention`] and [`attention_with_lse`] run a [`longspan::Attention`] or a [`longspan::Dilated`]
 //! that was made elsewhere: for positions with offsets (a cache that is pre-allocated or rolls),
-//! foreign blocks, layouts chosen from the content.
+//! foreign blocks, layouts chosen from the content. [`attention_with_sinks`] has learned sink logits
+//! (gpt-oss); [`longspan::Options::sink_logits`] has constant ones, everywhere.
 //!
 //! # Modules
 //!
@@ -45,6 +46,7 @@
 //! | module | what it has |
 //! |---|---|
 //! | `call` | a call: two custom ops that share what the forward pass found |
+//! | `sinks` | sink logits that are a tensor, with its gradient |
 //! | `sparse`, `dilated` | a pattern, compiled for the lengths that turn up; LongNet's branches |
 //! | `multihead`, `block`, [`longnet`] | projections around an attention; a layer; whole models |
 //! | `norm`, `gelu`, `rotary`, `linear`, `rows` | ops that candle has without gradients, or with coarse or slow ones |
@@ -64,6 +66,7 @@ mod multihead;
 mod norm;
 mod rotary;
 mod rows;
+mod sinks;
 mod sparse;
 mod tensor;
 
@@ -77,4 +80,5 @@ pub use multihead::{
     Positions,
 };
 pub use norm::LayerNorm;
+pub use sinks::{attention_with_sinks, attention_with_sinks_and_lse};
 pub use sparse::SparseAttention;

@@ -1,5 +1,7 @@
 //! One interface for attention of every kind.
 
+use std::sync::Arc;
+
 use crate::arguments::{
     Gradients, GradientsMut, Inputs, Output, OutputGradient, OutputMut, OutputRef,
 };
@@ -29,6 +31,13 @@ use crate::exec::Hook;
 /// # Ok::<_, longspan::Error>(())
 /// ```
 pub trait Attend: Send + Sync {
+    /// The same attention with these [sink logits](Attention::sink_logits), one per query head:
+    /// for parameters that change from call to call. It shares layouts and workspaces with this one.
+    #[must_use]
+    fn with_sink_logits(&self, logits: Arc<[f32]>) -> Self
+    where
+        Self: Sized;
+
     /// See [`Attention::forward`].
     fn forward<E: Element>(&self, inputs: Inputs<'_, E>) -> Result<Output<E>>;
 
@@ -62,6 +71,10 @@ pub trait Attend: Send + Sync {
 macro_rules! implement {
     ($($kind:ident),*) => {$(
         impl Attend for $kind {
+            fn with_sink_logits(&self, logits: Arc<[f32]>) -> Self {
+                self.clone().sink_logits(logits)
+            }
+
             fn forward<E: Element>(&self, inputs: Inputs<'_, E>) -> Result<Output<E>> {
                 $kind::forward(self, inputs)
             }

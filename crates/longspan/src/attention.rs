@@ -56,7 +56,9 @@ use crate::tensor::{Memory, View, ViewMut};
 /// assert_eq!(output.out.view().get(0, 0, 1, 5), v.view().get(0, 0, 1, 5));
 /// # Ok::<_, longspan::Error>(())
 /// ```
-#[derive(Debug)]
+///
+/// A clone shares layouts and workspaces with what it is a clone of.
+#[derive(Debug, Clone)]
 pub struct Attention {
     pub(crate) layouts: Layouts,
     pub(crate) options: Options,

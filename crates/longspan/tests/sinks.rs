@@ -10,7 +10,7 @@ use longspan::{
     Attention, Dims, Error, GradientsMut, Hook, Inputs, Isa, Layout, Order, Output, OutputGradient,
     OutputRef, Pattern, RowStatistics, Shape, State, Tensor, ViewMut,
 };
-use longspan_testing::{AttentionCase, Rule, normals};
+use longspan_testing::{AttentionCase, Rule, assert_close, normals};
 
 mod common;
 
@@ -159,6 +159,34 @@ fn far_above_and_below_all_scores() {
     }
 }
 
+/// Log-sum-exps are a double-f32 with sinks too: the low part is what rounding leaves out.
+#[test]
+fn low_parts_are_what_rounding_leaves_out() {
+    let tokens = 300;
+    let dims = Dims { batch: 1, tokens, heads: 1, dim: 1 };
+    let layout = Layout::compile(&Pattern::causal(), &Shape::new(300, 300)).unwrap();
+    let layout = Arc::new(layout);
+    // Scores of 0, so that row `i` has `i + 1` keys of weight 1: its sum is exact.
+    let zeros = Tensor::filled(0.0_f32, dims, Order::Bhsd).unwrap();
+    for sink in [7.0_f32, 0.25, -3.0, 100.0] {
+        for isa in Isa::available() {
+            let attention = Attention::new(layout.clone()).sink_logits([sink]).isa(isa);
+            let inputs = Inputs::new(zeros.view(), zeros.view(), zeros.view());
+            let output = attention.forward(inputs).unwrap();
+            for row in 0..tokens {
+                let (high, low) = (f64::from(output.lse[row]), f64::from(output.lse_lo[row]));
+                // The sink is a factor apart, so that a large one has no overflow.
+                let sink = f64::from(sink);
+                let exact = sink + ((row + 1) as f64 * (-sink).exp()).ln_1p();
+                // The low part is an f32: half an ulp of 100 is 4e-6, and of that 2⁻²⁴.
+                assert!((high + low - exact).abs() < 1e-12, "{isa}, {sink}, row {row}");
+                assert!(low.abs() <= 4e-6);
+            }
+            assert!(output.lse_lo.iter().any(|&low| low != 0.0) || sink == 100.0);
+        }
+    }
+}
+
 fn some_keys(inputs: Inputs<'_>, keys: std::ops::Range<usize>) -> Inputs<'_> {
     Inputs { k: inputs.k.tokens(keys.clone()), v: inputs.v.tokens(keys), ..inputs }
 }
@@ -188,8 +216,8 @@ fn states_get_their_sink_when_finished() {
     assert_eq!(state, plain, "a state has no sink");
     let mut finished = Output::zeros(dims(90), Order::Bhsd).unwrap();
     whole.finish_state(&state, finished.as_mut(), Hook::none()).unwrap();
-    assert_close(finished.out.as_slice(), output.out.as_slice(), 1e-6);
-    assert_close(&finished.lse, &output.lse, 1e-6);
+    assert_close("out", finished.out.as_slice(), output.out.as_slice(), 1e-6);
+    assert_close("lse", &finished.lse, &output.lse, 1e-6);
     // Without its sink a row is another one.
     let without = state.finish(Order::Bhsd).unwrap();
     assert!(without.lse.iter().zip(&output.lse).all(|(without, with)| without < with));
@@ -220,19 +248,10 @@ fn states_get_their_sink_when_finished() {
     }
     let mut dsink_logits = [f32::NAN; HEADS];
     whole.sink_gradients(dims(90), rows, &mut dsink_logits, Hook::none()).unwrap();
-    assert_close(&dq, expected.dq.as_slice(), 2e-6);
-    assert_close(&dk, expected.dk.as_slice(), 2e-6);
-    assert_close(&dv, expected.dv.as_slice(), 2e-6);
-    assert_close(&dsink_logits, &expected.dsink_logits.unwrap(), 1e-5);
-}
-
-/// The largest difference is at most `most`; NaN is no difference that passes.
-#[track_caller]
-fn assert_close(got: &[f32], expected: &[f32], most: f32) {
-    assert_eq!(got.len(), expected.len());
-    for (index, (got, expected)) in got.iter().zip(expected).enumerate() {
-        assert!((got - expected).abs() <= most, "element {index}: {got}, expected {expected}");
-    }
+    assert_close("dq", &dq, expected.dq.as_slice(), 2e-6);
+    assert_close("dk", &dk, expected.dk.as_slice(), 2e-6);
+    assert_close("dv", &dv, expected.dv.as_slice(), 2e-6);
+    assert_close("dsink_logits", &dsink_logits, &expected.dsink_logits.unwrap(), 1e-5);
 }
 
 #[test]

@@ -100,6 +100,13 @@ def test_ranks_that_disagree(well):
     assert "all mistakes are refused" in well
 
 
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_sinks_count_once(tmp_path, ranks):
+    with Launch(tmp_path, ranks, HERE / "ring_sinks.py") as started:
+        status, output = started.wait()
+    assert status == 0 and f"sinks on {ranks} ranks" in output, output
+
+
 #: Runs a command beside hosts of its own, whose links can be cut.
 HOSTS = [str(HERE.parents[2] / "benches" / "ring" / "hosts"), "3", "none"]
 

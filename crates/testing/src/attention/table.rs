@@ -367,6 +367,9 @@ fn sinks() -> Vec<AttentionCase> {
     };
     let mut decode = with("sink logits, decoding", Rule::Causal, &four);
     (decode.layout.tokens_q, decode.layout.tokens_k) = (1, 1_201);
+    // Too little to be split: the decode kernel finishes these rows itself.
+    let mut few = with("sink logits, few queries", local(), &four);
+    (few.layout.tokens_q, few.layout.tokens_k) = (3, 200);
     let mut split = with("sink logits of split rows", Rule::GlobalTokens { n: 2 }, &[2.0, 8.0]);
     (split.layout.tokens_q, split.layout.tokens_k) = (4_093, 4_093);
     split.sample = Sample::one_in(64);
@@ -405,6 +408,7 @@ fn sinks() -> Vec<AttentionCase> {
             ..with("sink logits, one pattern per head", Rule::Causal, &four)
         },
         decode,
+        few,
         split,
         more_queries,
     ]

@@ -1,0 +1,67 @@
+"""What each rank does in ``test_ring.py`` about sink logits: ``torchrun ring_sinks.py``."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from longspan.torch import attention, ring_attention, ring_positions
+
+TOKENS, HEADS = 97, 4
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    draw = torch.Generator().manual_seed(1)
+    q = torch.randn(2, HEADS, TOKENS, 16, generator=draw)
+    k, v = torch.randn(2, 2, 2, TOKENS, 16, generator=draw)
+    dout = torch.randn(2, HEADS, TOKENS, 16, generator=draw)
+    dlse = torch.randn(2, HEADS, TOKENS, generator=draw)
+    # Two layers of one problem, so of one ring, each with its own sinks.
+    layers = torch.tensor([[0.5, -1.0, 3.0, 0.0], [2.0, 0.0, -torch.inf, 1.0]])
+
+    def both(attend, inputs, dout, dlse):
+        x, k, v = (y.clone().requires_grad_() for y in inputs)
+        sinks = [layer.clone().requires_grad_() for layer in layers]
+        first, lse = attend(x, k, v, sinks[0])
+        second, _ = attend(x + first, k, v, sinks[1])
+        gradients = torch.autograd.grad([second, lse], (x, k, v, *sinks), [dout, dlse])
+        return second, lse, *gradients
+
+    options = {"enable_gqa": True, "return_lse": True}
+    for text in ("causal & window(20, 0)", "global_tokens(2) | window(5, 5)", "!full"):
+        whole = both(
+            lambda q, k, v, sinks: attention(q, k, v, text, sink_logits=sinks, **options),
+            (q, k, v), dout, dlse,
+        )
+        mine = ring_positions(TOKENS, rank, ranks, "zigzag")
+        part = both(
+            lambda q, k, v, sinks: ring_attention(
+                q, k, v, text, shards="zigzag", tokens=TOKENS, sink_logits=sinks, **options
+            ),
+            [x[:, :, mine] for x in (q, k, v)], dout[:, :, mine], dlse[:, :, mine],
+        )
+        *rows, first, second = part
+        for got, expected in zip(rows, whole):
+            torch.testing.assert_close(got, expected[:, :, mine], atol=2e-5, rtol=1e-4)
+        # A rank has what its own queries contribute.
+        for got, expected in zip((first, second), whole[-2:]):
+            alone = got.clone()
+            dist.all_reduce(got)
+            torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+            assert ranks == 1 or text == "!full" or not torch.equal(alone, got)
+    # Refused on every rank before any of them waits for another.
+    try:
+        wrong = torch.full((HEADS,), torch.nan)
+        ring_attention(q, k, v, "full", enable_gqa=True, sink_logits=wrong)
+    except ValueError as error:
+        assert "a sink logit is NaN" in str(error), error
+    else:
+        raise AssertionError("not refused")
+    if rank == 0:
+        print(f"sinks on {ranks} ranks")
+    dist.destroy_process_group()
+
+
+main()
