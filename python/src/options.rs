@@ -84,7 +84,7 @@ struct Rows {
 enum Selection {
     Patterns(Heads),
     Layouts(Layouts),
-    Dilated(longspan::Dilated),
+    Dilated(Box<longspan::Dilated>),
 }
 
 /// What computes a call.
@@ -345,7 +345,8 @@ impl Options {
         let layouts = match self.selection(pattern, q)? {
             Selection::Layouts(layouts) => layouts,
             Selection::Patterns(heads) => self.compile(pattern.py(), &heads, q, k)?,
-            Selection::Dilated(mut dilated) => {
+            Selection::Dilated(dilated) => {
+                let mut dilated = *dilated;
                 if let Some(offset) = self.placement.query_offset {
                     dilated = dilated.query_offset(offset);
                 }
@@ -362,7 +363,7 @@ impl Options {
             return layouts.map(Selection::Layouts).map_err(errors::raise_pattern);
         }
         if let Ok(dilated) = pattern.cast::<Dilated>() {
-            return Ok(Selection::Dilated(dilated.get().shared()));
+            return Ok(Selection::Dilated(Box::new(dilated.get().shared())));
         }
         known(pattern).map(Selection::Patterns)
     }
