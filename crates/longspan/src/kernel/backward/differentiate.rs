@@ -51,7 +51,7 @@ impl Operation for Differentiate<'_> {
 
     #[inline(always)]
     unsafe fn eval<S: Simd>(self, simd: S) {
-        debug_assert!(!self.has_factors());
+        debug_assert!(self.adjust.is_none());
         // SAFETY: `rows` has the condition of the type, and is masked where there are bits.
         unsafe {
             match self.bits.is_null() {
@@ -62,15 +62,15 @@ impl Operation for Differentiate<'_> {
     }
 }
 
-/// [`Differentiate`] where probabilities or gradients have factors: a function of its own, so that the
-/// other one is compiled as if there were none.
+/// [`Differentiate`] with additions: a function of its own, so that the other one is compiled as if
+/// there were none.
 ///
 /// # Safety
 ///
 /// That of [`Differentiate`].
-pub(crate) struct WithFactors<'a>(pub(crate) &'a Differentiate<'a>);
+pub(crate) struct WithAdditions<'a>(pub(crate) &'a Differentiate<'a>);
 
-impl Operation for WithFactors<'_> {
+impl Operation for WithAdditions<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -93,14 +93,6 @@ impl Differentiate<'_> {
             Some(adjust) if adjust.additions.change_scores() => 1.0,
             _ => self.scale,
         }
-    }
-
-    /// Whether probabilities or gradients have factors.
-    #[inline(always)]
-    pub(crate) fn has_factors(&self) -> bool {
-        self.adjust.is_some_and(|Adjust { additions, .. }| {
-            additions.softcap.is_some() || additions.dropout.is_some() || self.keep_gradients
-        })
     }
 
     /// What dropout multiplies the probabilities of one query and one vector of keys by, and the
@@ -144,9 +136,10 @@ impl Differentiate<'_> {
     ///
     /// That of [`Differentiate`]; `MASKED` only where bits aren't null.
     #[inline(always)]
-    unsafe fn rows<S: Simd, const MASKED: bool, const FACTORS: bool>(&self, simd: S) {
+    unsafe fn rows<S: Simd, const MASKED: bool, const ADDITIONS: bool>(&self, simd: S) {
         let (zero, one) = (simd.splat(0.0), simd.splat(1.0));
-        let (scale, score_scale) = (simd.splat(self.scale), simd.splat(self.score_scale()));
+        let scale = simd.splat(self.scale);
+        let score_scale = if ADDITIONS { simd.splat(self.score_scale()) } else { scale };
         // SAFETY: queries are below `queries`, vectors of lanes below `lanes`, as the type demands
         // of all matrices and lists.
         unsafe {
@@ -167,16 +160,16 @@ impl Differentiate<'_> {
                     let power = exp_difference(simd, simd.min(lse, score), lse);
                     let mut p = simd.min(one, simd.mul(power, correction));
                     let mut gradient = simd.load(gradients.add(lane));
-                    let [kept, derivative] = match FACTORS {
+                    let [kept, derivative] = match ADDITIONS {
                         true => self.factors(simd, query, lane),
                         false => [one; 2],
                     };
-                    if FACTORS {
+                    if ADDITIONS {
                         gradient = simd.mul(gradient, kept);
                     }
                     let gradient = simd.mul(p, simd.sub(gradient, delta));
                     let mut product = simd.mul(gradient, scale);
-                    if FACTORS {
+                    if ADDITIONS {
                         product = simd.mul(product, derivative);
                         p = simd.mul(p, kept);
                         let mask = if MASKED { word >> lane } else { u64::MAX };

@@ -93,7 +93,7 @@ impl Operation for DsoftmaxBf16<'_> {
         // SAFETY: `all` has the condition of the type, and is masked where there are bits.
         unsafe {
             match (odd, self.work.bits.is_null()) {
-                _ if self.work.has_factors() => match self.work.bits.is_null() {
+                _ if self.work.adjust.is_some() => match self.work.bits.is_null() {
                     true => self.all::<S, false, true, true>(simd),
                     false => self.all::<S, true, true, true>(simd),
                 },
@@ -115,7 +115,7 @@ impl DsoftmaxBf16<'_> {
     /// That of [`DsoftmaxBf16`]; `MASKED` only where bits aren't null, and a vector must be
     /// `WIDEST`.
     #[inline(always)]
-    unsafe fn all<S: Simd, const MASKED: bool, const ODD: bool, const FACTORS: bool>(
+    unsafe fn all<S: Simd, const MASKED: bool, const ODD: bool, const ADDITIONS: bool>(
         &self,
         simd: S,
     ) {
@@ -127,12 +127,12 @@ impl DsoftmaxBf16<'_> {
                 let ([(p00, d00), (p01, d01)], [(p10, d10), (p11, d11)]) = unsafe {
                     (
                         [
-                            self.some::<S, MASKED, ODD, FACTORS>(simd, query, lane),
-                            self.some::<S, MASKED, ODD, FACTORS>(simd, query, next.1),
+                            self.some::<S, MASKED, ODD, ADDITIONS>(simd, query, lane),
+                            self.some::<S, MASKED, ODD, ADDITIONS>(simd, query, next.1),
                         ],
                         [
-                            self.some::<S, MASKED, ODD, FACTORS>(simd, next.0, lane),
-                            self.some::<S, MASKED, ODD, FACTORS>(simd, next.0, next.1),
+                            self.some::<S, MASKED, ODD, ADDITIONS>(simd, next.0, lane),
+                            self.some::<S, MASKED, ODD, ADDITIONS>(simd, next.0, next.1),
                         ],
                     )
                 };
@@ -167,7 +167,7 @@ impl DsoftmaxBf16<'_> {
     ///
     /// That of [`all`](Self::all).
     #[inline(always)]
-    unsafe fn some<S: Simd, const MASKED: bool, const ODD: bool, const FACTORS: bool>(
+    unsafe fn some<S: Simd, const MASKED: bool, const ODD: bool, const ADDITIONS: bool>(
         &self,
         simd: S,
         query: usize,
@@ -176,7 +176,7 @@ impl DsoftmaxBf16<'_> {
         if query < self.work.queries && lane < self.work.lanes {
             // SAFETY: `one` has the condition of `all`, for a query and lane that the condition
             // above puts in the matrices.
-            unsafe { self.one::<S, MASKED, ODD, FACTORS>(simd, query, lane) }
+            unsafe { self.one::<S, MASKED, ODD, ADDITIONS>(simd, query, lane) }
         } else {
             (simd.splat(0.0), simd.splat(0.0))
         }
@@ -188,7 +188,7 @@ impl DsoftmaxBf16<'_> {
     ///
     /// That of [`all`](Self::all); the query and the vector must end within the matrices.
     #[inline(always)]
-    unsafe fn one<S: Simd, const MASKED: bool, const ODD: bool, const FACTORS: bool>(
+    unsafe fn one<S: Simd, const MASKED: bool, const ODD: bool, const ADDITIONS: bool>(
         &self,
         simd: S,
         query: usize,
@@ -215,16 +215,16 @@ impl DsoftmaxBf16<'_> {
                 p = simd.min(simd.splat(1.0), simd.mul(exp2_coarse(simd, power), correction));
             }
             let mut kept_gradient = simd.load(work.gradients.at(query, lane).first);
-            let [kept, derivative] = match FACTORS {
+            let [kept, derivative] = match ADDITIONS {
                 true => work.factors(simd, query, lane),
                 false => [zero; 2],
             };
-            if FACTORS {
+            if ADDITIONS {
                 kept_gradient = simd.mul(kept_gradient, kept);
             }
             let gradient = simd.fma(kept_gradient, scale, simd.splat(self.shared.delta[query]));
             let mut d = simd.mul(p, gradient);
-            if FACTORS {
+            if ADDITIONS {
                 let delta = simd.splat(*work.delta.add(query));
                 let mask = if MASKED { *work.bits.add(query) >> lane } else { u64::MAX };
                 let of_score = simd.mul(p, simd.sub(kept_gradient, delta));

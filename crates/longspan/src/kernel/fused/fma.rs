@@ -3,7 +3,7 @@
 use super::{FusedKernel, KeyTile, PackBuffers};
 use crate::dtype::Element;
 use crate::gemm::{Beta, Fma, MicroKernel, Multiply, OVER_DIMS, OVER_TOKENS, Rows, Size};
-use crate::kernel::backward::differentiate::{Differentiate, WithFactors};
+use crate::kernel::backward::differentiate::{Differentiate, WithAdditions};
 use crate::simd::{LANES, Simd};
 use crate::tensor::Strided;
 
@@ -45,12 +45,12 @@ unsafe impl<S: Simd, E: Element> FusedKernel for Fma<S, E> {
     unsafe fn differentiate(self, work: Differentiate<'_>, _: PackBuffers) {
         // SAFETY: `differentiate` demands what `Differentiate` does, and so what its `Adjust` does.
         unsafe {
-            if let Some(adjust) = work.adjust {
-                self.simd().call(adjust);
-            }
-            match work.has_factors() {
-                false => self.simd().call(work),
-                true => self.simd().call(WithFactors(&work)),
+            match work.adjust {
+                None => self.simd().call(work),
+                Some(adjust) => {
+                    self.simd().call(adjust);
+                    self.simd().call(WithAdditions(&work));
+                }
             }
         }
     }
