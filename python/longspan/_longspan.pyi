@@ -1,5 +1,7 @@
 """The compiled part of the package."""
 
+# Over 500 lines: a stub file is that of one module, and overloads have no shorter form.
+
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, final, overload
 

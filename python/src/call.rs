@@ -16,8 +16,9 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::PyTuple;
 
 use crate::array::Array;
+use crate::engine::Engine;
 use crate::errors;
-use crate::options::{Engine, Options};
+use crate::options::Options;
 use crate::signals;
 use crate::tensor::{Tensor, ndarray, with_element};
 

@@ -22,6 +22,7 @@ mod call;
 mod carrier;
 mod dilated;
 mod dlpack;
+mod engine;
 mod errors;
 mod layout;
 mod options;

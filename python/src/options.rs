@@ -7,9 +7,8 @@ use std::num::NonZeroUsize;
 use std::sync::LazyLock;
 
 use longspan::{
-    Attention, BiasTable, Dims, Dropout, Element, GradientsMut, Heads, Hook, Inputs, Isa,
-    LayoutCache, LayoutSet, Layouts, Order, OutputGradient, OutputMut, OutputRef, Precision, Score,
-    Threads,
+    Attention, BiasTable, Dims, Dropout, Heads, Isa, LayoutCache, LayoutSet, Layouts, Order,
+    Precision, Score, Threads,
 };
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
@@ -17,6 +16,7 @@ use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
 
 use crate::arguments::{Placement, Whole, elements, padding, pairs};
 use crate::dilated::Dilated;
+use crate::engine::Engine;
 use crate::errors;
 use crate::layout::Layout;
 use crate::pattern::Pattern;
@@ -85,44 +85,6 @@ enum Selection {
     Patterns(Heads),
     Layouts(Layouts),
     Dilated(Box<longspan::Dilated>),
-}
-
-/// What computes a call.
-pub(crate) enum Engine {
-    Attention(Attention),
-    Dilated(longspan::Dilated),
-}
-
-impl Engine {
-    pub(crate) fn forward<E: Element>(
-        &self,
-        inputs: Inputs<'_, E>,
-        output: OutputMut<'_, E>,
-        hook: Hook<'_>,
-    ) -> longspan::Result<()> {
-        match self {
-            Engine::Attention(attention) => attention.forward_into(inputs, output, hook),
-            Engine::Dilated(dilated) => dilated.forward_into(inputs, output, hook),
-        }
-    }
-
-    pub(crate) fn backward<E: Element>(
-        &self,
-        inputs: Inputs<'_, E>,
-        saved: OutputRef<'_, E>,
-        gradient: OutputGradient<'_, E>,
-        gradients: GradientsMut<'_, E>,
-        hook: Hook<'_>,
-    ) -> longspan::Result<()> {
-        match self {
-            Engine::Attention(engine) => {
-                engine.backward_into(inputs, saved, gradient, gradients, hook)
-            }
-            Engine::Dilated(engine) => {
-                engine.backward_into(inputs, saved, gradient, gradients, hook)
-            }
-        }
-    }
 }
 
 impl Options {

@@ -40,6 +40,7 @@ mod measure;
 mod normal;
 mod precision;
 mod random;
+mod score;
 mod seen;
 mod table;
 #[cfg(test)]

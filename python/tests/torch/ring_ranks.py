@@ -1,6 +1,9 @@
 """What each rank does in ``test_ring.py``: ``torchrun ring_ranks.py <task> <folder> [arguments]``.
 
 A task that finds something wrong ends with an exception, and torchrun with it.
+
+Over 500 lines, in one file: torchrun starts it by its path, and starting torch is most of a test's time, so that
+the tasks of one fixture share a process.
 """
 
 from __future__ import annotations

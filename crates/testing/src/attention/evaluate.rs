@@ -50,7 +50,8 @@
 use std::collections::BTreeMap;
 use std::ops::{Add, Div, Mul, Sub};
 
-use super::{Precision, Problem, Sizes, Table, Transform};
+use super::score::transform;
+use super::{Precision, Problem, Sizes, Transform};
 use crate::splitmix::splitmix64;
 
 /// One number for each element of the results, `[batch][head][token][dim]` each.
@@ -461,77 +462,4 @@ pub(super) fn evaluate<R: Real>(problem: &Problem, x: &Numbers<R>, sample: Sampl
         take_roots(operands);
     }
     Answer { values, gross, noise }
-}
-
-/// A transformed score.
-#[derive(Clone, Copy)]
-struct Score<R> {
-    new: R,
-    /// What was added to it.
-    bias: R,
-    /// Derivative with respect to the old one, and the size of its terms.
-    slope: R,
-    slope_gross: R,
-    /// The value of the table, and the distance.
-    value: Option<usize>,
-    distance: R,
-}
-
-impl<R: Real> Score<R> {
-    /// Adds the gradient of the score to those of biases.
-    fn add_bias(&self, values: &mut Values<R>, head: usize, ds: R) {
-        if let Some(value) = self.value {
-            values.dbias_table[value] = values.dbias_table[value] + ds;
-        }
-        if let Some(sum) = values.dalibi_slopes.get_mut(head) {
-            *sum = *sum - ds * self.distance;
-        }
-    }
-
-    /// The same of squares.
-    fn add_bias_square(&self, values: &mut Values<R>, head: usize, square: R) {
-        if let Some(value) = self.value {
-            values.dbias_table[value] = values.dbias_table[value] + square;
-        }
-        if let Some(sum) = values.dalibi_slopes.get_mut(head) {
-            *sum = *sum + square * self.distance * self.distance;
-        }
-    }
-}
-
-fn transform<R: Real>(
-    problem: &Problem,
-    x: &Numbers<R>,
-    z: R,
-    head: usize,
-    query: usize,
-    key: usize,
-) -> Score<R> {
-    let (zero, one) = (R::default(), R::from(1.0));
-    let Transform { softcap, slopes, table, .. } = &problem.transform;
-    let mut score =
-        Score { new: z, bias: zero, slope: one, slope_gross: one, value: None, distance: zero };
-    if let Some(cap) = softcap {
-        let cap = R::from(*cap);
-        let t = (z / cap).tanh();
-        (score.new, score.slope, score.slope_gross) = (cap * t, one - t * t, one + t * t);
-    }
-    let own = &problem.score_positions;
-    let [queries, keys] = match own.get(head % own.len().max(1)) {
-        Some([queries, keys]) => [queries, keys],
-        None => [&problem.query_positions, &problem.key_positions],
-    };
-    let distance = queries[query] - keys[key];
-    if !slopes.is_empty() {
-        score.distance = R::round(distance.unsigned_abs() as f64);
-        score.bias = zero - x.slopes[head] * score.distance;
-    }
-    if let Some(Table { left, right, .. }) = *table {
-        let index = (distance.clamp(-(right as i64), left as i64) + right as i64) as usize;
-        let value = head * (left + right + 1) + index;
-        score.value = Some(value);
-        score.bias = score.bias + x.table[value];
-    }
-    score.new = score.new + score.bias;
-    score
 }
