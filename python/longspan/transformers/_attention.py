@@ -1,7 +1,7 @@
 """``attention``: what a layer of transformers calls.
 
-Everything that a layer hands over is honoured or refused. ``None``, ``False`` and a dropout of 0
-ask for nothing. The user's pattern is intersected with the layer's mask.
+Everything that a layer hands over is honoured or refused. ``None`` and ``False`` ask for nothing. The user's pattern
+is intersected with the layer's mask.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from longspan.torch import attention as over_pattern
-from longspan.transformers import _dropout, _packing, _pattern
+from longspan.transformers import _packing, _pattern
 from longspan.transformers._mask import Mask
 
 #: What layers hand over that attention has no use for, or that the mask says already.
@@ -58,9 +58,9 @@ def attention(
 ) -> tuple[Tensor, None]:
     """Tensors ``(batch, head, token, dim)`` to ``(batch, token, head, dim)``, and no weights.
 
-    ``registered`` is the pattern of the name under which transformers found this function.
+    ``dropout`` is for layers that train, as in eager attention. ``registered`` is the pattern of the name under which
+    transformers found this function.
     """
-    _dropout.refuse(module, dropout)
     packing = _packing.taken(others)
     _refuse(module, others)
     mask = _whole(module, query, key, others) if attention_mask is None else attention_mask
@@ -75,7 +75,12 @@ def attention(
                 "keys and no mask, so where its queries stand among the keys is unknown: expected as many of both"
             )
         mask = replace(mask, pattern=_pattern.joined(mask.pattern, user))
-    scores = {"scale": scaling, "softcap": softcap, "enable_gqa": True}
+    scores = {
+        "scale": scaling,
+        "softcap": softcap,
+        "enable_gqa": True,
+        "dropout_p": dropout if module.training else 0.0,
+    }
     if mask.cu_seqlens is None:
         out = over_pattern(
             query,

@@ -38,7 +38,8 @@ SIZES = {
     "eos_token_id": None,
     # Tied, a model would say the same token again and again.
     "tie_word_embeddings": False,
-}#: Parts of the names of weights that are made larger.
+}
+#: Parts of the names of weights that are made larger.
 QUERIES_AND_KEYS = ("q_proj", "k_proj", "qkv", "query", "key", "c_attn", "q_lin", "k_lin", "Wq", "Wk")
 LAYERS = {"layer_types": ["sliding_attention", "full_attention"]}
 #: The fields of T5Gemma's encoder and decoder.
@@ -76,13 +77,19 @@ class Family:
         return ("outputs", *self.padding, *caches, *("sliding",) * self.sliding, *("pattern",) * self.pattern)
 
 
-def config_of(family):
-    """The config of a small model."""
+def default_config_of(family, **options):
+    """The config of a small model, otherwise as it is by default, dropouts too."""
     kind = getattr(transformers, family.model).config_class
     known = {field.name for field in dataclasses.fields(kind)}
     given = {name: value for name, value in SIZES.items() if name in known}
-    given.update({name: 0.0 for name in known if "drop" in name and name != "token_dropout"})
-    return kind(**{**given, **family.options})
+    return kind(**{**given, **options, **family.options})
+
+
+def config_of(family):
+    """The config of a small model without dropout."""
+    known = dataclasses.fields(getattr(transformers, family.model).config_class)
+    names = {field.name for field in known}
+    return default_config_of(family, **{name: 0.0 for name in names if "drop" in name and name != "token_dropout"})
 
 
 @functools.lru_cache(maxsize=1)
@@ -97,8 +104,6 @@ def made(family):
             if weight.ndim > 1 and any(part in name for part in QUERIES_AND_KEYS):
                 weight.mul_(2)
     return model.eval()
-
-
 
 
 def _decoders():

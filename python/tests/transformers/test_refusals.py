@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny import MODELS, TOKENS, llama, mistral, modernbert, tokens
+from tiny import MODELS, TOKENS, mistral, tokens
 from transformers import masking_utils as made
 
 import longspan.transformers
@@ -137,14 +137,6 @@ def test_masks_of_every_pair_by_layer():
     pairs = torch.zeros((2, 1, TOKENS, TOKENS))
     with pytest.raises(NotImplementedError, match=r"tensor of shape \(2, 1, 67, 67\)"):
         model(input_ids=tokens(2), attention_mask=dict.fromkeys(model.config.layer_types, pairs))
-
-
-@pytest.mark.parametrize("make", [llama, modernbert])
-def test_dropout(make):
-    model = ready(make, attention_dropout=0.1)
-    model.eval()(input_ids=tokens(2))
-    with pytest.raises(NotImplementedError, match="a dropout of 0.1"):
-        model.train()(input_ids=tokens(2))
 
 
 @pytest.mark.parametrize("name", MODELS)
