@@ -35,7 +35,6 @@ _NOT_OURS = frozenset(
 #: Why something is refused, and what to do.
 _WHY = {
     "output_attentions": "weights of all pairs are never made",
-    "s_aux": "there is no kernel for a learned sink",
     "position_bias": "there is no kernel for a bias of every pair",
     "seq_idx": "packing is read from position_ids that restart at 0",
     "cache": "there is no paged cache; use generate with another cache",
@@ -52,14 +51,15 @@ def attention(
     dropout: float = 0.0,
     softcap: float | None = None,
     sliding_window: int | None = None,
+    s_aux: Tensor | None = None,
     *,
     registered: _pattern.Registered | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Tensors ``(batch, head, token, dim)`` to ``(batch, token, head, dim)``, and no weights.
 
-    ``dropout`` is for layers that train, as in eager attention. ``registered`` is the pattern of the name under which
-    transformers found this function.
+    ``dropout`` is for layers that train, as in eager attention. ``s_aux`` is a learned logit per head that joins each
+    denominator (gpt-oss). ``registered`` is the pattern of the name under which transformers found this function.
     """
     packing = _packing.taken(others)
     _refuse(module, others)
@@ -79,6 +79,7 @@ def attention(
         "scale": scaling,
         "softcap": softcap,
         "enable_gqa": True,
+        "sink_logits": s_aux,
         "dropout_p": dropout if module.training else 0.0,
     }
     if mask.cu_seqlens is None:
@@ -106,6 +107,11 @@ def attention(
 
 
 def _refuse(module: torch.nn.Module, others: dict[str, Any]) -> None:
+    if getattr(module, "compressor", None) is not None:
+        raise NotImplementedError(
+            f"{type(module).__name__} adds compressed keys, which the mask of longspan has no positions for: use "
+            'attn_implementation="eager"'
+        )
     for name, value in others.items():
         if name in _NOT_OURS or value is None or value is False:
             continue

@@ -103,6 +103,8 @@ def made(family):
                 weight.normal_(0, weight.shape[1] ** -0.5)
             if weight.ndim > 1 and any(part in name for part in QUERIES_AND_KEYS):
                 weight.mul_(2)
+            if name.endswith(".sinks"):
+                weight.normal_(0, 2)
     return model.eval()
 
 
@@ -156,7 +158,12 @@ def _decoders():
         ("CWM", "CwmForCausalLM", LAYERS),
         ("EXAONE 4", "Exaone4ForCausalLM", LAYERS),
         ("Gemma 2", "Gemma2ForCausalLM", {**LAYERS, "attn_logit_softcapping": 3.0, "query_pre_attn_scalar": 24}),
+        ("Flint", "FlintForCausalLM", LAYERS),
         ("Gemma 3", "Gemma3ForCausalLM", LAYERS),
+        ("gpt-oss", "GptOssForCausalLM", LAYERS),
+        ("Granite SWA", "GraniteSWAForCausalLM", LAYERS),
+        ("GraniteMoE SWA", "GraniteMoeSWAForCausalLM", LAYERS),
+        ("MiMo V2 Flash", "MiMoV2FlashForCausalLM", LAYERS),
         ("Ministral", "MinistralForCausalLM", LAYERS),
         ("Mistral", "MistralForCausalLM", {}),
         ("Mixtral", "MixtralForCausalLM", {}),
@@ -189,6 +196,7 @@ def _encoders():
         ("ESM", "EsmForMaskedLM", {"mask_token_id": 2, "token_dropout": False}),
         ("EuroBERT", "EuroBertForMaskedLM", {}),
         ("MobileBERT", "MobileBertForMaskedLM", {"intra_bottleneck_size": 32, "embedding_size": 32}),
+        ("OpenAI privacy filter", "OpenAIPrivacyFilterForTokenClassification", {}),
         ("ModernBERT", "ModernBertForMaskedLM", {**LAYERS, "local_attention": 2 * WINDOW}),
         ("Nomic BERT", "NomicBertForMaskedLM", {}),
         ("RoBERTa", "RobertaForMaskedLM", {}),
@@ -248,18 +256,18 @@ class Refused:
 
 def _refused():
     bias = ("position_bias is given, but there is no kernel for a bias of every pair", "a bias of every pair")
-    sinks = ("s_aux is given, but there is no kernel for a learned sink", "learned sinks")
-    yield Refused("DeepSeek V4", "DeepseekV4ForCausalLM", *sinks)
+    compressed = ("DeepseekV4Attention adds compressed keys, which the mask of longspan has no", "compressed keys")
+    yield Refused("DeepSeek V4", "DeepseekV4ForCausalLM", *compressed)
     yield Refused(
         "Doge", "DogeForCausalLM", "the mask of longspan is asked for dtype, expected it handed on", "a mask of its own"
     )
-    yield Refused("gpt-oss", "GptOssForCausalLM", *sinks)
-    yield Refused("Granite SWA", "GraniteSWAForCausalLM", *sinks)
+    yield Refused(
+        "HunYuan V4", "HYV4ForCausalLM", "the mask of longspan is sliced, expected it handed on", "a mask of its own"
+    )
     yield Refused("Inkling", "InklingForCausalLM", *bias)
     yield Refused(
         "LayoutLM", "LayoutLMForMaskedLM", "attention_mask is a tensor of shape", "a mask of its own", kind="encoder"
     )
-    yield Refused("MiMo V2 Flash", "MiMoV2FlashForCausalLM", *sinks)
     yield Refused("mT5", "MT5ForConditionalGeneration", *bias, kind="encoder-decoder")
     yield Refused("Switch Transformers", "SwitchTransformersForConditionalGeneration", *bias, kind="encoder-decoder")
     yield Refused("T5", "T5ForConditionalGeneration", *bias, kind="encoder-decoder")

@@ -164,7 +164,6 @@ CAUSAL = {"mask_function": made.causal_mask_function, **PLACES}
 @pytest.mark.parametrize(
     "name, value, message",
     [
-        ("s_aux", torch.zeros(4), "learned sink"),
         ("position_bias", torch.zeros((1, 4, 9, 9)), "bias of every pair"),
         ("seq_idx", torch.zeros((2, 9)), "position_ids"),
         ("cache", object(), "paged"),
