@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from longspan.torch import attention as over_pattern
-from longspan.transformers import _packing, _pattern
+from longspan.transformers import _bias, _packing, _pattern
 from longspan.transformers._mask import Mask
 
 #: What layers hand over that attention has no use for, or that the mask says already.
@@ -35,7 +35,6 @@ _NOT_OURS = frozenset(
 #: Why something is refused, and what to do.
 _WHY = {
     "output_attentions": "weights of all pairs are never made",
-    "position_bias": "there is no kernel for a bias of every pair",
     "seq_idx": "packing is read from position_ids that restart at 0",
     "cache": "there is no paged cache; use generate with another cache",
 }
@@ -52,6 +51,7 @@ def attention(
     softcap: float | None = None,
     sliding_window: int | None = None,
     s_aux: Tensor | None = None,
+    position_bias: _bias.PositionBias | None = None,
     *,
     registered: _pattern.Registered | None = None,
     **others: Any,
@@ -59,12 +59,12 @@ def attention(
     """Tensors ``(batch, head, token, dim)`` to ``(batch, token, head, dim)``, and no weights.
 
     ``dropout`` is for layers that train, as in eager attention. ``s_aux`` is a learned logit per head that joins each
-    denominator (gpt-oss). ``registered`` is the pattern of the name under which transformers found this function.
+    denominator (gpt-oss), ``position_bias`` a bias of relative positions (T5). ``registered`` is the pattern of the name under which transformers found this function.
     """
     packing = _packing.taken(others)
     _refuse(module, others)
     mask = _whole(module, query, key, others) if attention_mask is None else attention_mask
-    _check(mask, query, key, sliding_window)
+    _check(module, mask, query, key, sliding_window)
     if packing:
         mask = _packing.applied(packing, mask)
     user = _pattern.of_layer(module, registered)
@@ -80,6 +80,7 @@ def attention(
         "softcap": softcap,
         "enable_gqa": True,
         "sink_logits": s_aux,
+        **_bias.table(module, position_bias)._asdict(),
         "dropout_p": dropout if module.training else 0.0,
     }
     if mask.cu_seqlens is None:
@@ -139,12 +140,12 @@ def _whole(module: torch.nn.Module, query: Tensor, key: Tensor, others: dict[str
     return Mask("full", None, len(query), query.shape[2], key.shape[2], 0, 0, None, None, None)
 
 
-def _check(mask: Any, query: Tensor, key: Tensor, sliding_window: int | None) -> None:
+def _check(module: torch.nn.Module, mask: Any, query: Tensor, key: Tensor, sliding_window: int | None) -> None:
     """The mask is one of ours, for these tensors and this window."""
     if not isinstance(mask, Mask):
         what = f"tensor of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else repr(mask)
         raise NotImplementedError(
-            f"attention_mask is a {what}, expected (batch, positions) of 0 and 1, or none: "
+            f"attention_mask is a {what} for {type(module).__name__}, expected (batch, positions) of 0 and 1, or none: "
             'longspan takes no mask of every pair; use attn_implementation="sdpa" for it'
         )
     expected = (mask.batch, mask.tokens_q, mask.tokens_k)

@@ -103,8 +103,14 @@ def made(family):
                 weight.normal_(0, weight.shape[1] ** -0.5)
             if weight.ndim > 1 and any(part in name for part in QUERIES_AND_KEYS):
                 weight.mul_(2)
-            if name.endswith(".sinks"):
+            if name.endswith((".sinks", "relative_attention_bias.weight")):
                 weight.normal_(0, 2)
+            if name.endswith("Attention.q.weight"):
+                # Of T5, whose scores have no scale.
+                weight.mul_(0.5)
+    if model.config.tie_word_embeddings and family.kind == "encoder-decoder":
+        # T5's are, whatever the config is given.
+        model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
     return model.eval()
 
 
@@ -223,6 +229,17 @@ def _others():
     part = {name: SIZES[name] for name in T5GEMMA} | LAYERS | {"query_pre_attn_scalar": 24, "attention_dropout": 0.0}
     parts = {"encoder": part, "decoder": part, "eos_token_id": None}
     yield Family("T5Gemma", "T5GemmaForConditionalGeneration", parts, kind="encoder-decoder", static=False)
+    # There are distances past the last bucket.
+    common = {"relative_attention_max_distance": 20, "decoder_start_token_id": 1}
+    tables = (
+        ("Flan-T5", "T5ForConditionalGeneration", {"feed_forward_proj": "gated-gelu"}),
+        ("LongT5", "LongT5ForConditionalGeneration", {"local_radius": 7}),
+        ("mT5", "MT5ForConditionalGeneration", {}),
+        ("T5", "T5ForConditionalGeneration", {}),
+        ("UMT5", "UMT5ForConditionalGeneration", {}),
+    )
+    for title, model, options in tables:
+        yield Family(title, model, {**common, **options}, kind="encoder-decoder")
     pictures = (
         ("DINOv2", "Dinov2Model"),
         ("SigLIP vision", "SiglipVisionModel"),
@@ -255,7 +272,7 @@ class Refused:
 
 
 def _refused():
-    bias = ("position_bias is given, but there is no kernel for a bias of every pair", "a bias of every pair")
+    bias = ("InklingAttention hands over position_bias, a bias of every pair", "a bias that depends on queries")
     compressed = ("DeepseekV4Attention adds compressed keys, which the mask of longspan has no", "compressed keys")
     yield Refused("DeepSeek V4", "DeepseekV4ForCausalLM", *compressed)
     yield Refused(
@@ -268,10 +285,8 @@ def _refused():
     yield Refused(
         "LayoutLM", "LayoutLMForMaskedLM", "attention_mask is a tensor of shape", "a mask of its own", kind="encoder"
     )
-    yield Refused("mT5", "MT5ForConditionalGeneration", *bias, kind="encoder-decoder")
-    yield Refused("Switch Transformers", "SwitchTransformersForConditionalGeneration", *bias, kind="encoder-decoder")
-    yield Refused("T5", "T5ForConditionalGeneration", *bias, kind="encoder-decoder")
-    yield Refused("UMT5", "UMT5ForConditionalGeneration", *bias, kind="encoder-decoder")
+    switch = ("a tensor of shape .2, 1, 1, 9. for SwitchTransformersAttention", "a mask of its own")
+    yield Refused("Switch Transformers", "SwitchTransformersForConditionalGeneration", *switch, kind="encoder-decoder")
 
 
 REFUSED = {family.title: family for family in _refused()}
