@@ -59,7 +59,8 @@ def attention(
     """Tensors ``(batch, head, token, dim)`` to ``(batch, token, head, dim)``, and no weights.
 
     ``dropout`` is for layers that train, as in eager attention. ``s_aux`` is a learned logit per head that joins each
-    denominator (gpt-oss), ``position_bias`` a bias of relative positions (T5). ``registered`` is the pattern of the name under which transformers found this function.
+    denominator (gpt-oss), ``position_bias`` a bias of relative positions (T5). ``registered`` is the pattern of the
+    name under which transformers found this function.
     """
     packing = _packing.taken(others)
     _refuse(module, others)

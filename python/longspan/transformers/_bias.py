@@ -1,13 +1,13 @@
 """Relative-position biases of T5 and its relatives, as tables over distances.
 
-Their layers add ``position_bias``, a tensor ``(1, heads, queries, keys)``, to scores: the first layer looks distances up
-in its embedding ``relative_attention_bias``, and hands the tensor on to later layers (in UMT5 every layer has an
-embedding). Distances from ``relative_attention_max_distance`` on share a bucket, so all of the tensor is in one row of
+Their layers add ``position_bias``, a tensor ``(1, heads, queries, keys)``, to scores: the first layer looks distances
+up in its embedding ``relative_attention_bias``, and later layers are handed its tensor (in UMT5 every layer has an
+embedding). Distances from ``relative_attention_max_distance`` on share a bucket, so one row of the tensor holds all of
 it: the ``compute_bias`` of the layer itself, for one query, gives the table.
 
 ``prepare`` extends the classes of such layers, once each, for names that are registered: a ``PositionBias`` takes the
-place of the tensor, and goes from layer to layer as the tensor does. It refers to the layer that has the embedding. Each
-layer makes its own table, so that gradients reach the embedding also where activations are checkpointed.
+place of the tensor, and goes from layer to layer as the tensor does. It refers to the layer that has the embedding.
+With gradients each layer makes its own table, so that they reach the embedding also under activation checkpointing.
 """
 
 from __future__ import annotations
@@ -22,19 +22,21 @@ import torch
 from torch import Tensor
 
 
+class Table(NamedTuple):
+    """A bias as ``longspan.torch.attention`` takes it."""
+
+    bias_table: Tensor | None = None
+    bias_right: int = 0
+
+
 class PositionBias:
     """In place of a tensor ``(1, heads, queries, keys)``."""
 
     def __init__(self, owner: torch.nn.Module | None) -> None:
         self.owner = owner
         """The layer with the embedding; none for a bias of 0."""
-
-
-class Table(NamedTuple):
-    """A bias as ``longspan.torch.attention`` takes it."""
-
-    bias_table: Tensor | None = None
-    bias_right: int = 0
+        self.table: Table | None = None
+        """What layers share without gradients."""
 
 
 def prepare(model: torch.nn.Module, names: Container[str]) -> None:
@@ -107,14 +109,19 @@ def table(layer: torch.nn.Module, position_bias: Any) -> Table:
     if position_bias is None:
         return Table()
     if isinstance(position_bias, PositionBias):
-        owner = position_bias.owner
-        return Table() if owner is None else _of(owner)
+        if position_bias.owner is None:
+            return Table()
+        if torch.is_grad_enabled():
+            return _of(position_bias.owner)
+        if position_bias.table is None:
+            position_bias.table = _of(position_bias.owner)
+        return position_bias.table
     if getattr(layer, _OWN, False) and not layer.has_relative_attention_bias:
         # Zeros, which the layer made itself; their memory is never touched.
         return Table()
     raise NotImplementedError(
-        f"{type(layer).__name__} hands over position_bias, a bias of every pair: expected a bias of T5's kind, which is a "
-        'table over distances, of a model that was made with attn_implementation="longspan" or changed over with '
+        f"{type(layer).__name__} hands over position_bias, a bias of every pair: expected a bias of T5's kind, a table "
+        'over distances, of a model that was made with attn_implementation="longspan" or changed over with '
         'set_attn_implementation; use attn_implementation="eager" for others'
     )
 

@@ -74,7 +74,8 @@ class Family:
         if self.kind == "vision":
             return ("outputs",)
         caches = () if self.kind == "encoder" else ("dynamic",) + ("static",) * self.static
-        return ("outputs", *self.padding, *caches, *("sliding",) * self.sliding, *("pattern",) * self.pattern)
+        others = ("sliding",) * self.sliding + ("pattern",) * self.pattern + ("training",) * (self.title in TRAINED)
+        return ("outputs", *self.padding, *caches, *others)
 
 
 def default_config_of(family, **options):
@@ -108,7 +109,7 @@ def made(family):
             if name.endswith("Attention.q.weight"):
                 # Of T5, whose scores have no scale.
                 weight.mul_(0.5)
-    if model.config.tie_word_embeddings and family.kind == "encoder-decoder":
+    if family.kind == "encoder-decoder" and model.config.tie_word_embeddings:
         # T5's are, whatever the config is given.
         model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
     return model.eval()
@@ -256,6 +257,13 @@ PATTERNS = frozenset(
         *("Phi", "Qwen3", "RoBERTa"),
     )
 )
+#: Families that are trained with the dropouts of their default configurations.
+TRAINED = frozenset(
+    (
+        *("BART", "BERT", "DistilBERT", "EmbeddingGemma", "Flan-T5", "Gemma 3", "GPT-2", "gpt-oss", "Llama 4", "mT5"),
+        *("OPT", "Qwen3", "RoBERTa", "T5", "T5Gemma", "UMT5"),
+    )
+)
 FAMILIES = {family.title: family for make in (_decoders, _encoders, _others) for family in make()}
 
 
@@ -315,9 +323,11 @@ and runs every cell, `test_patterns.py` those of patterns.
 - **dynamic**, **static**: `generate` with that cache, tokens and logits
 - **sliding**: `generate` with a cache that drops keys outside a layer's window
 - **pattern**: outputs and gradients with a user pattern, against eager attention with the same pairs as a 4-D mask
+- **training**: with the dropouts of the default configuration, a loss goes down; then `generate`, where there is a \
+decoder
 
 """
-COLUMNS = ("outputs", "left", "right", "dynamic", "static", "sliding", "pattern")
+COLUMNS = ("outputs", "left", "right", "dynamic", "static", "sliding", "pattern", "training")
 
 
 def table():
