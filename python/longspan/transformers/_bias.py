@@ -39,11 +39,13 @@ class PositionBias:
         """What layers share without gradients."""
 
 
-def prepare(model: torch.nn.Module, names: Container[str]) -> None:
-    """Extends the classes of a model's layers, for attention of these names."""
+def prepare(
+    model: torch.nn.Module, name_of: Callable[[torch.nn.Module], str | None], names: Container[str | None]
+) -> None:
+    """Extends the classes of a model's layers that use attention of these names, or are about to."""
     for layer in model.modules():
         kind = type(layer)
-        if not _has_table(kind):
+        if not _has_table(kind) or name_of(layer) not in names:
             continue
         if layer.has_relative_attention_bias:
             _check_meaning(layer)

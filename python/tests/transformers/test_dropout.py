@@ -64,6 +64,19 @@ def test_gradient_checkpointing(title, reentrant):
         assert apart(a, b) < TOLERANCE
 
 
+def test_compiled():
+    """Each run of a graph draws other weights, and ``manual_seed`` the same ones."""
+    torch._dynamo.reset()
+    model = torch.compile(made("GPT-2"), fullgraph=True, backend="aot_eager")
+    given = {"input_ids": tokens(2, 23), "attention_mask": torch.ones((2, 23), dtype=torch.int64), "use_cache": False}
+    outs = []
+    for seed in (3, 3, 4):
+        torch.manual_seed(seed)
+        outs.append(model(**given).logits.detach())
+    assert torch.equal(outs[0], outs[1])
+    assert apart(outs[0], outs[2]) > 100 * TOLERANCE
+
+
 @pytest.mark.parametrize("title", TITLES)
 def test_evaluation(title):
     """Without dropout, as eager attention."""
