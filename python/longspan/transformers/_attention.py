@@ -1,7 +1,7 @@
 """``attention``: what a layer of transformers calls.
 
-Everything that a layer hands over is honoured or refused. ``None``, ``False`` and a dropout of 0
-ask for nothing. The user's pattern is intersected with the layer's mask.
+Everything that a layer hands over is honoured or refused. ``None`` and ``False`` ask for nothing. The user's pattern
+is intersected with the layer's mask.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from longspan.torch import attention as over_pattern
-from longspan.transformers import _dropout, _packing, _pattern
+from longspan.transformers import _bias, _packing, _pattern
 from longspan.transformers._mask import Mask
 
 #: What layers hand over that attention has no use for, or that the mask says already.
@@ -35,8 +35,6 @@ _NOT_OURS = frozenset(
 #: Why something is refused, and what to do.
 _WHY = {
     "output_attentions": "weights of all pairs are never made",
-    "s_aux": "there is no kernel for a learned sink",
-    "position_bias": "there is no kernel for a bias of every pair",
     "seq_idx": "packing is read from position_ids that restart at 0",
     "cache": "there is no paged cache; use generate with another cache",
 }
@@ -52,19 +50,22 @@ def attention(
     dropout: float = 0.0,
     softcap: float | None = None,
     sliding_window: int | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: _bias.PositionBias | None = None,
     *,
     registered: _pattern.Registered | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Tensors ``(batch, head, token, dim)`` to ``(batch, token, head, dim)``, and no weights.
 
-    ``registered`` is the pattern of the name under which transformers found this function.
+    ``dropout`` is for layers that train, as in eager attention. ``s_aux`` is a learned logit per head that joins each
+    denominator (gpt-oss), ``position_bias`` a bias of relative positions (T5). ``registered`` is the pattern of the
+    name under which transformers found this function.
     """
-    _dropout.refuse(module, dropout)
     packing = _packing.taken(others)
     _refuse(module, others)
     mask = _whole(module, query, key, others) if attention_mask is None else attention_mask
-    _check(mask, query, key, sliding_window)
+    _check(module, mask, query, key, sliding_window)
     if packing:
         mask = _packing.applied(packing, mask)
     user = _pattern.of_layer(module, registered)
@@ -75,7 +76,14 @@ def attention(
                 "keys and no mask, so where its queries stand among the keys is unknown: expected as many of both"
             )
         mask = replace(mask, pattern=_pattern.joined(mask.pattern, user))
-    scores = {"scale": scaling, "softcap": softcap, "enable_gqa": True}
+    scores = {
+        "scale": scaling,
+        "softcap": softcap,
+        "enable_gqa": True,
+        "sink_logits": s_aux,
+        **_bias.table(module, position_bias)._asdict(),
+        "dropout_p": dropout if module.training else 0.0,
+    }
     if mask.cu_seqlens is None:
         out = over_pattern(
             query,
@@ -101,6 +109,11 @@ def attention(
 
 
 def _refuse(module: torch.nn.Module, others: dict[str, Any]) -> None:
+    if getattr(module, "compressor", None) is not None:
+        raise NotImplementedError(
+            f"{type(module).__name__} adds compressed keys, which the mask of longspan has no positions for: use "
+            'attn_implementation="eager"'
+        )
     for name, value in others.items():
         if name in _NOT_OURS or value is None or value is False:
             continue
@@ -128,12 +141,12 @@ def _whole(module: torch.nn.Module, query: Tensor, key: Tensor, others: dict[str
     return Mask("full", None, len(query), query.shape[2], key.shape[2], 0, 0, None, None, None)
 
 
-def _check(mask: Any, query: Tensor, key: Tensor, sliding_window: int | None) -> None:
+def _check(module: torch.nn.Module, mask: Any, query: Tensor, key: Tensor, sliding_window: int | None) -> None:
     """The mask is one of ours, for these tensors and this window."""
     if not isinstance(mask, Mask):
         what = f"tensor of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else repr(mask)
         raise NotImplementedError(
-            f"attention_mask is a {what}, expected (batch, positions) of 0 and 1, or none: "
+            f"attention_mask is a {what} for {type(module).__name__}, expected (batch, positions) of 0 and 1, or none: "
             'longspan takes no mask of every pair; use attn_implementation="sdpa" for it'
         )
     expected = (mask.batch, mask.tokens_q, mask.tokens_k)

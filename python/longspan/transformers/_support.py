@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from longspan.transformers import _pattern
+from longspan.transformers import _bias, _pattern
 
 #: The pattern that each registered name has.
 patterns: dict[str, _pattern.Registered | None] = {}
@@ -51,6 +51,7 @@ def _checked_init(original: Callable) -> Callable:
         if registered is not None:
             check_layers(self, registered)
         _remember(self, name_in_use)
+        _bias.prepare(self, name_in_use, patterns)
 
     post_init.__module__ = __name__
     return post_init
@@ -67,6 +68,7 @@ def _checked_set(original: Callable) -> Callable:
         for module in self.modules():
             _check_change(module, name_of(module))
         _remember(self, name_of)
+        _bias.prepare(self, name_of, patterns)
         original(self, attn_implementation, *args, **options)
 
     return set_attn_implementation

@@ -38,7 +38,8 @@ SIZES = {
     "eos_token_id": None,
     # Tied, a model would say the same token again and again.
     "tie_word_embeddings": False,
-}#: Parts of the names of weights that are made larger.
+}
+#: Parts of the names of weights that are made larger.
 QUERIES_AND_KEYS = ("q_proj", "k_proj", "qkv", "query", "key", "c_attn", "q_lin", "k_lin", "Wq", "Wk")
 LAYERS = {"layer_types": ["sliding_attention", "full_attention"]}
 #: The fields of T5Gemma's encoder and decoder.
@@ -73,16 +74,23 @@ class Family:
         if self.kind == "vision":
             return ("outputs",)
         caches = () if self.kind == "encoder" else ("dynamic",) + ("static",) * self.static
-        return ("outputs", *self.padding, *caches, *("sliding",) * self.sliding, *("pattern",) * self.pattern)
+        others = ("sliding",) * self.sliding + ("pattern",) * self.pattern + ("training",) * (self.title in TRAINED)
+        return ("outputs", *self.padding, *caches, *others)
 
 
-def config_of(family):
-    """The config of a small model."""
+def default_config_of(family, **options):
+    """The config of a small model, otherwise as it is by default, dropouts too."""
     kind = getattr(transformers, family.model).config_class
     known = {field.name for field in dataclasses.fields(kind)}
     given = {name: value for name, value in SIZES.items() if name in known}
-    given.update({name: 0.0 for name in known if "drop" in name and name != "token_dropout"})
-    return kind(**{**given, **family.options})
+    return kind(**{**given, **options, **family.options})
+
+
+def config_of(family):
+    """The config of a small model without dropout."""
+    known = dataclasses.fields(getattr(transformers, family.model).config_class)
+    names = {field.name for field in known}
+    return default_config_of(family, **{name: 0.0 for name in names if "drop" in name and name != "token_dropout"})
 
 
 @functools.lru_cache(maxsize=1)
@@ -96,9 +104,15 @@ def made(family):
                 weight.normal_(0, weight.shape[1] ** -0.5)
             if weight.ndim > 1 and any(part in name for part in QUERIES_AND_KEYS):
                 weight.mul_(2)
+            if name.endswith((".sinks", "relative_attention_bias.weight")):
+                weight.normal_(0, 2)
+            if name.endswith("Attention.q.weight"):
+                # Of T5, whose scores have no scale.
+                weight.mul_(0.5)
+    if family.kind == "encoder-decoder" and model.config.tie_word_embeddings:
+        # T5's are, whatever the config is given.
+        model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
     return model.eval()
-
-
 
 
 def _decoders():
@@ -151,7 +165,12 @@ def _decoders():
         ("CWM", "CwmForCausalLM", LAYERS),
         ("EXAONE 4", "Exaone4ForCausalLM", LAYERS),
         ("Gemma 2", "Gemma2ForCausalLM", {**LAYERS, "attn_logit_softcapping": 3.0, "query_pre_attn_scalar": 24}),
+        ("Flint", "FlintForCausalLM", LAYERS),
         ("Gemma 3", "Gemma3ForCausalLM", LAYERS),
+        ("gpt-oss", "GptOssForCausalLM", LAYERS),
+        ("Granite SWA", "GraniteSWAForCausalLM", LAYERS),
+        ("GraniteMoE SWA", "GraniteMoeSWAForCausalLM", LAYERS),
+        ("MiMo V2 Flash", "MiMoV2FlashForCausalLM", LAYERS),
         ("Ministral", "MinistralForCausalLM", LAYERS),
         ("Mistral", "MistralForCausalLM", {}),
         ("Mixtral", "MixtralForCausalLM", {}),
@@ -184,6 +203,7 @@ def _encoders():
         ("ESM", "EsmForMaskedLM", {"mask_token_id": 2, "token_dropout": False}),
         ("EuroBERT", "EuroBertForMaskedLM", {}),
         ("MobileBERT", "MobileBertForMaskedLM", {"intra_bottleneck_size": 32, "embedding_size": 32}),
+        ("OpenAI privacy filter", "OpenAIPrivacyFilterForTokenClassification", {}),
         ("ModernBERT", "ModernBertForMaskedLM", {**LAYERS, "local_attention": 2 * WINDOW}),
         ("Nomic BERT", "NomicBertForMaskedLM", {}),
         ("RoBERTa", "RobertaForMaskedLM", {}),
@@ -210,6 +230,17 @@ def _others():
     part = {name: SIZES[name] for name in T5GEMMA} | LAYERS | {"query_pre_attn_scalar": 24, "attention_dropout": 0.0}
     parts = {"encoder": part, "decoder": part, "eos_token_id": None}
     yield Family("T5Gemma", "T5GemmaForConditionalGeneration", parts, kind="encoder-decoder", static=False)
+    # There are distances past the last bucket.
+    common = {"relative_attention_max_distance": 20, "decoder_start_token_id": 1}
+    tables = (
+        ("Flan-T5", "T5ForConditionalGeneration", {"feed_forward_proj": "gated-gelu"}),
+        ("LongT5", "LongT5ForConditionalGeneration", {"local_radius": 7}),
+        ("mT5", "MT5ForConditionalGeneration", {}),
+        ("T5", "T5ForConditionalGeneration", {}),
+        ("UMT5", "UMT5ForConditionalGeneration", {}),
+    )
+    for title, model, options in tables:
+        yield Family(title, model, {**common, **options}, kind="encoder-decoder")
     pictures = (
         ("DINOv2", "Dinov2Model"),
         ("SigLIP vision", "SiglipVisionModel"),
@@ -224,6 +255,13 @@ PATTERNS = frozenset(
     (
         *("BERT", "Cohere", "Gemma 2", "Gemma 3", "GPT-2", "GPT-NeoX", "Llama", "Mistral", "OLMo 2", "OPT"),
         *("Phi", "Qwen3", "RoBERTa"),
+    )
+)
+#: Families that are trained with the dropouts of their default configurations.
+TRAINED = frozenset(
+    (
+        *("BART", "BERT", "DistilBERT", "EmbeddingGemma", "Flan-T5", "Gemma 3", "GPT-2", "gpt-oss", "Llama 4", "mT5"),
+        *("OPT", "Qwen3", "RoBERTa", "T5", "T5Gemma", "UMT5"),
     )
 )
 FAMILIES = {family.title: family for make in (_decoders, _encoders, _others) for family in make()}
@@ -242,23 +280,21 @@ class Refused:
 
 
 def _refused():
-    bias = ("position_bias is given, but there is no kernel for a bias of every pair", "a bias of every pair")
-    sinks = ("s_aux is given, but there is no kernel for a learned sink", "learned sinks")
-    yield Refused("DeepSeek V4", "DeepseekV4ForCausalLM", *sinks)
+    bias = ("InklingAttention hands over position_bias, a bias of every pair", "a bias that depends on queries")
+    compressed = ("DeepseekV4Attention adds compressed keys, which the mask of longspan has no", "compressed keys")
+    yield Refused("DeepSeek V4", "DeepseekV4ForCausalLM", *compressed)
     yield Refused(
         "Doge", "DogeForCausalLM", "the mask of longspan is asked for dtype, expected it handed on", "a mask of its own"
     )
-    yield Refused("gpt-oss", "GptOssForCausalLM", *sinks)
-    yield Refused("Granite SWA", "GraniteSWAForCausalLM", *sinks)
+    yield Refused(
+        "HunYuan V4", "HYV4ForCausalLM", "the mask of longspan is sliced, expected it handed on", "a mask of its own"
+    )
     yield Refused("Inkling", "InklingForCausalLM", *bias)
     yield Refused(
         "LayoutLM", "LayoutLMForMaskedLM", "attention_mask is a tensor of shape", "a mask of its own", kind="encoder"
     )
-    yield Refused("MiMo V2 Flash", "MiMoV2FlashForCausalLM", *sinks)
-    yield Refused("mT5", "MT5ForConditionalGeneration", *bias, kind="encoder-decoder")
-    yield Refused("Switch Transformers", "SwitchTransformersForConditionalGeneration", *bias, kind="encoder-decoder")
-    yield Refused("T5", "T5ForConditionalGeneration", *bias, kind="encoder-decoder")
-    yield Refused("UMT5", "UMT5ForConditionalGeneration", *bias, kind="encoder-decoder")
+    switch = ("a tensor of shape .2, 1, 1, 9. for SwitchTransformersAttention", "a mask of its own")
+    yield Refused("Switch Transformers", "SwitchTransformersForConditionalGeneration", *switch, kind="encoder-decoder")
 
 
 REFUSED = {family.title: family for family in _refused()}
@@ -287,9 +323,11 @@ and runs every cell, `test_patterns.py` those of patterns.
 - **dynamic**, **static**: `generate` with that cache, tokens and logits
 - **sliding**: `generate` with a cache that drops keys outside a layer's window
 - **pattern**: outputs and gradients with a user pattern, against eager attention with the same pairs as a 4-D mask
+- **training**: with the dropouts of the default configuration, a loss goes down; then `generate`, where there is a \
+decoder
 
 """
-COLUMNS = ("outputs", "left", "right", "dynamic", "static", "sliding", "pattern")
+COLUMNS = ("outputs", "left", "right", "dynamic", "static", "sliding", "pattern", "training")
 
 
 def table():

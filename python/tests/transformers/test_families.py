@@ -3,7 +3,7 @@
 import pytest
 import torch
 import transformers
-from families import FAMILIES, REFUSED, TABLE, config_of, made, table
+from families import FAMILIES, REFUSED, TABLE, config_of, default_config_of, made, table
 from tiny import TOLERANCE, apart, padding, tokens, with_attention
 
 from longspan.transformers import _pattern, _support
@@ -112,6 +112,39 @@ def test_generate(title, check):
         assert isinstance(getattr(cache, "self_attention_cache", cache), transformers.StaticCache)
     if check == "sliding":
         assert any(layer.is_sliding and layer.keys.shape[2] < PROMPT + NEW - 1 for layer in cache.layers)
+
+
+def loss_of(model, given):
+    """Of tokens that say the one before them, or of hidden states with a target each."""
+    out = model(**given)
+    if "logits" in out:
+        labels = given.get("decoder_input_ids", given["input_ids"]).roll(1, 1)
+        return torch.nn.functional.cross_entropy(out.logits.mT, labels)
+    target = torch.randn(out.last_hidden_state.shape, generator=torch.Generator().manual_seed(5))
+    return torch.nn.functional.mse_loss(out.last_hidden_state, target)
+
+
+@pytest.mark.parametrize("title, check", cases("training"))
+def test_training(title, check):
+    """With the dropouts of the default configuration."""
+    family = FAMILIES[title]
+    torch.manual_seed(11)
+    kind = getattr(transformers, family.model)
+    model = kind._from_config(default_config_of(family), attn_implementation="longspan").train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    given, _ = inputs(family, "right")
+    losses = []
+    for _ in range(8):
+        loss = loss_of(model, given)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert all(weight.grad.isfinite().all() for weight in model.parameters() if weight.grad is not None)
+    assert losses[-1] < 0.95 * losses[0]
+    if "dynamic" in family.checks:
+        new, logits, _ = generated(model.eval(), family, "dynamic")
+        assert new.shape == (len(LENGTHS), NEW) and logits.isfinite().all()
 
 
 @pytest.mark.parametrize("title", REFUSED)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny import MODELS, TOKENS, llama, mistral, modernbert, tokens
+from tiny import MODELS, TOKENS, mistral, tokens
 from transformers import masking_utils as made
 
 import longspan.transformers
@@ -139,14 +139,6 @@ def test_masks_of_every_pair_by_layer():
         model(input_ids=tokens(2), attention_mask=dict.fromkeys(model.config.layer_types, pairs))
 
 
-@pytest.mark.parametrize("make", [llama, modernbert])
-def test_dropout(make):
-    model = ready(make, attention_dropout=0.1)
-    model.eval()(input_ids=tokens(2))
-    with pytest.raises(NotImplementedError, match="a dropout of 0.1"):
-        model.train()(input_ids=tokens(2))
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_output_attentions(name):
     model = ready(MODELS[name])
@@ -172,7 +164,6 @@ CAUSAL = {"mask_function": made.causal_mask_function, **PLACES}
 @pytest.mark.parametrize(
     "name, value, message",
     [
-        ("s_aux", torch.zeros(4), "learned sink"),
         ("position_bias", torch.zeros((1, 4, 9, 9)), "bias of every pair"),
         ("seq_idx", torch.zeros((2, 9)), "position_ids"),
         ("cache", object(), "paged"),
