@@ -308,12 +308,12 @@ def cut_causal(within: str) -> str:
     if within == "full":
         return "causal"
     if within.startswith("heads("):
-        inner = ", ".join(f"causal & ({one})" for one in _of_heads(within))
+        inner = ", ".join(f"causal & ({one})" for one in of_heads(within))
         return f"heads([{inner}])"
     return f"causal & ({within})"
 
 
-def _of_heads(text: str) -> list[str]:
+def of_heads(text: str) -> list[str]:
     """The patterns inside ``heads([…])``, cut at commas that stand in no parentheses."""
     inner = str(Pattern(text)).removeprefix("heads([").removesuffix("])")
     parts, depth = [""], 0

@@ -1,6 +1,6 @@
 """``attention``: what a layer of transformers calls.
 
-Everything that a layer hands over is honoured or refused. ``None`` and ``False`` ask for nothing. The user's pattern
+Everything that a layer hands over is honored or refused. ``None`` and ``False`` ask for nothing. The user's pattern
 is intersected with the layer's mask.
 """
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from longspan import Pattern
+from longspan.torch._dilated import of_heads
 
 #: What ``register`` and ``set_pattern`` take; a function is given the layer index, the layer type and the config.
 UserPattern: TypeAlias = Pattern | str | Callable[[int, str | None, Any], Pattern | str | None] | None
@@ -131,17 +132,4 @@ def joined(own: str, user: str) -> str:
         return user
     if not user.startswith("heads("):
         return f"({own}) & ({user})"
-    return f"heads([{', '.join(f'({own}) & ({head})' for head in _heads(user))}])"
-
-
-def _heads(text: str) -> list[str]:
-    """The patterns inside ``heads([…])``, which are separated by the commas outside other brackets."""
-    inner = text[text.index("[") + 1 : text.rindex("]")]
-    parts, depth = [""], 0
-    for letter in inner:
-        depth += (letter in "([{") - (letter in ")]}")
-        if letter == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return [part.strip() for part in parts]
+    return f"heads([{', '.join(f'({own}) & ({head})' for head in of_heads(user))}])"
