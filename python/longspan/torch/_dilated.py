@@ -315,7 +315,7 @@ def cut_causal(within: str) -> str:
 
 def of_heads(text: str) -> list[str]:
     """The patterns inside ``heads([…])``, cut at commas that stand in no parentheses."""
-    inner = str(Pattern(text)).removeprefix("heads([").removesuffix("])")
+    inner = text[text.index("[") + 1 : text.rindex("]")]
     parts, depth = [""], 0
     for letter in inner:
         depth += (letter in "([") - (letter in ")]")
