@@ -108,38 +108,30 @@ impl Additions<'_> {
     }
 }
 
-/// A vector of tokens side by side.
-pub(super) struct Lane;
+/// Whether the positions of `count` tokens from `lane` on are consecutive.
+///
+/// # Safety
+///
+/// Their terms must be readable.
+#[inline(always)]
+pub(super) unsafe fn are_consecutive(terms: Rows, lane: usize, count: usize) -> bool {
+    // SAFETY: this function demands so many.
+    let positions =
+        unsafe { std::slice::from_raw_parts(terms.at(POSITION, lane).first.cast_const(), count) };
+    positions.windows(2).all(|pair| pair[1] - pair[0] == 1.0)
+}
 
-impl Lane {
-    /// Whether the positions of `count` tokens from `lane` on are consecutive.
-    ///
-    /// # Safety
-    ///
-    /// Their terms must be readable.
-    #[inline(always)]
-    pub(super) unsafe fn are_consecutive(terms: Rows, lane: usize, count: usize) -> bool {
-        // SAFETY: this function demands so many.
-        unsafe {
-            let positions = terms.at(POSITION, lane).first.cast_const();
-            let positions = std::slice::from_raw_parts(positions, count);
-            positions.windows(2).all(|pair| pair[1] - pair[0] == 1.0)
-        }
-    }
-
-    /// Whether so many queries are of one head.
-    ///
-    /// # Safety
-    ///
-    /// Their terms must be readable.
-    #[inline(always)]
-    unsafe fn has_one_head(terms: Rows, lane: usize, count: usize) -> bool {
-        // SAFETY: this function demands so many.
-        unsafe {
-            let heads = terms.at(HEAD, lane).first.cast::<u32>();
-            std::slice::from_raw_parts(heads, count).windows(2).all(|pair| pair[0] == pair[1])
-        }
-    }
+/// Whether `count` queries from `lane` on are of one head.
+///
+/// # Safety
+///
+/// Their terms must be readable.
+#[inline(always)]
+unsafe fn have_one_head(terms: Rows, lane: usize, count: usize) -> bool {
+    // SAFETY: this function demands so many.
+    let heads =
+        unsafe { std::slice::from_raw_parts(terms.at(HEAD, lane).first.cast::<u32>(), count) };
+    heads.windows(2).all(|pair| pair[0] == pair[1])
 }
 
 /// Changes a tile of products into scores, and writes what else depends on pairs.
@@ -207,10 +199,10 @@ impl Adjust<'_> {
                 let consecutive = table.is_some()
                     && match QUERIES {
                         true => {
-                            Lane::are_consecutive(self.queries, lane, S::WIDTH)
-                                && Lane::has_one_head(self.queries, lane, S::WIDTH)
+                            are_consecutive(self.queries, lane, S::WIDTH)
+                                && have_one_head(self.queries, lane, S::WIDTH)
                         }
-                        false => Lane::are_consecutive(self.keys, lane, S::WIDTH),
+                        false => are_consecutive(self.keys, lane, S::WIDTH),
                     };
                 for row in 0..self.rows {
                     if changes {

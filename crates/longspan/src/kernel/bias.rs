@@ -7,7 +7,7 @@ use crate::gemm::Rows;
 use crate::score::Additions;
 use crate::simd::{Operation, Simd, WIDEST};
 
-use super::adjust::{Lane, POSITION};
+use super::adjust::{POSITION, are_consecutive};
 
 /// What a unit adds up: the gradients of the tables and slopes of some query heads.
 #[derive(Debug, Default)]
@@ -115,7 +115,7 @@ impl Operation for AddTile<'_> {
                 let count = (self.keys - lane).min(S::WIDTH);
                 let inside = simd.mask(u64::MAX >> (64 - count));
                 let table = self.additions.table.map(|table| {
-                    (table, count == S::WIDTH && Lane::are_consecutive(self.key_terms, lane, count))
+                    (table, count == S::WIDTH && are_consecutive(self.key_terms, lane, count))
                 });
                 let keys = simd.load(self.key_terms.at(POSITION, lane).first);
                 for query in 0..self.queries {
