@@ -1,9 +1,9 @@
-//! Arguments that several classes and functions take: sizes, offsets, position maps, key ranges.
+//! Arguments that several classes and functions take: sizes, offsets, position maps, key ranges, tables.
 
 use longspan::{BlockSize, Padding, Positions, Shape};
 use longspan_pattern::Progression;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyRange, PyRangeMethods};
+use pyo3::types::{PyBool, PyBytes, PyDict, PyRange, PyRangeMethods};
 
 use crate::errors;
 
@@ -180,4 +180,29 @@ pub(crate) fn padding(ranges: Option<Vec<(u64, u64)>>, batch: usize) -> Padding 
         Some(ranges) => Padding::Each(ranges.iter().map(|&(first, end)| first..end).collect()),
         None => Padding::None(batch),
     }
+}
+
+/// A matrix of f32.
+#[derive(Clone, PartialEq)]
+pub(crate) struct Rows {
+    pub(crate) values: Vec<f32>,
+    pub(crate) columns: usize,
+}
+
+/// A matrix of numbers, as f32.
+pub(crate) fn rows(value: &Bound<'_, PyAny>) -> PyResult<Rows> {
+    let options = PyDict::new(value.py());
+    options.set_item("dtype", "float32")?;
+    let numpy = value.py().import("numpy")?;
+    let array = numpy.call_method("ascontiguousarray", (value,), Some(&options))?;
+    let shape: Vec<usize> = array.getattr("shape")?.extract()?;
+    let [_, columns] = shape[..] else {
+        return Err(errors::value(format!(
+            "a table of shape {shape:?}, expected two axes: query heads, distances"
+        )));
+    };
+    let bytes = array.call_method0("tobytes")?;
+    let bytes = bytes.cast::<PyBytes>()?.as_bytes();
+    let number = |bytes: &[u8]| f32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+    Ok(Rows { values: bytes.chunks_exact(4).map(number).collect(), columns })
 }

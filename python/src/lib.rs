@@ -14,6 +14,7 @@
 //! | `arguments` | sizes, offsets and key ranges as keyword arguments |
 //! | `signals`, `errors` | Ctrl-C, the interpreter's lock; exceptions |
 
+mod additions;
 mod arguments;
 mod array;
 mod attention;

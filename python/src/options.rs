@@ -12,9 +12,9 @@ use longspan::{
 };
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
+use pyo3::types::{PyDict, PyString, PyTuple};
 
-use crate::arguments::{Placement, Whole, elements, padding, pairs};
+use crate::arguments::{Placement, Rows, Whole, elements, padding, pairs, rows};
 use crate::dilated::Dilated;
 use crate::engine::Engine;
 use crate::errors;
@@ -73,13 +73,6 @@ pub(crate) struct Options {
     precision: Option<Precision>,
 }
 
-/// A matrix of f32.
-#[derive(Clone, PartialEq)]
-struct Rows {
-    values: Vec<f32>,
-    columns: usize,
-}
-
 /// What selects the pairs that are computed.
 enum Selection {
     Patterns(Heads),
@@ -102,6 +95,7 @@ impl Options {
         let mut calls = SHARED
             .clone()
             .score(self.score()?)
+            .dropout(self.dropout()?)
             .threads(self.threads.map_or(Threads::Auto, |count| Threads::Count(count.get())))
             .precision(self.precision.unwrap_or(Precision::Highest));
         if let Some(scale) = self.scale {
@@ -109,9 +103,6 @@ impl Options {
         }
         if let Some(logits) = &self.sink_logits {
             calls = calls.sink_logits(logits.as_slice());
-        }
-        if let (Some(p), Some(seed)) = (self.dropout_p, self.dropout_seed) {
-            calls = calls.dropout(Dropout::new(p, seed).map_err(errors::raise)?);
         }
         if let Some(isa) = self.isa {
             calls = calls.isa(isa);
@@ -279,7 +270,16 @@ impl Options {
         self.order.unwrap_or(Order::Bhsd)
     }
 
-    fn score(&self) -> PyResult<Score> {
+    pub(crate) fn sink_logits(&self) -> Option<&[f32]> {
+        self.sink_logits.as_deref()
+    }
+
+    pub(crate) fn dropout(&self) -> PyResult<Option<Dropout>> {
+        let (Some(p), Some(seed)) = (self.dropout_p, self.dropout_seed) else { return Ok(None) };
+        Ok(Some(Dropout::new(p, seed).map_err(errors::raise)?))
+    }
+
+    pub(crate) fn score(&self) -> PyResult<Score> {
         let mut score = Score::default();
         if let Some(cap) = self.softcap {
             score = score.softcap(cap as f32);
@@ -476,22 +476,4 @@ pub(crate) fn cache_stats(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     dict.set_item("layouts", stats.layouts)?;
     dict.set_item("bytes", stats.bytes)?;
     Ok(dict)
-}
-
-/// A matrix of numbers, as f32.
-fn rows(value: &Bound<'_, PyAny>) -> PyResult<Rows> {
-    let options = PyDict::new(value.py());
-    options.set_item("dtype", "float32")?;
-    let numpy = value.py().import("numpy")?;
-    let array = numpy.call_method("ascontiguousarray", (value,), Some(&options))?;
-    let shape: Vec<usize> = array.getattr("shape")?.extract()?;
-    let [_, columns] = shape[..] else {
-        return Err(errors::value(format!(
-            "a table of shape {shape:?}, expected two axes: query heads, distances"
-        )));
-    };
-    let bytes = array.call_method0("tobytes")?;
-    let bytes = bytes.cast::<PyBytes>()?.as_bytes();
-    let number = |bytes: &[u8]| f32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-    Ok(Rows { values: bytes.chunks_exact(4).map(number).collect(), columns })
 }

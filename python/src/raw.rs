@@ -7,6 +7,7 @@
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
+use crate::additions::bytes;
 use crate::call::{Call, Saved};
 use crate::options::Options;
 use crate::tensor::Tensor;
@@ -67,10 +68,7 @@ pub(crate) fn raw_backward(
         Saved { out: &out, lse: &lse, lse_lo: lse_lo.as_ref(), dout: &dout, dlse: dlse.as_ref() };
     let (mut dq, mut dk, mut dv) = (raw("dq", dq)?, raw("dk", dk)?, raw("dv", dv)?);
     let lists = call.backward(py, &found, [&mut dq, &mut dk, &mut dv], wanted)?;
-    Ok(lists.map(|list| {
-        let bytes = |list: Vec<f32>| list.iter().flat_map(|x| x.to_ne_bytes()).collect::<Vec<u8>>();
-        list.map(|list| PyBytes::new(py, &bytes(list)).unbind())
-    }))
+    Ok(bytes(py, lists))
 }
 
 fn raw(name: &'static str, tuple: &Bound<'_, PyAny>) -> PyResult<Tensor> {

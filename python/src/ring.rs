@@ -12,8 +12,9 @@ use longspan::{
 };
 use longspan_ring::{Buffer, Hop, Incoming, Options, Outgoing, Problem, Shards, Transport, Wire};
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyDict};
 
+use crate::additions::{Additions, bytes};
 use crate::carrier::{Carrier, Raised};
 use crate::errors;
 use crate::pattern::Pattern;
@@ -81,7 +82,9 @@ impl Ring {
         Ok(Ring { ring, raised, element })
     }
 
-    /// Writes `out`, `lse` and `lse_lo` of this rank's queries. `sink_logits` may be None.
+    /// Writes `out`, `lse` and `lse_lo` of this rank's queries. Options are those of scores and
+    /// probabilities.
+    #[pyo3(signature = (q, k, v, out, lse, lse_lo, **options))]
     #[expect(clippy::too_many_arguments, reason = "only the glue calls it")]
     fn forward(
         &self,
@@ -92,8 +95,9 @@ impl Ring {
         out: &Bound<'_, PyAny>,
         lse: &Bound<'_, PyAny>,
         lse_lo: &Bound<'_, PyAny>,
-        sink_logits: Option<Vec<f32>>,
+        options: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<()> {
+        let additions = Additions::read(options)?;
         let (q, k, v) = (raw("q", q)?, raw("k", k)?, raw("v", v)?);
         let mut out = raw("out", out)?;
         let (mut lse, mut rest) = (raw("lse", lse)?, raw("lse_lo", lse_lo)?);
@@ -103,14 +107,15 @@ impl Ring {
             let (q, k, v) = (q.view::<E>(ORDER)?, k.view(ORDER)?, v.view(ORDER)?);
             let output = OutputMut { out: out.view_mut::<E>(ORDER)?, lse, lse_lo: Some(rest) };
             self.run(py, move |ring| {
-                ring.set_sink_logits(sink_logits.map(Into::into))?;
+                additions.set(ring)?;
                 ring.forward_into(Inputs { q, k, v }, output)
             })
         })
     }
 
-    /// Writes `dq`, `dk` and `dv` of this rank's tokens, and returns what its queries contribute to
-    /// the gradients of sink logits. `dlse` and `sink_logits` may be None.
+    /// Writes `dq`, `dk` and `dv` of this rank's tokens, and returns what this rank contributes to the
+    /// gradients of sink logits, bias table and slopes, as `raw_backward` does. `dlse` may be None.
+    #[pyo3(signature = (q, k, v, out, lse, lse_lo, dout, dlse, dq, dk, dv, wanted, **options))]
     #[expect(clippy::too_many_arguments, reason = "only the glue calls it")]
     fn backward(
         &self,
@@ -126,8 +131,10 @@ impl Ring {
         dq: &Bound<'_, PyAny>,
         dk: &Bound<'_, PyAny>,
         dv: &Bound<'_, PyAny>,
-        sink_logits: Option<Vec<f32>>,
-    ) -> PyResult<Option<Vec<f32>>> {
+        wanted: [bool; 3],
+        options: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<[Option<Py<PyBytes>>; 3]> {
+        let additions = Additions::read(options)?;
         let (q, k, v) = (raw("q", q)?, raw("k", k)?, raw("v", v)?);
         let (out, lse, rest) = (raw("out", out)?, raw("lse", lse)?, raw("lse_lo", lse_lo)?);
         let (dout, dlse) = (raw("dout", dout)?, dlse.map(|dlse| raw("dlse", dlse)).transpose()?);
@@ -142,14 +149,19 @@ impl Ring {
             let (out, dout) = (out.view(ORDER)?, dout.view(ORDER)?);
             let (saved, gradient) = (OutputRef { out, lse, lse_lo }, OutputGradient { dout, dlse });
             let (dq, dk, dv) = (dq.view_mut(ORDER)?, dk.view_mut(ORDER)?, dv.view_mut(ORDER)?);
-            let mut sums = sink_logits.as_ref().map(|logits| vec![0.0; logits.len()]);
-            let dsink_logits = sums.as_deref_mut();
-            let gradients = GradientsMut { dsink_logits, ..GradientsMut::new(dq, dk, dv) };
+            let mut lists = additions.gradients(wanted);
+            let [sink_logits, bias_table, alibi_slopes] = &mut lists;
+            let gradients = GradientsMut {
+                dsink_logits: sink_logits.as_deref_mut(),
+                dbias_table: bias_table.as_deref_mut(),
+                dalibi_slopes: alibi_slopes.as_deref_mut(),
+                ..GradientsMut::new(dq, dk, dv)
+            };
             self.run(py, move |ring| {
-                ring.set_sink_logits(sink_logits.map(Into::into))?;
+                additions.set(ring)?;
                 ring.backward_into(inputs, saved, gradient, gradients)
             })?;
-            Ok(sums)
+            Ok(bytes(py, lists))
         })
     }
 

@@ -78,8 +78,8 @@ macro_rules! setters {
 
         /// Dropout of probabilities; none by default.
         #[must_use]
-        pub fn dropout(mut self, dropout: $crate::Dropout) -> Self {
-            self$(.$field)?.dropout = Some(dropout);
+        pub fn dropout(mut self, dropout: impl Into<Option<$crate::Dropout>>) -> Self {
+            self$(.$field)?.dropout = dropout.into();
             self
         }
 

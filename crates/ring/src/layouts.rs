@@ -3,7 +3,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use longspan::{Attention, Heads, Layout, LayoutSet, Layouts, Padding, Positions, Shape};
+use longspan::{
+    Attention, Dropout, Heads, Layout, LayoutSet, Layouts, Padding, Positions, Score, Shape,
+};
 
 use crate::error::Result;
 use crate::options::Options;
@@ -93,6 +95,21 @@ impl CompiledSchedule {
     /// Replaces the sinks that rows are finished with.
     pub(crate) fn set_sink_logits(&mut self, logits: Option<Arc<[f32]>>) {
         self.problem.sink_logits = logits;
+        self.kernels = with_sinks(&self.options, self.kernels.layouts(), &self.problem);
+    }
+
+    /// Replaces what is done to scores and probabilities.
+    pub(crate) fn set_score(&mut self, score: Score, dropout: Option<Dropout>) {
+        if self.problem.score == score && self.problem.dropout == dropout {
+            return;
+        }
+        self.options = self.options.clone().score(score.clone()).dropout(dropout);
+        (self.problem.score, self.problem.dropout) = (score, dropout);
+        let chunks = self.local_keys.iter_mut().chain(&mut self.received_keys).flatten();
+        let attentions = chunks.map(|chunk| &mut chunk.attention);
+        for attention in attentions.chain(&mut self.remote_queries) {
+            *attention = Attention::new(attention.layouts().clone()).options(self.options.clone());
+        }
         self.kernels = with_sinks(&self.options, self.kernels.layouts(), &self.problem);
     }
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use bytemuck::Pod;
 use longspan::{
-    Element, Gradients, GradientsMut, Hook, Inputs, Output, OutputGradient, OutputMut, OutputRef,
-    Pool, RowStatistics, State,
+    Dropout, Element, Gradients, GradientsMut, Hook, Inputs, Output, OutputGradient, OutputMut,
+    OutputRef, Pool, RowStatistics, Score, State,
 };
 
 use crate::agreement;
@@ -105,6 +105,29 @@ impl<T: Transport> Ring<T> {
             longspan::Options::default().sink_logits(logits.clone()).check(heads)?;
         }
         self.compiled.set_sink_logits(logits);
+        Ok(())
+    }
+
+    /// Changes what is done to scores and probabilities, as [`set_sink_logits`](Self::set_sink_logits)
+    /// changes sinks: not a collective call, and all ranks have to set the same. Which pairs dropout
+    /// drops is a function of its seed, so a training step has a seed of its own.
+    ///
+    /// ```
+    /// use longspan::{Dims, Dropout, Inputs, Order, Pattern, Score, Tensor};
+    /// use longspan_ring::{Local, Options, Problem, Ring, Shards};
+    ///
+    /// let problem = Problem::new(Pattern::full(), Shards::contiguous(3, 1, 1)?).dims(4, 4);
+    /// let mut ring = Ring::new(Local::ranks(1).remove(0), problem, Options::default())?;
+    /// ring.set_score(Score::default().alibi_slopes([1.0]), Some(Dropout::new(0.5, 3)?))?;
+    /// let x = Tensor::filled(0.0_f32, Dims { batch: 1, tokens: 3, heads: 1, dim: 4 }, Order::Bhsd)?;
+    /// let output = ring.forward(Inputs::new(x.view(), x.view(), x.view()))?;
+    /// // Scores 0, −1 and −2 of the first query; dropout leaves the denominator as it is.
+    /// assert!((output.lse[0] - (1.0 + (-1.0_f32).exp() + (-2.0_f32).exp()).ln()).abs() < 1e-6);
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn set_score(&mut self, score: Score, dropout: Option<Dropout>) -> Result<()> {
+        longspan::Options::default().score(score.clone()).check(self.compiled.problem.heads)?;
+        self.compiled.set_score(score, dropout);
         Ok(())
     }
 

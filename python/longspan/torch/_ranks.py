@@ -95,6 +95,7 @@ _TOPICS = (
     "shapes and types",
     "scale and softcap",
     "the wire format",
+    "score additions and dropout",
     "whether there are gradients",
 )
 
@@ -107,16 +108,18 @@ class Told(NamedTuple):
     """That it holds."""
     ring: int
     """The number of the ring that it has for the call, or -1."""
+    seed: int
+    """Of dropout; that of the first rank counts."""
     hashes: tuple[int, ...]
     """One per topic."""
 
     @classmethod
-    def about(cls, state: State, tokens: int, ring: int, topics: dict[str, Any]) -> Told:
+    def about(cls, state: State, tokens: int, ring: int, seed: int, topics: dict[str, Any]) -> Told:
         topics = {"Longspan's version": longspan.__version__, **topics}
-        return cls(state, tokens, ring, tuple(_hash(topics.get(topic)) for topic in _TOPICS))
+        return cls(state, tokens, ring, seed, tuple(_hash(topics.get(topic)) for topic in _TOPICS))
 
     def pack(self) -> bytes:
-        numbers = _FORM.pack(self.state, self.tokens, self.ring, *self.hashes)
+        numbers = _FORM.pack(self.state, self.tokens, self.ring, self.seed, *self.hashes)
         return numbers + _digest(numbers)
 
     @classmethod
@@ -125,11 +128,11 @@ class Told(NamedTuple):
         numbers, digest = told[: _FORM.size], told[_FORM.size :]
         if _digest(numbers) != digest:
             return None
-        state, tokens, ring, *hashes = _FORM.unpack(numbers)
-        return cls(State(state), tokens, ring, tuple(hashes))
+        state, tokens, ring, seed, *hashes = _FORM.unpack(numbers)
+        return cls(State(state), tokens, ring, seed, tuple(hashes))
 
 
-_FORM = struct.Struct(f"<Qqq{len(_TOPICS)}Q")
+_FORM = struct.Struct(f"<Qqqq{len(_TOPICS)}Q")
 
 
 def _digest(value: bytes) -> bytes:
@@ -169,9 +172,16 @@ class Ranks:
         except RingError:
             pass
 
-    def before_forward(self, problem: Problem, tokens: int, gradients: bool) -> Made:
-        """Agrees on a forward pass, for which this rank holds so many tokens; returns its ring."""
-        topics = {"which pass comes next": "forward", "whether there are gradients": gradients}
+    def before_forward(
+        self, problem: Problem, tokens: int, gradients: bool, additions: Any, seed: int
+    ) -> tuple[Made, int]:
+        """Agrees on a forward pass, for which this rank holds so many tokens; returns its ring, and the
+        seed of dropout."""
+        topics = {
+            "which pass comes next": "forward",
+            "whether there are gradients": gradients,
+            "score additions and dropout": additions,
+        }
         if problem.tokens is None:
             topics_now = {**topics, **problem.topics()}
             told = self._tell(State.READY, tokens, topics_now, problem.timeout)
@@ -179,7 +189,7 @@ class Ranks:
         made = self._rings.get(problem)
         number = -1 if made is None else made.number
         topics = {**topics, **problem.topics()}
-        told = self._tell(State.READY, tokens, topics, problem.timeout, number)
+        told = self._tell(State.READY, tokens, topics, problem.timeout, number, seed)
         # From here on all ranks know the same: what one refuses, all refuse.
         self._check_tokens(problem, [rank.tokens for rank in told])
         if number == -1 or any(rank.ring != number for rank in told):
@@ -189,7 +199,7 @@ class Ranks:
         self._rings.move_to_end(problem)
         if len(self._rings) > RINGS:
             self._rings.popitem(last=False)
-        return made
+        return made, told[0].seed
 
     def before_backward(self, made: Made, timeout: float) -> None:
         """Agrees on a backward pass."""
@@ -211,12 +221,18 @@ class Ranks:
         return Made(self.run(lambda: Ring(post, *problem)), number)
 
     def _tell(
-        self, state: State, tokens: int, topics: dict[str, Any], timeout: float, ring: int = -1
+        self,
+        state: State,
+        tokens: int,
+        topics: dict[str, Any],
+        timeout: float,
+        ring: int = -1,
+        seed: int = 0,
     ) -> list[Told]:
         self._calls += 1
         if "which pass comes next" in topics:
             topics["which pass comes next"] = (self._calls, topics["which pass comes next"])
-        mine = Told.about(state, tokens, ring, topics)
+        mine = Told.about(state, tokens, ring, seed, topics)
         told = self.run(lambda: self._gather(mine, timeout))
         raised = [rank for rank, other in enumerate(told) if other.state == State.RAISED]
         if raised:

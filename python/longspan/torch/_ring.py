@@ -14,7 +14,7 @@ from longspan._longspan import ring_shards, ring_wire
 from longspan.torch import _op, _run
 from longspan.torch._attention import checked_scores, no_tangents, same_type, text_of
 from longspan.torch._ranks import Made, Problem, Ranks, ranks_of
-from longspan.torch._run import Found, Places, Scores
+from longspan.torch._run import Found, Learned, Places, Scores
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -37,6 +37,10 @@ def ring_attention(
     wire: Literal["exact", "bf16", "int8"] | float = "exact",
     timeout: float = 60.0,
     sink_logits: Tensor | None = None,
+    bias_table: Tensor | None = None,
+    bias_right: int = 0,
+    alibi_slopes: Tensor | None = None,
+    dropout_p: float = 0.0,
 ) -> Tensor: ...
 @overload
 def ring_attention(
@@ -55,6 +59,10 @@ def ring_attention(
     wire: Literal["exact", "bf16", "int8"] | float = "exact",
     timeout: float = 60.0,
     sink_logits: Tensor | None = None,
+    bias_table: Tensor | None = None,
+    bias_right: int = 0,
+    alibi_slopes: Tensor | None = None,
+    dropout_p: float = 0.0,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def ring_attention(
@@ -73,6 +81,10 @@ def ring_attention(
     wire: Literal["exact", "bf16", "int8"] | float = "exact",
     timeout: float = 60.0,
     sink_logits: Tensor | None = None,
+    bias_table: Tensor | None = None,
+    bias_right: int = 0,
+    alibi_slopes: Tensor | None = None,
+    dropout_p: float = 0.0,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 def ring_attention(
     q: Tensor,
@@ -90,6 +102,10 @@ def ring_attention(
     wire: Literal["exact", "bf16", "int8"] | float = "exact",
     timeout: float = 60.0,
     sink_logits: Tensor | None = None,
+    bias_table: Tensor | None = None,
+    bias_right: int = 0,
+    alibi_slopes: Tensor | None = None,
+    dropout_p: float = 0.0,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """``attention`` over one sequence that the ranks of a process group hold together.
 
@@ -116,9 +132,10 @@ def ring_attention(
     tokens of a head), or the largest error of an element, a float, for the smallest of these formats
     that keeps to it. Softmax statistics and gradients are always sent exactly.
 
-    ``sink_logits`` is that of ``attention``: a parameter, the same on every rank. Its gradient is what
-    this rank's queries contribute; ``dist.all_reduce(parameter.grad)`` sums it over ranks, as for other
-    parameters.
+    ``sink_logits``, ``bias_table`` with ``bias_right``, and ``alibi_slopes`` are those of ``attention``:
+    parameters, the same on every rank. Their gradients are what this rank contributes;
+    ``dist.all_reduce(parameter.grad)`` sums them over ranks, as for other parameters. ``dropout_p`` drops
+    the same pairs on any number of ranks; its seed is drawn from the generator of the first rank.
 
     ``scale``, ``enable_gqa``, ``softcap`` and ``return_lse`` are those of ``attention``. It computes
     on as many threads as ``torch.get_num_threads()`` says, outside of what ``torch.compile`` compiles.
@@ -140,8 +157,9 @@ def ring_attention(
     with ranks.lock:
         ranks.check()
         try:
-            scores = Scores(scale, softcap, sink_logits)
-            q, k, v, sinks = _checked(q, k, v, enable_gqa, scores)
+            learned = Learned(sink_logits, bias_table, alibi_slopes)
+            scores = Scores(scale, softcap, *learned, bias_right, dropout_p)
+            q, k, v, scores = _checked(q, k, v, enable_gqa, scores)
             problem = Problem(
                 pattern=_text(pattern),
                 shards=_known_shards(shards, ranks.size),
@@ -157,11 +175,17 @@ def ring_attention(
         except Exception:
             ranks.raised(timeout)
             raise
-        inputs = (q, k, v) if sinks is None else (q, k, v, sinks)
+        inputs = [x for x in (q, k, v, *scores.learned) if x is not None]
         gradients = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-        made = ranks.before_forward(problem, q.shape[2], gradients)
-        around = _Around(group, ranks, made, float(timeout))
-        out, lse, _ = _RingForward.apply(q, k, v, sinks, around)
+        shapes = [None if x is None else tuple(x.shape) for x in scores.learned]
+        additions = (shapes, bias_right, scores.dropout_p)
+        seed = 0 if scores.dropout_seed is None else int(scores.dropout_seed)
+        made, seed = ranks.before_forward(problem, q.shape[2], gradients, additions, seed)
+        if scores.dropout_seed is not None:
+            scores = scores._replace(dropout_seed=torch.tensor(seed))
+        numbers = scores._replace(**Learned()._asdict())
+        around = _Around(group, ranks, made, float(timeout), numbers)
+        out, lse, _ = _RingForward.apply(q, k, v, *scores.learned, around)
     return (out, lse) if return_lse else out
 
 
@@ -186,7 +210,7 @@ def ring_positions(tokens: int, rank: int, ranks: int, shards: str = "contiguous
 
 def _checked(
     q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool, scores: Scores
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor, Scores]:
     """Whatever can be wrong with this rank's own tensors is found before others wait for it."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if type(x) not in (Tensor, torch.nn.Parameter):
@@ -214,12 +238,12 @@ def _checked(
             f"q has {q.shape[1]} heads and k has {k.shape[1]}, expected as many, or enable_gqa=True"
         )
     no_tangents(q, k, v)
-    scores = checked_scores(q, scores.scale, scores.softcap, scores.learned)
-    sinks = scores.sink_logits
+    scale, softcap, *_, bias_right, dropout_p, _ = scores
+    scores = checked_scores(q, scale, softcap, scores.learned, bias_right, dropout_p)
     # A call without tokens has everything else checked by the kernels' own rules.
     nothing = [x.detach()[:, :, :0] for x in (q, k, v)]
     _run.forward(_run.empty_output(nothing[0], nothing[2]), *nothing, "full", scores, Places())
-    return q, k, v, sinks
+    return q, k, v, scores
 
 
 def _text(pattern: Any) -> str:
@@ -255,22 +279,29 @@ def _length(tokens: int | None) -> int | None:
 class _Around:
     """Where a pass goes. It holds on to the group for as long as a graph may need it."""
 
-    def __init__(self, group: ProcessGroup, ranks: Ranks, made: Made, timeout: float):
+    def __init__(
+        self, group: ProcessGroup, ranks: Ranks, made: Made, timeout: float, scores: Scores
+    ):
         self.group, self.ranks, self.made, self.timeout = group, ranks, made, timeout
+        self.scores = scores
+        """Those that are numbers."""
+
+    def options(self, learned: Learned) -> dict[str, Any]:
+        return _run.additions(self.scores._replace(**learned._asdict()))
 
 
 class _RingForward(torch.autograd.Function):
     """The forward pass; the caller holds the lock and has agreed with the other ranks."""
 
     @staticmethod
-    def forward(ctx, q, k, v, sink_logits, around):
+    def forward(ctx, q, k, v, sink_logits, bias_table, alibi_slopes, around):
         q, k, v = (x.resolve_neg() for x in (q, k, v))
+        learned = Learned(sink_logits, bias_table, alibi_slopes)
         found = _run.empty_found(q, v)
-        raw = [_run.raw(x) for x in (q, k, v, *found)]
-        sinks = None if sink_logits is None else sink_logits.tolist()
-        around.ranks.run(lambda: around.made.ring.forward(*raw, sinks))
-        ctx.save_for_backward(q, k, v, *found, sink_logits)
-        ctx.around = around
+        raw, options = [_run.raw(x) for x in (q, k, v, *found)], around.options(learned)
+        around.ranks.run(lambda: around.made.ring.forward(*raw, **options))
+        ctx.save_for_backward(q, k, v, *found, *learned)
+        ctx.around, ctx.wanted = around, ctx.needs_input_grad[3:6]
         ctx.mark_non_differentiable(found.lse_lo)
         ctx.set_materialize_grads(False)
         return tuple(found)
@@ -278,16 +309,18 @@ class _RingForward(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dout, dlse, _):
         # Also where no gradient has arrived: the others wait for this rank's part.
-        *saved, sinks = ctx.saved_tensors
-        dq, dk, dv, dsinks = _RingBackward.apply(*saved, sinks, dout, dlse, ctx.around)
-        return dq, dk, dv, None if sinks is None else dsinks, None
+        gradients = _RingBackward.apply(*ctx.saved_tensors, dout, dlse, ctx.around, ctx.wanted)
+        wanted = (True, True, True, *ctx.wanted)
+        return (*(x if want else None for x, want in zip(gradients, wanted)), None)
 
 
 class _RingBackward(torch.autograd.Function):
     """A function of its own, so that a second derivative is an error and not nothing."""
 
     @staticmethod
-    def forward(ctx, q, k, v, out, lse, lse_lo, sink_logits, dout, dlse, around):
+    def forward(ctx, q, k, v, out, lse, lse_lo, sinks, table, slopes, dout, dlse, *how):
+        around, wanted = how
+        learned = Learned(sinks, table, slopes)
         found = Found(out, lse.contiguous(), lse_lo.contiguous())
         dout = out.new_zeros(()).expand(out.shape) if dout is None else dout.resolve_neg()
         dlse = None if dlse is None else dlse.resolve_neg().contiguous()
@@ -295,12 +328,11 @@ class _RingBackward(torch.autograd.Function):
         raw = [_run.raw(x) for x in (q, k, v, *found, dout)]
         raw.append(None if dlse is None else _run.raw(dlse))
         raw += [_run.raw(x) for x in gradients]
-        ranks, ring = around.ranks, around.made.ring
+        ranks, ring, options = around.ranks, around.made.ring, around.options(learned)
         with ranks.lock:
             ranks.check()
             ranks.before_backward(around.made, around.timeout)
-            sinks = None if sink_logits is None else sink_logits.tolist()
-            sums = ranks.run(lambda: ring.backward(*raw, sinks))
-        return (*gradients, torch.tensor([] if sums is None else sums, dtype=torch.float32))
+            lists = ranks.run(lambda: ring.backward(*raw, wanted, **options))
+        return (*gradients, *_run.learned_gradients(lists, learned))
 
     backward = staticmethod(_op.no_second_derivative)

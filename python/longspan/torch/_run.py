@@ -154,8 +154,14 @@ def backward(
         wanted,
         **_options(scores, places, k),
     )
-    learned = (_gradient(list, like) for list, like in zip(lists, scores.learned))
-    return dq, dk, dv, *learned
+    return dq, dk, dv, *learned_gradients(lists, scores.learned)
+
+
+def learned_gradients(
+    lists: tuple[bytes | None, ...], learned: Learned
+) -> tuple[Tensor, ...]:
+    """Gradients of options as the compiled part returns them, without elements where there are none."""
+    return tuple(_gradient(list, like) for list, like in zip(lists, learned))
 
 
 def _gradient(list: bytes | None, like: Tensor | None) -> Tensor:
@@ -178,7 +184,18 @@ def raw(x: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...], str]:
 
 def _options(scores: Scores, places: Places, k: Tensor) -> dict[str, Any]:
     return {
+        **additions(scores),
         "scale": scores.scale,
+        "key_padding": _key_padding(places.key_padding, k),
+        "query_offset": _offset("query_offset", places.query_offset),
+        "key_offset": _offset("key_offset", places.key_offset),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def additions(scores: Scores) -> dict[str, Any]:
+    """Options of scores and probabilities that differ from call to call."""
+    return {
         "softcap": scores.softcap,
         "sink_logits": _list(scores.sink_logits),
         "alibi_slopes": _list(scores.alibi_slopes),
@@ -186,10 +203,6 @@ def _options(scores: Scores, places: Places, k: Tensor) -> dict[str, Any]:
         "bias_right": None if scores.bias_table is None else scores.bias_right,
         "dropout_p": scores.dropout_p,
         "dropout_seed": None if scores.dropout_seed is None else int(scores.dropout_seed.item()),
-        "key_padding": _key_padding(places.key_padding, k),
-        "query_offset": _offset("query_offset", places.query_offset),
-        "key_offset": _offset("key_offset", places.key_offset),
-        "threads": torch.get_num_threads(),
     }
 
 

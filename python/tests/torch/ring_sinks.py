@@ -51,6 +51,7 @@ def main() -> None:
             dist.all_reduce(got)
             torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
             assert ranks == 1 or text == "!full" or not torch.equal(alone, got)
+    additions(rank, ranks, (q, k, v), dout)
     # Refused on every rank before any of them waits for another.
     try:
         wrong = torch.full((HEADS,), torch.nan)
@@ -62,6 +63,35 @@ def main() -> None:
     if rank == 0:
         print(f"sinks on {ranks} ranks")
     dist.destroy_process_group()
+
+
+def additions(rank, ranks, inputs, dout):
+    """A table, slopes and dropout, whose seed is that of the first rank's generator."""
+    draw = torch.Generator().manual_seed(2)
+    table, slopes = torch.randn(HEADS, 30, generator=draw), torch.rand(HEADS, generator=draw)
+    options = {"enable_gqa": True, "bias_right": 4, "softcap": 3.0, "dropout_p": 0.4}
+
+    def both(attend, inputs, dout, seed):
+        parameters = [x.clone().requires_grad_() for x in (*inputs, table, slopes)]
+        *qkv, one, other = parameters
+        torch.manual_seed(seed)
+        out = attend(*qkv, bias_table=one, alibi_slopes=other, **options)
+        return out, *torch.autograd.grad(out, parameters, dout)
+
+    text = "global_tokens(2) | window(15, 5)"
+    for shards in ("zigzag", "striped"):
+        whole = both(lambda q, k, v, **o: attention(q, k, v, text, **o), inputs, dout, 7)
+        mine = ring_positions(TOKENS, rank, ranks, shards)
+        parts = [x[:, :, mine] for x in inputs]
+        part = both(
+            lambda q, k, v, **o: ring_attention(q, k, v, text, shards=shards, tokens=TOKENS, **o),
+            parts, dout[:, :, mine], 7 + 100 * rank,
+        )
+        for got, expected in zip(part[:4], whole):
+            torch.testing.assert_close(got, expected[:, :, mine], atol=2e-5, rtol=1e-4)
+        for got, expected in zip(part[4:], whole[4:]):
+            dist.all_reduce(got)
+            torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
 
 
 main()
