@@ -32,7 +32,7 @@ def attention(
     bias_table: Tensor | None = None,
     bias_right: int = 0,
     alibi_slopes: Tensor | None = None,
-    dropout_p: float = 0.0,
+    dropout_p: float = 0,
 ) -> Tensor: ...
 @overload
 def attention(
@@ -53,7 +53,7 @@ def attention(
     bias_table: Tensor | None = None,
     bias_right: int = 0,
     alibi_slopes: Tensor | None = None,
-    dropout_p: float = 0.0,
+    dropout_p: float = 0,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def attention(
@@ -74,7 +74,7 @@ def attention(
     bias_table: Tensor | None = None,
     bias_right: int = 0,
     alibi_slopes: Tensor | None = None,
-    dropout_p: float = 0.0,
+    dropout_p: float = 0,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 def attention(
     q: Tensor,
@@ -94,7 +94,7 @@ def attention(
     bias_table: Tensor | None = None,
     bias_right: int = 0,
     alibi_slopes: Tensor | None = None,
-    dropout_p: float = 0.0,
+    dropout_p: float = 0,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention over the pairs that ``pattern`` allows, with gradients.
 
@@ -200,9 +200,10 @@ def checked_scores(
     softcap: float | None,
     learned: Learned,
     bias_right: int = 0,
-    dropout_p: float = 0.0,
+    dropout_p: float = 0,
 ) -> Scores:
-    """What is done to scores, or an error. Dropout draws its seed here."""
+    """What is done to scores, or an error. Dropout draws its seed here; its default is an integer, since
+    dynamo takes floats for variables and traces once more."""
     heads = (q.shape[1],)
     learned = Learned(
         _parameter("sink_logits", learned.sink_logits, heads, "(heads,): one logit per query head"),
@@ -213,7 +214,9 @@ def checked_scores(
         raise ValueError(f"bias_right is {bias_right} without a bias_table: leave it out")
     if not 0 <= dropout_p < 1:
         raise ValueError(f"dropout_p is {dropout_p}, expected a number from 0 to below 1")
-    seed = torch.randint(1 << 62, (), dtype=torch.int64) if dropout_p else None
+    if not dropout_p:
+        return Scores(scale, softcap, *learned, bias_right)
+    seed = torch.randint(1 << 62, (), dtype=torch.int64)
     return Scores(scale, softcap, *learned, bias_right, float(dropout_p), seed)
 
 

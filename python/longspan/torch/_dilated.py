@@ -92,7 +92,7 @@ class DilatedAttention(nn.Module):
                 )
         q, k, v = checked(*(x.transpose(1, 2) for x in (query, key, value)))
         branches = self.causal if is_causal else self.branches
-        dropout_p = self.attention_dropout if self.training else 0.0
+        dropout_p = self.attention_dropout if self.training else 0
         scores = checked_scores(
             q, self.softmax_scale, None, Learned(sink_logits), dropout_p=dropout_p
         )
@@ -327,7 +327,7 @@ def of_heads(text: str) -> list[str]:
 
 
 def probability(name: str, dropout: float) -> float:
-    """A probability of dropout, or an error."""
+    """A probability of dropout, or an error. 0 is an integer: dynamo takes floats for variables."""
     if not 0 <= dropout < 1:
         raise ValueError(f"{name} is {dropout}, expected a number from 0 to below 1")
-    return dropout
+    return dropout or 0

@@ -31,7 +31,7 @@ _TAGS = (torch.Tag.pt2_compliant_tag,)
 #: The last arguments of every operator: what is done to scores and probabilities.
 _SCORES = (
     "float? scale, float? softcap, Tensor? sink_logits, Tensor? bias_table, Tensor? alibi_slopes, "
-    "int bias_right, float dropout_p, Tensor? dropout_seed"
+    "int bias_right, float? dropout_p, Tensor? dropout_seed"
 )
 
 

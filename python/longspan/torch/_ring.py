@@ -40,7 +40,7 @@ def ring_attention(
     bias_table: Tensor | None = None,
     bias_right: int = 0,
     alibi_slopes: Tensor | None = None,
-    dropout_p: float = 0.0,
+    dropout_p: float = 0,
 ) -> Tensor: ...
 @overload
 def ring_attention(
@@ -62,7 +62,7 @@ def ring_attention(
     bias_table: Tensor | None = None,
     bias_right: int = 0,
     alibi_slopes: Tensor | None = None,
-    dropout_p: float = 0.0,
+    dropout_p: float = 0,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def ring_attention(
@@ -84,7 +84,7 @@ def ring_attention(
     bias_table: Tensor | None = None,
     bias_right: int = 0,
     alibi_slopes: Tensor | None = None,
-    dropout_p: float = 0.0,
+    dropout_p: float = 0,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 def ring_attention(
     q: Tensor,
@@ -105,7 +105,7 @@ def ring_attention(
     bias_table: Tensor | None = None,
     bias_right: int = 0,
     alibi_slopes: Tensor | None = None,
-    dropout_p: float = 0.0,
+    dropout_p: float = 0,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """``attention`` over one sequence that the ranks of a process group hold together.
 
@@ -239,7 +239,7 @@ def _checked(
         )
     no_tangents(q, k, v)
     scale, softcap, *_, bias_right, dropout_p, _ = scores
-    scores = checked_scores(q, scale, softcap, scores.learned, bias_right, dropout_p)
+    scores = checked_scores(q, scale, softcap, scores.learned, bias_right, dropout_p or 0.0)
     # A call without tokens has everything else checked by the kernels' own rules.
     nothing = [x.detach()[:, :, :0] for x in (q, k, v)]
     _run.forward(_run.empty_output(nothing[0], nothing[2]), *nothing, "full", scores, Places())

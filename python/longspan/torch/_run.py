@@ -53,7 +53,8 @@ class Scores(NamedTuple):
     alibi_slopes: Tensor | None = None
     """f32, one per query head."""
     bias_right: int = 0
-    dropout_p: float = 0.0
+    dropout_p: float | None = None
+    """None for 0."""
     dropout_seed: Tensor | None = None
     """int64 without axes."""
 

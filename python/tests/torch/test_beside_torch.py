@@ -227,8 +227,8 @@ CALLS = {
         "tokens": 65_536,
         "gradient": True,
         "before": "out, lse = torch.zeros(1, 8, 65_536, 64), torch.zeros(1, 8, 65_536)",
-        "call": "torch.ops.longspan.attention_backward(q, q, q, out, lse, lse, out + 1, None, 'full', "
-        "*[None] * 8)",
+        "call": "torch.ops.longspan.attention_backward(q, q, q, out, lse, lse, out + 1, None, [False] * 3, "
+        "'full', *[None] * 10, 0, None, None)",
     },
 }
 

@@ -154,7 +154,7 @@ def test_wrong_calls(arguments, kind, message, needs_gradient):
 @pytest.mark.parametrize(
     "arguments, kind, message",
     [
-        ({"dropout_p": 0.1}, ValueError, "dropout_p is 0.1, expected 0"),
+        ({"dropout_p": 1.5}, ValueError, "dropout_p is 1.5, expected a number from 0 to below 1"),
         ({"attn_mask": torch.ones(40, 40, dtype=torch.bool)}, TypeError, "attn_mask is a tensor"),
         ({"attn_mask": "full", "is_causal": True}, ValueError, "expected one of both"),
     ],
@@ -169,8 +169,8 @@ def test_wrong_calls_of_scaled_dot_product_attention(arguments, kind, message):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"dropout_p": 0.1}, "dropout_p is 0.1, expected 0"),
-        ({"alibi_slopes": torch.ones(2)}, "alibi_slopes: expected None"),
+        ({"dropout_p": 1.5}, "dropout_p is 1.5, expected a number from 0 to below 1"),
+        ({"alibi_slopes": torch.ones(1, 2)}, r"alibi_slopes has shape \(1, 2\), expected \(heads,\)"),
         ({"window_size": (-2, 0)}, "window_size has -2, expected 0 or more, or -1"),
         ({"cu_seqlens_k": torch.tensor([0, 2])}, "cu_seqlens_k without cu_seqlens_q"),
     ],

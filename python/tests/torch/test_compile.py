@@ -17,6 +17,13 @@ NOTHING = (None,) * 5
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 
 
+#: Bias table, slopes, `bias_right`, dropout and its seed: none, and all.
+ADDITIONS = [
+    (None, None, 0, None, None),
+    (torch.linspace(-1, 1, 54).view(6, 9), torch.linspace(0, 0.5, 6), 2, 0.25, torch.tensor(3)),
+]
+
+
 @pytest.fixture(autouse=True)
 def forget():
     torch._dynamo.reset()
@@ -45,12 +52,13 @@ def compiled(function):
 @pytest.mark.parametrize("sinks", [None, torch.linspace(-1, 2, 6)], ids=["", "sinks"])
 def test_opcheck(rng, places, dtype, sinks):
     q, k, v, dout = dense.tensors(rng, (2, 6, 2, 47, 61, 13, 7), dtype)
-    how = ("causal", 0.3, 2.0, *places, sinks)
+    how = ("causal", *places, 0.3, 2.0, sinks, *ADDITIONS[sinks is not None])
     torch.library.opcheck(torch.ops.longspan.attention.default, (q, k, v, *how))
     out, lse, rest = (x.detach() for x in torch.ops.longspan.attention(q, k, v, *how))
     q, k, v = (x.detach() for x in (q, k, v))
     for dlse in (None, torch.ones_like(lse)):
-        arguments = (q, k, v, out, lse, rest, dout, dlse, *how)
+        wanted = [sinks is not None] * 3
+        arguments = (q, k, v, out, lse, rest, dout, dlse, wanted, *how)
         torch.library.opcheck(torch.ops.longspan.attention_backward.default, arguments)
 
 
@@ -173,13 +181,6 @@ def test_vmap_is_loop(rng):
     out = torch.vmap(lambda q: attention(q, q, q, "causal"))(q)
     for one, x in zip(out, q):
         assert torch.equal(one, attention(x, x, x, "causal"))
-
-
-def test_gradients_of_functions_are_refused():
-    """Torch itself refuses: operators with gradients of their own aren't for its transforms."""
-    q = torch.zeros(1, 2, 40, 8)
-    with pytest.raises(RuntimeError, match="functorch"):
-        torch.func.grad(lambda q: attention(q, q, q, "causal").sum())(q)
 
 
 def test_modes_see_the_operator(rng):

@@ -236,9 +236,9 @@ def test_the_other_spelling(rng):
         ({"segment_lengths": [-4], "dilation_rates": [1]}, ValueError, "an integer is -4"),
         ({"segment_lengths": ["4"], "dilation_rates": [1]}, TypeError, "segment_lengths"),
         (
-            {"segment_lengths": [4], "dilation_rates": [1], "attention_dropout": 0.1},
+            {"segment_lengths": [4], "dilation_rates": [1], "attention_dropout": 1.0},
             ValueError,
-            "attention_dropout is 0.1, expected 0",
+            "attention_dropout is 1.0, expected a number from 0 to below 1",
         ),
         ({"segment_lengths": [4], "dilation_rates": [1], "op": 3}, ValueError, "op is 3"),
         (
@@ -381,12 +381,14 @@ def test_opcheck(rng, offset, dtype, sinks):
     made = dense.tensors(rng, (2, 6, 2, 47, 61, 13, 7), dtype)
     q, k, v, dout = made
     also = "window(3, 0)" if offset is None else None
-    how = ([16, 32], [1, 2], "causal", also, "weighted", 0.3, 2.0, offset, sinks)
+    none = (None, None, 0, None, None)
+    how = ([16, 32], [1, 2], "causal", also, "weighted", offset, 0.3, 2.0, sinks, *none)
     torch.library.opcheck(torch.ops.longspan.dilated_attention.default, (q, k, v, *how))
     out, lse, rest = (x.detach() for x in torch.ops.longspan.dilated_attention(q, k, v, *how))
     q, k, v = (x.detach() for x in (q, k, v))
     for dlse in (None, torch.ones_like(lse)):
-        arguments = (q, k, v, out, lse, rest, dout, dlse, *how)
+        wanted = [sinks is not None, False, False]
+        arguments = (q, k, v, out, lse, rest, dout, dlse, wanted, *how)
         torch.library.opcheck(torch.ops.longspan.dilated_attention_backward.default, arguments)
 
 

@@ -212,8 +212,8 @@ def test_layer(bias, layer_norm):
 
 
 def test_what_layer_refuses():
-    with pytest.raises(ValueError, match="dropout is 0.1, expected 0"):
-        MultiheadDilatedAttention(24, 3, [1], [8], dropout=0.1)
+    with pytest.raises(ValueError, match="dropout is -0.1, expected a number from 0"):
+        MultiheadDilatedAttention(24, 3, [1], [8], dropout=-0.1)
     with pytest.raises(ValueError, match="embed_dim is 25, expected a multiple of num_heads"):
         MultiheadDilatedAttention(25, 3, [1], [8])
     with pytest.raises(ValueError, match="op is 1"):
