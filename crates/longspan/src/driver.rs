@@ -7,6 +7,7 @@
 mod backward;
 mod forward;
 pub(crate) mod gradients;
+pub(crate) mod masses;
 
 pub(crate) use self::backward::backward;
 pub(crate) use self::forward::{Target, forward};

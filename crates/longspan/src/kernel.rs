@@ -17,8 +17,10 @@ pub(crate) mod bias;
 pub(crate) mod finite;
 pub(crate) mod forward;
 pub(crate) mod fused;
+pub(crate) mod masses;
 pub(crate) mod pack;
 mod scratch;
+pub(crate) mod summary;
 
 pub(crate) use self::scratch::Scratch;
 

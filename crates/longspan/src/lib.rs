@@ -37,6 +37,7 @@
 //! | `arguments`, `state`, `check` | what calls take and return; validation |
 //! | `driver` | from a validated call to tasks on workers; dispatch on instruction set and dtype |
 //! | `attention`, `dilated`, `attend`, [`limits`] | public API |
+//! | `select` | content-adaptive sparsity: layouts from queries and keys |
 
 mod arguments;
 mod attend;
@@ -57,6 +58,7 @@ mod options;
 mod precision;
 mod rowwise;
 mod score;
+mod select;
 mod simd;
 mod softmax;
 mod state;
@@ -86,6 +88,7 @@ pub use longspan_pattern::{
 pub use options::Options;
 pub use precision::{ComputeTypes, Precision};
 pub use score::{BiasTable, Dropout, Score};
+pub use select::{BlockSelector, Estimator, KeptMass, Selection, Selector, Sharing};
 pub use softmax::RowStatistics;
 pub use state::{State, merge_outputs};
 #[cfg(feature = "ndarray")]

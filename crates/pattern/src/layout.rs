@@ -15,10 +15,11 @@
 //! digest.rs       content hash                   compare.rs       equality of layouts
 //! picture.rs      down-sampled pictures          shade.rs         their colors
 //! limits.rs       shares of the memory limit     score_positions.rs  positions of score biases
+//! keep.rs         some blocks of a layout
 //! ```
 
 use std::ops::{ControlFlow, Range};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use crate::error::{Error, Result};
 use crate::meter::{Meter, Progress, ignore_progress};
@@ -36,6 +37,7 @@ mod count;
 mod diagonal;
 mod digest;
 mod evaluate;
+mod keep;
 mod key_index;
 mod limits;
 mod masks;
@@ -125,7 +127,8 @@ pub struct Layout {
     /// The runs of row `r` are `starts[r]..starts[r + 1]`, rows relative to the first compiled one.
     starts: Vec<u32>,
     runs: Vec<Run>,
-    table: MaskTable,
+    /// Shared with layouts that keep some of the blocks.
+    table: Arc<MaskTable>,
     coverage_queries: u64,
     work: u64,
     transpose: OnceLock<Result<Transpose>>,
@@ -139,7 +142,7 @@ impl Layout {
         pattern: Option<Pattern>,
         starts: Vec<u32>,
         runs: Vec<Run>,
-        table: MaskTable,
+        table: impl Into<Arc<MaskTable>>,
         (coverage_queries, work): (u64, u64),
     ) -> Self {
         Layout {
@@ -148,7 +151,7 @@ impl Layout {
             pattern,
             starts,
             runs,
-            table,
+            table: table.into(),
             coverage_queries,
             work,
             transpose: OnceLock::new(),

@@ -61,6 +61,13 @@ impl Extent {
 }
 
 impl<'a, T: Copy> View<'a, T> {
+    /// The first element of every head.
+    pub(crate) fn first_dim(&self) -> View<'a, T> {
+        let Extent { dims, strides } = self.extent;
+        let dims = Dims { dim: dims.dim.min(1), ..dims };
+        View { extent: Extent { dims, strides }, ..*self }
+    }
+
     /// The selected tokens and heads.
     ///
     /// # Panics

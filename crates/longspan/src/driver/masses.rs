@@ -1,0 +1,180 @@
+//! Estimates of block masses on workers: summaries of keys, then bands of rows.
+
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+#[cfg(target_arch = "x86_64")]
+use super::on_matrix_unit;
+use super::{Pass, dispatch, dispatch_on_dtype};
+use crate::dims::{Dims, Order, Sizes};
+use crate::dtype::{Element, ElementType};
+use crate::error::Result;
+use crate::exec::{Arena, Monitor, Tasks, Workers};
+use crate::kernel::fused::FusedKernel;
+use crate::kernel::masses::{Band, BandScratch, Masses, Sampling};
+use crate::kernel::summary::Summarize;
+use crate::layouts::Layouts;
+use crate::options::Options;
+use crate::simd::Simd;
+use crate::tensor::{Raw, Tensor, View};
+
+/// Blocks that a thread summarizes at a time.
+const BLOCKS: usize = 16;
+
+/// What is estimated.
+pub(crate) struct Estimate<'a, 'h, E> {
+    pub(crate) options: &'a Options,
+    pub(crate) sampling: Sampling,
+    /// The blocks whose masses are estimated.
+    pub(crate) base: &'a Layouts,
+    /// Whether query heads that share keys share their masses.
+    pub(crate) shared: bool,
+    pub(crate) sizes: Sizes,
+    pub(crate) q: View<'a, E>,
+    pub(crate) k: View<'a, E>,
+    pub(crate) monitor: &'a Monitor<'h>,
+}
+
+/// Chooses columns of a row of an entry and a head (of the first of its group, where masses are
+/// shared), by the masses of all columns.
+pub(crate) type Choose<'a> = dyn Fn(usize, usize, u32, &[f32]) -> Vec<u32> + Sync + 'a;
+
+/// The chosen columns of rows that follow each other.
+#[derive(Debug, Default)]
+pub(crate) struct Chosen {
+    pub(crate) counts: Vec<usize>,
+    pub(crate) columns: Vec<u32>,
+}
+
+impl<E: Element> Estimate<'_, '_, E> {
+    /// Query heads that have masses of their own.
+    pub(crate) fn streams(&self) -> usize {
+        if self.shared { self.sizes.key_heads } else { self.sizes.heads }
+    }
+
+    /// The first query head of a stream.
+    fn head(&self, stream: usize) -> usize {
+        stream * self.heads_per_stream()
+    }
+
+    fn heads_per_stream(&self) -> usize {
+        if self.shared { self.sizes.heads / self.sizes.key_heads } else { 1 }
+    }
+
+    /// The choice of each batch entry and stream.
+    pub(crate) fn run(&self, choose: &Choose<'_>) -> Result<Vec<Chosen>> {
+        let mut chosen = Vec::new();
+        let pass = EstimatePass { call: self, choose, chosen: &mut chosen };
+        dispatch_on_dtype!(EstimatePass, pass)?;
+        Ok(chosen)
+    }
+}
+
+pub(crate) struct EstimatePass<'a, 'h, E> {
+    call: &'a Estimate<'a, 'h, E>,
+    choose: &'a Choose<'a>,
+    chosen: &'a mut Vec<Chosen>,
+}
+
+impl<E: Element> Pass<E> for EstimatePass<'_, '_, E> {
+    fn with<X: FusedKernel<Element = E>>(self, tiles: X) -> Result<()> {
+        let EstimatePass { call, choose, chosen } = self;
+        let Estimate { options, sampling, base, ref sizes, monitor, .. } = *call;
+        let workers = options.workers()?;
+        let (summaries, members) = summarize(call, tiles.simd(), workers)?;
+        let groups = Raw::read(&summaries.view());
+        let q = Raw::read(&call.q);
+        let scale = options.scale.unwrap_or(1.0 / (sizes.dim as f32).sqrt());
+
+        let layout = |entry, stream| base.get(entry, call.head(stream));
+        let first = base.distinct().first();
+        let per_band = sampling.rows_per_band() as u32;
+        let rows = first.map_or(0, |layout| layout.rows().end);
+        let (streams, bands) = (call.streams(), rows.div_ceil(per_band) as usize);
+        let tasks = sizes.batch * streams * bands;
+        let results: Vec<OnceLock<Chosen>> = (0..tasks).map(|_| OnceLock::new()).collect();
+        let spare: Mutex<Vec<BandScratch>> = Mutex::default();
+        Tasks::counted(tasks, monitor).run(workers, &|task| {
+            let (pair, band) = (task / bands, (task % bands) as u32);
+            let (entry, stream) = (pair / streams, pair % streams);
+            let layout = layout(entry, stream);
+            let band = band * per_band..((band + 1) * per_band).min(rows);
+            let taken = spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let mut scratch = taken.unwrap_or_default();
+            let _session = tiles.session();
+            let (dim, key_heads, members) = (sizes.dim, sizes.key_heads, &*members);
+            let kernel =
+                Masses { tiles, sampling, scale, q, groups, members, key_heads, dim, layout };
+            let mut masses = vec![vec![0.0; layout.columns() as usize]; band.len()];
+            for head in call.head(stream)..call.head(stream) + call.heads_per_stream() {
+                let key_head = head / (sizes.heads / sizes.key_heads);
+                let band = Band { entry, head, key_head, rows: band.clone() };
+                // SAFETY: `check` has found the sizes of the layouts in both tensors, which are
+                // borrowed for the call; `summarize` has written all groups of the keys. The
+                // sampling was validated, bands have its rows, and the session is this thread's.
+                unsafe { kernel.band(&band, &mut scratch, &mut masses) };
+            }
+            let mut chosen = Chosen::default();
+            for (row, masses) in band.zip(&masses) {
+                let columns = choose(entry, call.head(stream), row, masses);
+                chosen.counts.push(columns.len());
+                chosen.columns.extend(columns);
+            }
+            spare.lock().unwrap_or_else(PoisonError::into_inner).push(scratch);
+            // Each task runs once.
+            let _ = results[task].set(chosen);
+        })?;
+        let mut results = results.into_iter().map(|result| result.into_inner().unwrap_or_default());
+        for _ in 0..sizes.batch * streams {
+            let mut all = Chosen::default();
+            for band in results.by_ref().take(bands) {
+                all.counts.extend(band.counts);
+                all.columns.extend(band.columns);
+            }
+            chosen.push(all);
+        }
+        Ok(())
+    }
+}
+
+/// Summaries of the groups of all keys, `[batch, key head, group, term]`, and which keys they have.
+fn summarize<E: Element, S: Simd>(
+    call: &Estimate<'_, '_, E>,
+    simd: S,
+    workers: Workers<'_>,
+) -> Result<(Tensor<E>, Vec<u64>)> {
+    let Estimate { sampling, sizes, monitor, .. } = call;
+    let (columns, terms) = (sizes.keys.div_ceil(sampling.block), sampling.terms(sizes.dim));
+    let (groups, words) = (sampling.groups, sampling.words());
+    let tokens = columns * groups;
+    let dims = Dims { batch: sizes.batch, tokens, heads: sizes.key_heads, dim: terms };
+    let mut summaries = Tensor::<E>::zeros(dims, Order::Bhsd)?;
+    let blocks = sizes.batch * sizes.key_heads * columns;
+    let mut members = vec![0_u64; blocks * groups * words];
+    let (k, into) = (Raw::read(&call.k), Raw::write(&mut summaries.view_mut()));
+    let chunks: Vec<Mutex<&mut [u64]>> =
+        members.chunks_mut(BLOCKS * groups * words).map(Mutex::new).collect();
+    Tasks::uncounted(chunks.len(), monitor).run(workers, &|chunk| {
+        let mut members = chunks[chunk].lock().unwrap_or_else(PoisonError::into_inner);
+        let mut scratch = Arena::default();
+        for (index, members) in members.chunks_exact_mut(groups * words).enumerate() {
+            let (pair, block) =
+                ((chunk * BLOCKS + index) / columns, (chunk * BLOCKS + index) % columns);
+            let (entry, head) = (pair / sizes.key_heads, pair % sizes.key_heads);
+            let token = block * sampling.block;
+            let keys = sampling.block.min(sizes.keys - token);
+            // SAFETY: the keys are some of the tensor's, which is borrowed for the call; each block
+            // of `into`, which is exclusive, is written by one task.
+            unsafe {
+                let source = k.head(entry, head, token);
+                let into = into.head(entry, head, block * groups).first.cast_mut();
+                let (sampling, dim, scratch) = (*sampling, sizes.dim, &mut scratch);
+                simd.call(Summarize { sampling, source, keys, dim, into, members, scratch });
+            }
+        }
+    })?;
+    drop(chunks);
+    Ok((summaries, members))
+}
+
+#[cfg(test)]
+mod tests;

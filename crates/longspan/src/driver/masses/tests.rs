@@ -1,0 +1,269 @@
+//! Masses against a definition in f64, over instruction sets, element types and shapes.
+
+use std::sync::Mutex;
+
+use longspan_pattern::{BlockSize, Layout, Pattern, Shape, splitmix64};
+
+use super::*;
+use crate::arguments::Inputs;
+use crate::check;
+use crate::exec::Hook;
+use crate::isa::Isa;
+use crate::kernel::masses::Terms;
+
+struct Case {
+    sampling: Sampling,
+    dims: (usize, usize),
+    heads: (usize, usize),
+    dim: usize,
+    pattern: &'static str,
+}
+
+fn tensor<E: Element>(dims: Dims, seed: u64) -> Tensor<E> {
+    let number = |i: usize| {
+        let word = splitmix64(splitmix64(seed) ^ i as u64);
+        E::from_f32((word >> 40) as f32 / (1 << 23) as f32 - 1.0)
+    };
+    let data = (0..dims.elements().unwrap()).map(number).collect();
+    Tensor::new(data, dims, Order::Bshd).unwrap()
+}
+
+/// Groups of the keys of a block: neighbors, or what Lloyd's algorithm gives from keys far apart.
+fn groups(sampling: Sampling, keys: &[Vec<f64>]) -> Vec<Vec<usize>> {
+    if sampling.terms != Terms::Clusters {
+        let all: Vec<usize> = (0..keys.len()).collect();
+        return all.chunks(sampling.keys_per_group()).map(<[_]>::to_vec).collect();
+    }
+    let distance =
+        |a: &[f64], b: &[f64]| -> f64 { a.iter().zip(b).map(|(a, b)| (a - b).powi(2)).sum() };
+    let mean = |of: &[usize]| -> Vec<f64> {
+        let sum = |d: usize| of.iter().map(|&key| keys[key][d]).sum::<f64>() / of.len() as f64;
+        (0..keys[0].len()).map(sum).collect()
+    };
+    let farthest = |far: &dyn Fn(&[f64]) -> f64| {
+        let mut best = 0;
+        for key in 1..keys.len() {
+            best = if far(&keys[key]) > far(&keys[best]) { key } else { best };
+        }
+        keys[best].clone()
+    };
+    let middle = mean(&(0..keys.len()).collect::<Vec<_>>());
+    let mut centers = vec![farthest(&|key| distance(key, &middle))];
+    while centers.len() < sampling.groups {
+        let nearest = |key: &[f64]| {
+            centers.iter().map(|center| distance(key, center)).fold(f64::INFINITY, f64::min)
+        };
+        let next = farthest(&nearest);
+        centers.push(next);
+    }
+    let mut groups = Vec::new();
+    for _ in 0..3 {
+        groups = vec![Vec::new(); centers.len()];
+        for (key, at) in keys.iter().enumerate() {
+            let mut best = 0;
+            for (center, place) in centers.iter().enumerate() {
+                best =
+                    if distance(at, place) < distance(at, &centers[best]) { center } else { best };
+            }
+            groups[best].push(key);
+        }
+        for (center, group) in
+            centers.iter_mut().zip(&groups).filter(|(_, group)| !group.is_empty())
+        {
+            *center = mean(group);
+        }
+    }
+    groups
+}
+
+/// The definition: per sampled query, the softmax over groups of keys, each with the logarithm of
+/// its number of active keys.
+fn expected<E: Element>(
+    case: &Case,
+    q: &View<'_, E>,
+    k: &View<'_, E>,
+    active: &dyn Fn(usize, usize) -> bool,
+    (head, row): (usize, usize),
+) -> Vec<f64> {
+    let Case { sampling, dims: (queries, keys), heads, dim, .. } = *case;
+    let Sampling { block, step, terms, .. } = sampling;
+    let key_head = head / (heads.0 / heads.1);
+    let vector = |view: &View<'_, E>, token, head| -> Vec<f64> {
+        let x = |d| f64::from(view.get(0, token, head, d).unwrap().to_f32());
+        (0..dim).map(x).collect()
+    };
+    let dot = |a: &[f64], b: &[f64]| -> f64 { a.iter().zip(b).map(|(a, b)| a * b).sum() };
+    let tokens = row * block..((row + 1) * block).min(queries);
+    let first = match terms {
+        Terms::Antidiagonals => step.min(tokens.len()) - 1,
+        _ => (step / 2).min(tokens.len() - 1),
+    };
+    let scale = 1.0 / (dim as f64).sqrt();
+    let sampled: Vec<usize> = (tokens.start + first..tokens.end).step_by(step).collect();
+    let mut shares = vec![vec![0.0; keys.div_ceil(block)]; sampled.len()];
+    for column in 0..keys.div_ceil(block) {
+        let first_key = column * block;
+        let own: Vec<Vec<f64>> = (first_key..(first_key + block).min(keys))
+            .map(|key| vector(k, key, key_head))
+            .collect();
+        for group in groups(sampling, &own).iter().filter(|group| !group.is_empty()) {
+            let moment = |power: &dyn Fn(f64, usize) -> f64| -> Vec<f64> {
+                let sum = |d: usize| group.iter().map(|&key| power(own[key][d], d)).sum::<f64>();
+                (0..dim).map(|d| sum(d) / group.len() as f64).collect()
+            };
+            let mean = moment(&|x, _| x);
+            let variance = moment(&|x, d| (x - mean[d]).powi(2));
+            for (index, &query) in sampled.iter().enumerate() {
+                let at = vector(q, query, head);
+                let squares: Vec<f64> = at.iter().map(|x| (x * scale).powi(2)).collect();
+                let score = match terms {
+                    Terms::Means => scale * dot(&at, &mean),
+                    Terms::Clusters => {
+                        let (spread, weight) =
+                            (dot(&squares, &variance) / 2.0, (group.len() as f64).ln());
+                        let bounded = 2.0 * (spread * weight).sqrt() - weight;
+                        let added = if spread > weight { bounded } else { spread };
+                        scale * dot(&at, &mean) + added
+                    }
+                    Terms::Antidiagonals => {
+                        let back = group.iter().enumerate().filter(|(back, _)| *back <= first);
+                        let term = |(back, &key): (usize, &usize)| {
+                            dot(&vector(q, query - back, head), &own[key])
+                        };
+                        scale * back.map(term).sum::<f64>() / step as f64
+                    }
+                };
+                let active = group.iter().filter(|&&key| active(query, first_key + key)).count();
+                shares[index][column] += score.exp() * active as f64;
+            }
+        }
+    }
+    let mut masses = vec![0.0; keys.div_ceil(block)];
+    for shares in shares {
+        let total: f64 = shares.iter().sum();
+        let add = |(mass, share): (&mut f64, &f64)| *mass += share / total;
+        if total > 0.0 {
+            masses.iter_mut().zip(&shares).for_each(add);
+        }
+    }
+    masses
+}
+
+fn compare<E: Element>(case: &Case, shared: bool, tolerance: f64) {
+    let Case { sampling, dims: (queries, keys), heads, dim, pattern } = *case;
+    let block = sampling.block;
+    let shape = Shape::new(queries as u64, keys as u64);
+    let pattern: Pattern = pattern.parse().unwrap();
+    let block_size = BlockSize::new(block as u64).unwrap();
+    let layout = Layout::compile(&pattern, &shape.clone().block(block_size)).unwrap();
+    let fine = Layout::compile(&pattern, &shape.block(BlockSize::MIN)).unwrap();
+    let mut active = vec![false; queries * keys];
+    let mut masks = fine.masks();
+    for row in fine.rows() {
+        for run in fine.row(row) {
+            for column in run.start..run.end() {
+                let words = masks.get(row, column, run);
+                for (query, word) in words.iter().enumerate() {
+                    for key in (0..16).filter(|key| word >> key & 1 == 1) {
+                        active[(row as usize * 16 + query) * keys + column as usize * 16 + key] =
+                            true;
+                    }
+                }
+            }
+        }
+    }
+    let bits = |query: usize, key: usize| active[query * keys + key];
+    let dims = |tokens, heads| Dims { batch: 1, tokens, heads, dim };
+    let q = tensor::<E>(dims(queries, heads.0), 1);
+    let k = tensor::<E>(dims(keys, heads.1), 2);
+    let (q, k) = (q.view(), k.view());
+    let base = Layouts::from(layout);
+    for isa in Isa::available() {
+        let options = Options::default().isa(isa).threads(2);
+        let sizes = check::inputs(&options, &base, &Inputs::new(q, k, k)).unwrap();
+        let monitor = Monitor::new(Hook::none());
+        let estimate = Estimate {
+            options: &options,
+            sampling,
+            base: &base,
+            shared,
+            sizes,
+            q,
+            k,
+            monitor: &monitor,
+        };
+        let seen = Mutex::new(Vec::new());
+        let chosen = estimate.run(&|_, head, row, masses| {
+            seen.lock().unwrap().push((head, row, masses.to_vec()));
+            vec![row]
+        });
+        let chosen = chosen.unwrap();
+        let rows = queries.div_ceil(block);
+        assert_eq!(chosen.len(), if shared { heads.1 } else { heads.0 });
+        assert!(chosen.iter().all(|chosen| chosen.columns.iter().copied().eq(0..rows as u32)));
+        for (head, row, masses) in seen.into_inner().unwrap() {
+            let group = if shared { heads.0 / heads.1 } else { 1 };
+            let mut sums = vec![0.0; masses.len()];
+            for head in head..head + group {
+                let own = expected(case, &q, &k, &bits, (head, row as usize));
+                sums.iter_mut().zip(own).for_each(|(sum, mass)| *sum += mass);
+            }
+            for (mass, sum) in masses.iter().zip(&sums) {
+                assert!(
+                    (f64::from(*mass) - sum).abs() <= tolerance * (1.0 + sum),
+                    "{isa} {sampling:?} block {block}, {queries} × {keys}, head {head}, row {row}: \
+                     {masses:?}, expected {sums:?}"
+                );
+            }
+        }
+    }
+}
+
+fn cases() -> impl Iterator<Item = Case> {
+    let kinds = [
+        (Terms::Means, 16, 4, 64),
+        (Terms::Means, 64, 1, 64),
+        (Terms::Clusters, 8, 8, 64),
+        (Terms::Clusters, 8, 8, 256),
+        (Terms::Clusters, 4, 5, 16),
+        (Terms::Antidiagonals, 8, 8, 64),
+        (Terms::Antidiagonals, 8, 8, 32),
+    ];
+    let shapes = [
+        (300, 300, "causal"),
+        (131, 523, "causal & (window(100, 0) | sinks(3))"),
+        (64, 64, "full"),
+        (1, 1, "full"),
+        (97, 1_031, "strided(5)"),
+        (200, 90, "causal"),
+    ];
+    let heads = [(2, 1, 7), (4, 2, 64), (3, 3, 33)];
+    kinds.into_iter().enumerate().flat_map(move |(number, (terms, queries, groups, block))| {
+        shapes.into_iter().enumerate().map(move |(index, (rows, columns, pattern))| {
+            let (query_heads, key_heads, dim) = heads[(number + index) % heads.len()];
+            Case {
+                sampling: Sampling { terms, block, step: block / queries, groups },
+                dims: (rows, columns),
+                heads: (query_heads, key_heads),
+                dim,
+                pattern,
+            }
+        })
+    })
+}
+
+#[test]
+fn masses_are_those_of_the_definition() {
+    for (number, case) in cases().enumerate() {
+        compare::<f32>(&case, number % 2 == 0, 1e-5);
+    }
+}
+
+/// Summaries are rounded to the element type.
+#[test]
+fn masses_of_half_precision() {
+    for (number, case) in cases().enumerate() {
+        compare::<half::bf16>(&case, number % 2 == 0, 0.03);
+        compare::<half::f16>(&case, number % 2 == 1, 0.004);
+    }
+}

@@ -1,0 +1,643 @@
+//! Estimates of the attention mass of key blocks, from samples of queries and summaries of keys.
+//!
+//! ```text
+//! for each band of rows of query blocks, for one query head:
+//!     pack the sampled queries, LANES side by side:    Qᵗ[terms × lanes]
+//!     for each chunk of key blocks that a row of the band attends to:
+//!         S[groups × lanes] ← G · Qᵗ                   log of the sum of exp over a group's keys
+//!         S ← S + bounded(V · (Q²)ᵗ)                   clusters: their spread along the query
+//!         S ← S + ln(share of the group that is active); −∞ where nothing is
+//!         m' ← max(m, S);  l ← exp(m − m')·l + Σ exp(S − m')
+//!         M[blocks × lanes] ← Σ exp(S − m') over the groups of a block, and m' of the chunk
+//!     mass of a block for a row ← Σ over its lanes of M · exp(m' − m) / l
+//! ```
+//!
+//! A lane's numbers depend on its query and on the keys alone, chunks start at fixed columns: the
+//! masses of a row are the same in every band, for any number of threads.
+
+use std::ops::Range;
+
+use longspan_pattern::{Layout, Masks, Run, RunKind};
+
+use super::pack::ToLanes;
+use crate::dtype::Element;
+use crate::exec::Arena;
+use crate::gemm::{Beta, MicroKernel, Multiply, OVER_DIMS, Prefetch, Rows, Size};
+use crate::simd::math::exp_difference;
+use crate::simd::{LANES, Operation, Simd, WIDEST};
+use crate::tensor::{Raw, Strided};
+
+/// The most groups of keys of a chunk.
+const MAX_GROUPS: usize = 128;
+
+/// How the keys of a group are summarized, and queries that are multiplied with them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Terms {
+    /// Means of neighboring keys.
+    Means,
+    /// Means and variances of similar keys; queries and their squares.
+    Clusters,
+    /// All of some neighboring keys, as many queries in reverse order.
+    Antidiagonals,
+}
+
+/// What an estimate is made of.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sampling {
+    pub(crate) terms: Terms,
+    pub(crate) block: usize,
+    /// Queries per sampled one; divides the block.
+    pub(crate) step: usize,
+    /// Groups of keys per block; divides it, but for clusters.
+    pub(crate) groups: usize,
+}
+
+impl Sampling {
+    /// Terms of a group for a head dim: those of scores, the last of them the logarithm of the
+    /// number of keys, then variances.
+    pub(crate) fn terms(&self, dim: usize) -> usize {
+        self.score_terms(dim) + if self.terms == Terms::Clusters { dim } else { 0 }
+    }
+
+    /// Terms of scores.
+    pub(crate) fn score_terms(&self, dim: usize) -> usize {
+        match self.terms {
+            Terms::Means | Terms::Clusters => dim + 1,
+            Terms::Antidiagonals => self.keys_per_group() * dim + 1,
+        }
+    }
+
+    /// Keys of a group of neighbors.
+    pub(crate) fn keys_per_group(&self) -> usize {
+        self.block / self.groups
+    }
+
+    /// 64-bit words of a set of keys of a block.
+    pub(crate) fn words(&self) -> usize {
+        self.block.div_ceil(64)
+    }
+
+    /// The first sampled query of a row of so many, and how many there are.
+    fn lanes(&self, tokens: usize) -> (usize, usize) {
+        let first = match self.terms {
+            // The last query of a lane attends to what the others do, under causal patterns.
+            Terms::Antidiagonals => self.step.min(tokens) - 1,
+            _ => (self.step / 2).min(tokens - 1),
+        };
+        (first, (tokens - 1 - first) / self.step + 1)
+    }
+
+    /// Sampled queries of a whole row.
+    fn lanes_per_row(&self) -> usize {
+        self.block / self.step
+    }
+
+    /// Rows of blocks per band.
+    pub(crate) fn rows_per_band(&self) -> usize {
+        LANES / self.lanes_per_row()
+    }
+}
+
+/// Everything that is the same for all bands of a call.
+#[derive(Clone, Copy)]
+pub(crate) struct Masses<'a, X: MicroKernel> {
+    pub(crate) tiles: X,
+    pub(crate) sampling: Sampling,
+    pub(crate) scale: f32,
+    pub(crate) q: Raw<X::Element>,
+    /// Summaries of groups, `[batch, key head, group, term]`.
+    pub(crate) groups: Raw<X::Element>,
+    /// The keys of each group, [`Sampling::words`] words of its block.
+    pub(crate) members: &'a [u64],
+    pub(crate) key_heads: usize,
+    pub(crate) dim: usize,
+    pub(crate) layout: &'a Layout,
+}
+
+/// A band: rows of one head.
+#[derive(Debug, Clone)]
+pub(crate) struct Band {
+    pub(crate) entry: usize,
+    pub(crate) head: usize,
+    pub(crate) key_head: usize,
+    pub(crate) rows: Range<u32>,
+}
+
+/// What one thread works with.
+#[derive(Debug, Default)]
+pub(crate) struct BandScratch {
+    matrices: Arena,
+    /// `[column][LANES]`, relative to the maxima of its chunk.
+    sums: Arena,
+    /// Columns of each chunk that was computed, and its maxima.
+    chunks: Vec<(Range<u32>, [f32; LANES])>,
+    mask: Vec<u64>,
+}
+
+/// Pointers into a thread's matrices.
+#[derive(Clone, Copy)]
+struct Room {
+    queries: Rows,
+    scores: Rows,
+    /// Half of the variance of scores over a group.
+    spreads: Rows,
+    maxima: *mut f32,
+    totals: *mut f32,
+    /// Operands on the right: of scores, and of spreads.
+    packed_queries: [*mut f32; 2],
+    packed_keys: *mut f32,
+}
+
+impl<X: MicroKernel> Masses<'_, X> {
+    /// Columns of a chunk.
+    fn columns_per_chunk(&self) -> u32 {
+        (MAX_GROUPS / self.sampling.groups).max(1) as u32
+    }
+
+    fn lanes_per_row(&self) -> usize {
+        self.sampling.lanes_per_row()
+    }
+
+    /// Adds the masses of the band's rows to `masses`, one list of all columns per row: the sum over
+    /// sampled queries of each block's share of the softmax. Blocks that the layout does not have
+    /// get nothing.
+    ///
+    /// # Safety
+    ///
+    /// `q` must be a tensor with the entry, the head and the queries of the layout, `dim` wide;
+    /// `groups` one of the summaries of its keys, as wide as [`Sampling::terms`]; both readable and
+    /// not written. The sampling must have the block of the layout, and no more than [`LANES`] queries
+    /// per row; `members` the words of all groups; the band at most [`Sampling::rows_per_band`] rows of the layout. A session of this
+    /// thread must be alive.
+    pub(crate) unsafe fn band(
+        &self,
+        band: &Band,
+        scratch: &mut BandScratch,
+        masses: &mut [Vec<f32>],
+    ) {
+        let layout = self.layout;
+        let room = self.carve(&mut scratch.matrices);
+        let per_block = self.sampling.groups;
+        scratch.chunks.clear();
+        // SAFETY: as this function demands, with the rooms that `carve` made for these sizes and
+        // sums for a column each; what is packed stays until the band is done. Chunks are columns
+        // of the layout, so that `groups` has their groups.
+        unsafe {
+            let right = self.pack(band, room);
+            std::slice::from_raw_parts_mut(room.maxima, LANES).fill(f32::NEG_INFINITY);
+            std::slice::from_raw_parts_mut(room.totals, LANES).fill(0.0);
+            let mut masks = layout.masks_in(std::mem::take(&mut scratch.mask));
+            let mut column = 0;
+            while let Some(active) = self.next_chunk(band, column) {
+                column = (active.start / self.columns_per_chunk() + 1) * self.columns_per_chunk();
+                let (first, count) = (active.start as usize * per_block, active.len() * per_block);
+                let matrix = self.groups.head(band.entry, band.key_head, first);
+                self.multiply(matrix, count, right, room);
+                for (index, row) in band.rows.clone().enumerate() {
+                    let lane = index * self.lanes_per_row();
+                    self.mask_row(band, (row, lane), &active, room, &mut masks);
+                }
+                let from = active.start as usize * LANES;
+                let sums = scratch.sums.reserve(layout.columns() as usize * LANES).add(from);
+                self.tiles.simd().call(Accumulate { room, groups: count, per_block, sums });
+                let maxima = *room.maxima.cast::<[f32; LANES]>();
+                scratch.chunks.push((active, maxima));
+            }
+            scratch.mask = masks.into_words();
+            let sums = scratch.sums.reserve(layout.columns() as usize * LANES);
+            for (columns, chunk_maxima) in &scratch.chunks {
+                let mut factors = [0.0; LANES];
+                let lists = [chunk_maxima.as_ptr(), room.maxima, room.totals];
+                self.tiles.simd().call(Factors { lists, into: factors.as_mut_ptr() });
+                let lanes = self.lanes_per_row();
+                for (index, masses) in masses.iter_mut().enumerate() {
+                    let lane = index * lanes;
+                    let into = &mut masses[columns.start as usize..columns.end as usize];
+                    let from = sums.add(columns.start as usize * LANES + lane);
+                    let factors = &factors[lane..lane + lanes];
+                    self.tiles.simd().call(Reduce { from, factors, into });
+                }
+            }
+        }
+    }
+
+    /// Terms of each product.
+    fn products(&self) -> [usize; 2] {
+        let scores = self.sampling.score_terms(self.dim);
+        [scores, self.sampling.terms(self.dim) - scores]
+    }
+
+    fn carve(&self, arena: &mut Arena) -> Room {
+        let rows = MAX_GROUPS.max(self.sampling.groups).next_multiple_of(X::TARGET_ROWS);
+        let line = |len: usize| len.next_multiple_of(WIDEST);
+        let [scores, spreads] = self.products();
+        let packed = |terms| line(X::packed_rhs_len(terms, LANES));
+        let lens = [
+            (scores + spreads) * LANES,
+            rows * LANES,
+            rows * LANES,
+            LANES,
+            LANES,
+            packed(scores),
+            packed(spreads),
+            line(X::packed_lhs_len(rows, scores.max(spreads))),
+        ];
+        let mut next = arena.reserve(lens.iter().sum());
+        let [queries, scores, spreads, maxima, totals, first, second, packed_keys] =
+            lens.map(|len| {
+                let part = next;
+                // SAFETY: the parts add up to the room.
+                next = unsafe { next.add(len) };
+                part
+            });
+        let [queries, scores, spreads] =
+            [queries, scores, spreads].map(|first| Rows { first, row: LANES });
+        let packed_queries = [first, second];
+        Room { queries, scores, spreads, maxima, totals, packed_queries, packed_keys }
+    }
+
+    /// Computes the scores of some groups.
+    ///
+    /// # Safety
+    ///
+    /// That of [`band`](Self::band), for `count` groups, as many as a chunk has.
+    unsafe fn multiply(
+        &self,
+        matrix: Strided<X::Element>,
+        count: usize,
+        right: [X::Rhs; 2],
+        room: Room,
+    ) {
+        let [scores, spreads] = self.products();
+        let parts = [(0, scores, room.scores), (scores, spreads, room.spreads)];
+        for ((from, terms, target), right) in parts.into_iter().zip(right) {
+            if terms == 0 {
+                return;
+            }
+            // SAFETY: groups have all terms, the operand on the right these; the room was carved for
+            // both products.
+            unsafe {
+                let left = self.tiles.pack_lhs(matrix.at(0, from), count, terms, room.packed_keys);
+                let size = Size { m: count, n: LANES, k: terms, piece: OVER_DIMS };
+                let (keep, ahead) = (Beta::Zero, Prefetch::NONE);
+                self.tiles.multiply(Multiply { target, keep, left, right, size, ahead });
+            }
+        }
+        // SAFETY: both products are written, and the last term of scores is each group's weight.
+        unsafe {
+            let weights = matrix.at(0, scores - 1);
+            let Room { scores, spreads, .. } = room;
+            self.tiles.simd().call(AddSpread { scores, spreads, weights, groups: count });
+        }
+    }
+
+    /// The columns of the next chunk, from a column on, that a row of the band attends to.
+    fn next_chunk(&self, band: &Band, from: u32) -> Option<Range<u32>> {
+        let runs = |row: u32| {
+            let runs = self.layout.row(row);
+            &runs[runs.partition_point(|run| run.end() <= from)..]
+        };
+        let rows = || band.rows.clone().map(runs);
+        let first = rows().filter_map(|runs| runs.first()).map(|run| run.start.max(from)).min()?;
+        let end = (first / self.columns_per_chunk() + 1) * self.columns_per_chunk();
+        let inside = |run: &&Run| run.start < end;
+        let last = rows().filter_map(|runs| runs.iter().take_while(inside).last());
+        Some(first..last.map(|run| run.end().min(end)).max()?)
+    }
+
+    /// Packs the sampled queries of the band.
+    ///
+    /// # Safety
+    ///
+    /// That of [`band`](Self::band); `room` must be what [`carve`](Self::carve) gave.
+    unsafe fn pack(&self, band: &Band, room: Room) -> [X::Rhs; 2] {
+        let simd = self.tiles.simd();
+        let Sampling { step, terms: kind, .. } = self.sampling;
+        let [scores, spreads] = self.products();
+        // SAFETY: sampled queries are those of the rows, lanes those of the band's rows; the room
+        // has a row of `LANES` per term.
+        unsafe {
+            std::ptr::write_bytes(room.queries.first, 0, (scores + spreads) * LANES);
+            for (index, row) in band.rows.clone().enumerate() {
+                let tokens = self.layout.row_tokens(row);
+                let (token, count) = (tokens.start as usize, (tokens.end - tokens.start) as usize);
+                let (first, lanes) = self.sampling.lanes(count);
+                let lane = index * self.lanes_per_row();
+                let sampled = |token: usize| {
+                    let rows = self.q.head(band.entry, band.head, token);
+                    Strided { row: rows.row * step as isize, ..rows }
+                };
+                let copy = |token, target, tokens| {
+                    let (source, dims) = (sampled(token), self.dim);
+                    simd.call(ToLanes { source, tokens, dims, target, lane });
+                };
+                match kind {
+                    Terms::Means | Terms::Clusters => copy(token + first, room.queries, lanes),
+                    Terms::Antidiagonals => {
+                        for back in 0..step.min(first + 1) {
+                            let target = room.queries.at(back * self.dim, 0);
+                            copy(token + first - back, target, lanes);
+                        }
+                    }
+                }
+            }
+            let scale = match kind {
+                Terms::Antidiagonals => self.scale / step as f32,
+                _ => self.scale,
+            };
+            let squares = room.queries.at(scores, 0);
+            simd.call(Scale { queries: room.queries, terms: scores - 1, squares, spreads, scale });
+            std::slice::from_raw_parts_mut(room.queries.at(scores - 1, 0).first, LANES).fill(1.0);
+            let [first, second] = room.packed_queries;
+            [
+                self.tiles.pack_rhs(room.queries, scores, LANES, first),
+                self.tiles.pack_rhs(squares, spreads, LANES, second),
+            ]
+        }
+    }
+
+    /// Takes from the scores of a row's lanes what the layout masks in the columns of a chunk.
+    ///
+    /// # Safety
+    ///
+    /// The scores must be those of the chunk, and the lanes those of the row.
+    unsafe fn mask_row(
+        &self,
+        band: &Band,
+        (row, lane): (u32, usize),
+        columns: &Range<u32>,
+        room: Room,
+        masks: &mut Masks<'_>,
+    ) {
+        let Sampling { groups, step, .. } = self.sampling;
+        let tokens = self.layout.row_tokens(row);
+        let (first, lanes) = self.sampling.lanes((tokens.end - tokens.start) as usize);
+        // SAFETY: columns are those of the chunk, groups those of a block and lanes below `LANES`,
+        // so that the score is in the matrix.
+        let score = |column: u32, group: usize, lane: usize| unsafe {
+            let row = (column - columns.start) as usize * groups + group;
+            &mut *room.scores.at(row, lane).first
+        };
+        let clear = |columns: Range<u32>, lanes: Range<usize>| {
+            for column in columns {
+                for group in 0..groups {
+                    for lane in lanes.clone() {
+                        *score(column, group, lane) = f32::NEG_INFINITY;
+                    }
+                }
+            }
+        };
+        // Lanes without a query.
+        clear(columns.clone(), lane + lanes..lane + self.lanes_per_row());
+        let lanes = lane..lane + lanes;
+        let runs = self.layout.row(row);
+        let mut next = columns.start;
+        for run in &runs[runs.partition_point(|run| run.end() <= columns.start)..] {
+            if run.start >= columns.end {
+                break;
+            }
+            clear(next..run.start.max(next), lanes.clone());
+            let (from, to) = (run.start.max(columns.start), run.end().min(columns.end));
+            next = to;
+            if run.kind() == RunKind::Full {
+                continue;
+            }
+            for column in from..to {
+                let words = masks.get(row, column, run);
+                let per_query = words.len() / self.sampling.block;
+                let members = self.members(band, column);
+                for lane in lanes.clone() {
+                    let query = first + (lane - lanes.start) * step;
+                    let active = &words[query * per_query..][..per_query];
+                    for (group, members) in members.chunks_exact(per_query).enumerate() {
+                        let score = score(column, group, lane);
+                        *score = match count_active(members, active) {
+                            (0, _) => f32::NEG_INFINITY,
+                            (active, all) if active == all => continue,
+                            (active, all) => *score + (active as f32 / all as f32).ln(),
+                        };
+                    }
+                }
+            }
+        }
+        clear(next..columns.end, lanes);
+    }
+
+    /// The keys of each group of a block.
+    fn members(&self, band: &Band, column: u32) -> &[u64] {
+        let per_block = self.sampling.groups * self.sampling.words();
+        let pair = band.entry * self.key_heads + band.key_head;
+        let block = pair * self.layout.columns() as usize + column as usize;
+        &self.members[block * per_block..][..per_block]
+    }
+}
+
+/// Members of a group that are active, and all of them.
+fn count_active(members: &[u64], active: &[u64]) -> (u32, u32) {
+    let both = members.iter().zip(active);
+    let count = |words: (&u64, &u64)| ((words.0 & words.1).count_ones(), words.0.count_ones());
+    both.map(count).fold((0, 0), |sums, counts| (sums.0 + counts.0, sums.1 + counts.1))
+}
+
+/// Multiplies queries by the scale, and writes half of the squares of the first rows.
+///
+/// # Safety
+///
+/// `terms` rows of [`LANES`] must be readable and writable, and `spreads` rows writable at
+/// `squares`, none of them shared; `spreads` at most `terms`.
+struct Scale {
+    queries: Rows,
+    terms: usize,
+    squares: Rows,
+    spreads: usize,
+    scale: f32,
+}
+
+impl Operation for Scale {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn eval<S: Simd>(self, simd: S) {
+        let (scale, half) = (simd.splat(self.scale), simd.splat(0.5));
+        for row in 0..self.terms {
+            for lane in (0..LANES).step_by(S::WIDTH) {
+                // SAFETY: rows are below `terms` and `spreads`, vectors within `LANES`.
+                unsafe {
+                    let at = self.queries.at(row, lane).first;
+                    let x = simd.mul(simd.load(at), scale);
+                    simd.store(at, x);
+                    if row < self.spreads {
+                        let square = simd.mul(simd.mul(x, x), half);
+                        simd.store(self.squares.at(row, lane).first, square);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Adds to the scores of each group what the spread of its keys adds to the logarithm of their sum.
+///
+/// The mean of `exp(x)` over normally distributed `x` of variance `2c` is `exp(c)` times that of
+/// their mean. But among `w` keys the largest is about `2 √(c ln w)` above the mean: from
+/// `c = ln w` on the sum is that of the largest alone, `2 √(c ln w) − ln w` above the mean's.
+///
+/// # Safety
+///
+/// `groups` rows of [`LANES`] scores must be readable and writable, as many spreads readable, and a
+/// weight per row.
+struct AddSpread<E> {
+    scores: Rows,
+    spreads: Rows,
+    /// `ln w`, in column 0.
+    weights: Strided<E>,
+    groups: usize,
+}
+
+impl<E: Element> Operation for AddSpread<E> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn eval<S: Simd>(self, simd: S) {
+        let two = simd.splat(2.0);
+        for group in 0..self.groups {
+            // SAFETY: rows are below `groups`, vectors within `LANES`.
+            unsafe {
+                let weight = (*self.weights.at(group, 0).first).to_f32();
+                let weight = simd.splat(weight.max(0.0));
+                for lane in (0..LANES).step_by(S::WIDTH) {
+                    let spread = simd.load(self.spreads.at(group, lane).first);
+                    let root = simd.sqrt(simd.mul(spread, weight));
+                    let bounded = simd.sub(simd.mul(two, root), weight);
+                    let added = simd.select(simd.less(weight, spread), bounded, spread);
+                    let at = self.scores.at(group, lane).first;
+                    simd.store(at, simd.add(simd.load(at), added));
+                }
+            }
+        }
+    }
+}
+
+/// Continues maxima and totals with the scores of a chunk, and writes a sum per block and lane,
+/// relative to the new maxima.
+///
+/// # Safety
+///
+/// `groups` rows of scores must be readable, maxima and totals too and writable, and [`LANES`] sums
+/// per block writable; none of them shared.
+struct Accumulate {
+    room: Room,
+    groups: usize,
+    per_block: usize,
+    sums: *mut f32,
+}
+
+impl Operation for Accumulate {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn eval<S: Simd>(self, simd: S) {
+        let Accumulate { room, groups, per_block, sums } = self;
+        let nothing = simd.splat(f32::NEG_INFINITY);
+        for lane in (0..LANES).step_by(S::WIDTH) {
+            // SAFETY: rows are below `groups`, vectors within `LANES`.
+            unsafe {
+                let before = simd.load(room.maxima.add(lane));
+                let mut maximum = before;
+                for group in 0..groups {
+                    maximum = simd.max(simd.load(room.scores.at(group, lane).first), maximum);
+                }
+                simd.store(room.maxima.add(lane), maximum);
+                // Where everything is −∞ so far, differences are taken from 0.
+                let base = simd.select(simd.less(nothing, maximum), maximum, simd.splat(0.0));
+                let factor = exp_difference(simd, before, base);
+                let mut total = simd.mul(simd.load(room.totals.add(lane)), factor);
+                for first in (0..groups).step_by(per_block) {
+                    let mut sum = simd.splat(0.0);
+                    for group in first..(first + per_block).min(groups) {
+                        let score = simd.load(room.scores.at(group, lane).first);
+                        sum = simd.add(sum, exp_difference(simd, score, base));
+                    }
+                    simd.store(sums.add(first / per_block * LANES + lane), sum);
+                    total = simd.add(total, sum);
+                }
+                simd.store(room.totals.add(lane), total);
+            }
+        }
+    }
+}
+
+/// `exp(maxima of a chunk − maxima) / totals`, and 0 for lanes that attend to nothing.
+///
+/// # Safety
+///
+/// [`LANES`] elements of each list must be readable, and of the result writable.
+struct Factors {
+    lists: [*const f32; 3],
+    into: *mut f32,
+}
+
+impl Operation for Factors {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn eval<S: Simd>(self, simd: S) {
+        let (zero, nothing) = (simd.splat(0.0), simd.splat(f32::NEG_INFINITY));
+        let [chunk, all, totals] = self.lists;
+        for lane in (0..LANES).step_by(S::WIDTH) {
+            // SAFETY: vectors within `LANES`.
+            unsafe {
+                let (all, total) = (simd.load(all.add(lane)), simd.load(totals.add(lane)));
+                let base = simd.select(simd.less(nothing, all), all, zero);
+                let factor = exp_difference(simd, simd.load(chunk.add(lane)), base);
+                let factor = simd.div(factor, total);
+                let factor = simd.select(simd.less(zero, total), factor, zero);
+                simd.store(self.into.add(lane), factor);
+            }
+        }
+    }
+}
+
+/// Adds to each block's mass the sums of a row's lanes, multiplied by their factors.
+///
+/// # Safety
+///
+/// For each mass, as many elements as there are factors must be readable, [`LANES`] apart.
+struct Reduce<'a> {
+    from: *const f32,
+    factors: &'a [f32],
+    into: &'a mut [f32],
+}
+
+impl Operation for Reduce<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn eval<S: Simd>(self, simd: S) {
+        let Reduce { from, factors, into } = self;
+        let mut vectors = [0.0_f32; WIDEST * WIDEST];
+        let mut sums = [0.0_f32; WIDEST];
+        for (number, masses) in into.chunks_mut(S::WIDTH).enumerate() {
+            // SAFETY: blocks are below those of `into`, lanes below the factors; the arrays have
+            // room for the widest vectors.
+            unsafe {
+                for block in 0..masses.len() {
+                    let row = from.add((number * S::WIDTH + block) * LANES);
+                    let whole = factors.len() / S::WIDTH * S::WIDTH;
+                    let mut sum = simd.splat(0.0);
+                    for lane in (0..whole).step_by(S::WIDTH) {
+                        let factor = simd.load(factors.as_ptr().add(lane));
+                        sum = simd.fma(simd.load(row.add(lane)), factor, sum);
+                    }
+                    let at = vectors.as_mut_ptr().add(block * S::WIDTH);
+                    simd.store(at, sum);
+                    for lane in whole..factors.len() {
+                        *at += *row.add(lane) * factors[lane];
+                    }
+                }
+                simd.store(sums.as_mut_ptr(), simd.sums(vectors.as_ptr()));
+            }
+            masses.iter_mut().zip(&sums).for_each(|(mass, sum)| *mass += sum);
+        }
+    }
+}

@@ -1,0 +1,443 @@
+//! Content-adaptive sparsity: which key blocks each row of query blocks attends to, chosen from
+//! queries and keys.
+//!
+//! ```text
+//! base pattern ──▶ layout of 256-token blocks ──masses──▶ candidates            long sequences only
+//!              └─▶ layout of blocks ∩ candidates ──masses──▶ choice ──▶ LayoutSet ──▶ Attention
+//! ```
+//!
+//! The choice is a constant for gradients; what is computed over it is exact. What it drops is
+//! measured, not assumed: [`Selection::kept_mass`].
+
+mod choose;
+mod kept;
+
+use std::sync::Arc;
+
+use longspan_pattern::{BlockSize, Heads, Layout, LayoutSet, Padding, Pattern, Shape};
+
+pub use self::kept::KeptMass;
+
+use self::choose::Budget;
+use crate::arguments::Inputs;
+use crate::check;
+use crate::driver::masses::{Chosen, Estimate};
+use crate::dtype::Element;
+use crate::error::{Error, Result};
+use crate::exec::{Hook, Monitor};
+use crate::kernel::masses::{Sampling, Terms};
+use crate::layouts::Layouts;
+use crate::options::Options;
+use crate::score::Score;
+use crate::simd::LANES;
+use crate::tensor::View;
+
+/// How the attention mass of a key block is estimated: by a softmax over summaries of keys, for some
+/// queries of each row of blocks.
+///
+/// The cost relative to attention over all blocks is about half the share of products that are left,
+/// `queries · groups / block²`; twice that for clusters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Estimator {
+    /// Clusters of similar keys, by mean and variance.
+    Clusters {
+        /// Sampled queries per block, a power of two up to 64.
+        queries: usize,
+        /// Clusters per block of keys.
+        clusters: usize,
+    },
+    /// Means of neighboring keys.
+    Means {
+        /// Sampled queries per block, a power of two up to 64.
+        queries: usize,
+        /// Means per block of keys, a power of two.
+        means: usize,
+    },
+    /// Sums of products along antidiagonals of `stride × stride` pairs (XAttention).
+    Antidiagonals {
+        /// Pairs per sum, a power of two.
+        stride: usize,
+    },
+}
+
+impl Default for Estimator {
+    fn default() -> Self {
+        Estimator::Clusters { queries: 8, clusters: 8 }
+    }
+}
+
+impl Estimator {
+    /// Validated for blocks of this size.
+    fn sampling(self, block: BlockSize) -> Result<Sampling> {
+        let block = block.get();
+        let (terms, queries, groups) = match self {
+            Estimator::Clusters { queries, clusters } => (Terms::Clusters, queries, clusters),
+            Estimator::Means { queries, means } => (Terms::Means, queries, means),
+            Estimator::Antidiagonals { stride } => {
+                let sums = block / stride.clamp(1, block);
+                (Terms::Antidiagonals, sums, sums)
+            }
+        };
+        let fail =
+            |what, value: usize, rule| Err(Error::Number { what, value: value as f32, rule });
+        if queries > LANES || queries == 0 || !block.is_multiple_of(queries) {
+            let rule = "a divisor of the block size, up to 64 per block";
+            return fail("the number of sampled queries", queries, rule);
+        }
+        let fits = groups > 0 && groups <= block;
+        if !fits || terms != Terms::Clusters && !block.is_multiple_of(groups) {
+            let rule = "a divisor of the block size; clusters any number up to it";
+            return fail("the number of groups of keys per block", groups, rule);
+        }
+        Ok(Sampling { terms, block, step: block / queries, groups })
+    }
+}
+
+/// Which query heads have a choice of their own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Sharing {
+    /// Every query head.
+    #[default]
+    PerHead,
+    /// Query heads that share keys have one choice, by the sum of their masses.
+    PerKeyHead,
+}
+
+/// Makes layouts from the content of queries and keys.
+pub trait Selector {
+    /// Chooses blocks for every batch entry and query head, within `shape` and `padding`.
+    fn select_with<E: Element>(
+        &self,
+        q: View<'_, E>,
+        k: View<'_, E>,
+        shape: &Shape,
+        padding: &Padding,
+        hook: Hook<'_>,
+    ) -> Result<Selection>;
+
+    /// The same for queries at the last positions of the keys, without padding.
+    fn select<E: Element>(&self, q: View<'_, E>, k: View<'_, E>) -> Result<Selection> {
+        let shape = Shape::new(q.dims().tokens as u64, k.dims().tokens as u64);
+        self.select_with(q, k, &shape, &Padding::None(q.dims().batch), Hook::none())
+    }
+}
+
+/// Keeps the key blocks with the largest estimated attention mass.
+///
+/// For every row of query blocks, the smallest set of blocks of the base pattern whose estimated
+/// mass reaches a share of the row's, with a floor and a cap on their number. Ties go to the lower
+/// block. The choice is the same for any number of threads, other batch entries, and chunks of a
+/// prompt that start at multiples of 256 positions (of the block below
+/// [`coarse_from`](Self::coarse_from) keys).
+///
+/// ```
+/// use longspan::{Attention, BlockSelector, Dims, Inputs, Order, Pattern, Selector, Tensor};
+///
+/// let dims = Dims { batch: 1, tokens: 2_048, heads: 1, dim: 16 };
+/// let number = |i: usize| ((i * 7919 % 1_009) as f32 / 504.0 - 1.0) * 3.0;
+/// let data = (0..dims.elements().unwrap()).map(number).collect();
+/// let x = Tensor::new(data, dims, Order::Bhsd)?;
+///
+/// let selector = BlockSelector::new(Pattern::causal())
+///     .always("window(64, 0) | sinks(1)".parse()?)
+///     .mass(0.9)
+///     .max_blocks(8);
+/// let selection = selector.select(x.view(), x.view())?;
+/// assert!(selection.density() < 0.5);
+///
+/// let attention = Attention::new(selection.layouts().clone());
+/// let output = attention.forward(Inputs::new(x.view(), x.view(), x.view()))?;
+/// let kept = selection.kept_mass(x.view(), x.view(), &output.lse)?;
+/// assert!(kept.mean > 0.3 && kept.mean <= 1.0);
+/// # Ok::<_, longspan::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct BlockSelector {
+    base: Heads,
+    always: Option<Pattern>,
+    budget: Budget,
+    estimator: Estimator,
+    sharing: Sharing,
+    dense_below: usize,
+    coarse_from: usize,
+    options: Options,
+}
+
+/// Blocks that candidates are looked for in, and what their masses are estimated by.
+const COARSE: (u64, Estimator) = (256, Estimator::Clusters { queries: 8, clusters: 8 });
+
+/// Candidates per block of the cap, and the share of the dropped mass that may be lost with the
+/// others.
+const CANDIDATES: usize = 4;
+const LOST: f32 = 0.1;
+
+/// The share of the base's blocks above which all of them are kept.
+const DENSE_ABOVE: f64 = 0.9;
+
+impl BlockSelector {
+    /// Blocks of `base`, whose edges inside blocks stay as they are. By default blocks with 95 % of
+    /// the mass, and no cap.
+    pub fn new(base: impl Into<Heads>) -> Self {
+        BlockSelector {
+            base: base.into(),
+            always: None,
+            budget: Budget { mass: 0.95, block_mass: 0.0, min_blocks: 1, max_blocks: usize::MAX },
+            estimator: Estimator::default(),
+            sharing: Sharing::default(),
+            dense_below: 1_024,
+            coarse_from: 16_384,
+            options: Options::default(),
+        }
+    }
+
+    /// Blocks of the base that have an active pair of this pattern are always kept.
+    #[must_use]
+    pub fn always(mut self, pattern: Pattern) -> Self {
+        self.always = Some(pattern);
+        self
+    }
+
+    /// The share of a row's estimated mass that is kept, above 0 and up to 1.
+    #[must_use]
+    pub fn mass(mut self, mass: f32) -> Self {
+        self.budget.mass = mass;
+        self
+    }
+
+    /// The least share of a row's estimated mass that a block is kept for, 0 by default. One
+    /// threshold for all rows spends blocks where they hold most: at equal density it drops less
+    /// than a [`mass`](Self::mass) that every row has to reach.
+    #[must_use]
+    pub fn block_mass(mut self, mass: f32) -> Self {
+        self.budget.block_mass = mass;
+        self
+    }
+
+    /// The least number of blocks per row, where the base has as many.
+    #[must_use]
+    pub fn min_blocks(mut self, blocks: usize) -> Self {
+        self.budget.min_blocks = blocks;
+        self
+    }
+
+    /// The largest number of blocks per row; those that are always kept are not counted against it
+    /// where they are more.
+    #[must_use]
+    pub fn max_blocks(mut self, blocks: usize) -> Self {
+        self.budget.max_blocks = blocks;
+        self
+    }
+
+    /// How masses are estimated.
+    #[must_use]
+    pub fn estimator(mut self, estimator: Estimator) -> Self {
+        self.estimator = estimator;
+        self
+    }
+
+    /// Which heads have a choice of their own.
+    #[must_use]
+    pub fn sharing(mut self, sharing: Sharing) -> Self {
+        self.sharing = sharing;
+        self
+    }
+
+    /// Keys below which everything is kept, since estimates would cost more than they save; 1,024 by
+    /// default.
+    #[must_use]
+    pub fn dense_below(mut self, keys: usize) -> Self {
+        self.dense_below = keys;
+        self
+    }
+
+    /// Keys from which candidates are looked for in blocks of 256 tokens first; 16,384 by default.
+    #[must_use]
+    pub fn coarse_from(mut self, keys: usize) -> Self {
+        self.coarse_from = keys;
+        self
+    }
+
+    /// Scale, threads and instruction set of the estimate. Score additions are refused.
+    #[must_use]
+    pub fn options(mut self, options: Options) -> Self {
+        self.options = options;
+        self
+    }
+
+    fn check(&self) -> Result<()> {
+        let Budget { mass, block_mass, min_blocks, max_blocks } = self.budget;
+        if !(mass > 0.0 && mass <= 1.0) {
+            let rule = "a share above 0 and up to 1";
+            return Err(Error::Number { what: "the mass of a selector", value: mass, rule });
+        }
+        if !(0.0..=1.0).contains(&block_mass) {
+            let (what, rule) = ("the block_mass of a selector", "a share from 0 to 1");
+            return Err(Error::Number { what, value: block_mass, rule });
+        }
+        if max_blocks == 0 || min_blocks > max_blocks {
+            let (what, value) = ("max_blocks", max_blocks as f32);
+            return Err(Error::Number { what, value, rule: "at least 1 and at least min_blocks" });
+        }
+        if self.options.score != Score::default() {
+            let why = "masses are estimated from products of queries and keys alone";
+            return Err(Error::Unexpected { what: "a score addition of a selector", why });
+        }
+        Ok(())
+    }
+}
+
+impl Selector for BlockSelector {
+    fn select_with<E: Element>(
+        &self,
+        q: View<'_, E>,
+        k: View<'_, E>,
+        shape: &Shape,
+        padding: &Padding,
+        hook: Hook<'_>,
+    ) -> Result<Selection> {
+        self.check()?;
+        let sizes = check::tensors(&self.options, &Inputs::new(q, k, k))?;
+        let monitor = Monitor::new(hook);
+        let compile = |pattern: &Heads, shape: &Shape| {
+            let flow = |_, _| monitor.flow();
+            LayoutSet::compile_with(pattern, sizes.heads, shape, padding, None, flow)
+        };
+        let base = compile(&self.base, shape)?;
+        let always = self.always.clone().map(Heads::from);
+        let measured =
+            Measured { base: self.base.clone(), shape: shape.clone(), padding: padding.clone() };
+        let finish = |layouts: LayoutSet| {
+            let density = density(&layouts, &base);
+            Ok(Selection { layouts, density, measured, options: self.options.clone() })
+        };
+        if sizes.keys < self.dense_below || sizes.batch * sizes.heads == 0 {
+            return finish(base.clone());
+        }
+        let choose = |shape: &Shape, base: &LayoutSet, sampling, budget: Budget| {
+            let always = always.as_ref().map(|always| compile(always, shape)).transpose()?;
+            let shared = self.sharing == Sharing::PerKeyHead;
+            let layouts = Layouts::Each(base.clone());
+            check::inputs(&self.options, &layouts, &Inputs::new(q, k, k))?;
+            let (options, base_ref, monitor) = (&self.options, &layouts, &monitor);
+            let estimate =
+                Estimate { options, sampling, base: base_ref, shared, sizes, q, k, monitor };
+            let chosen = estimate.run(&|entry, head, row, masses| {
+                let always = always.as_ref().map(|always| always.get(entry, head).row(row));
+                budget.choose(base.get(entry, head).row(row), always.unwrap_or_default(), masses)
+            })?;
+            Ok::<_, Error>((chosen, estimate.streams()))
+        };
+        let coarse = BlockSize::new(COARSE.0)?;
+        let block = base.get(0, 0).block();
+        let candidates = if sizes.keys >= self.coarse_from
+            && coarse.get().is_multiple_of(block.get())
+            && coarse != block
+        {
+            let per_block = coarse.get() / block.get();
+            let shape = shape.clone().block(coarse);
+            let budget = self.budget.widened(per_block);
+            let (chosen, streams) =
+                choose(&shape, &compile(&self.base, &shape)?, COARSE.1.sampling(coarse)?, budget)?;
+            let refine = |chosen: &Chosen| expand(chosen, per_block, base.get(0, 0));
+            let chosen: Vec<Chosen> = chosen.iter().map(refine).collect();
+            keep(&base, &chosen, streams)?
+        } else {
+            base.clone()
+        };
+        let sampling = self.estimator.sampling(block)?;
+        let (chosen, streams) = choose(shape, &candidates, sampling, self.budget)?;
+        finish(keep(&base, &chosen, streams)?)
+    }
+}
+
+/// The blocks of `base` that were chosen; all of them for heads that would keep most.
+fn keep(base: &LayoutSet, chosen: &[Chosen], streams: usize) -> Result<LayoutSet> {
+    let (batch, heads) = (base.batch(), base.heads());
+    let mut layouts: Vec<Arc<Layout>> = Vec::with_capacity(chosen.len());
+    for (index, chosen) in chosen.iter().enumerate() {
+        let (entry, head) = (index / streams, index % streams * (heads / streams));
+        let whole = &base.layouts()[base.index(entry, head)];
+        let starts: Vec<usize> = std::iter::once(0)
+            .chain(chosen.counts.iter().scan(0, |start, count| {
+                *start += count;
+                Some(*start)
+            }))
+            .collect();
+        let dense = chosen.columns.len() as f64 > DENSE_ABOVE * blocks(whole) as f64;
+        layouts.push(match dense {
+            true => whole.clone(),
+            false => Arc::new(whole.keep_blocks(&starts, &chosen.columns)?),
+        });
+    }
+    let per_stream = heads / streams;
+    let each = (0..batch * heads).map(|index| {
+        let (entry, head) = (index / heads, index % heads);
+        layouts[entry * streams + head / per_stream].clone()
+    });
+    Ok(LayoutSet::new(batch, heads, each)?)
+}
+
+/// Rows and columns of blocks that are `factor` times smaller, in the rows and columns of `layout`.
+fn expand(chosen: &Chosen, factor: usize, layout: &Layout) -> Chosen {
+    let (rows, columns) = (layout.rows().len(), layout.columns());
+    let mut fine = Chosen::default();
+    let mut first = 0;
+    for (row, &count) in chosen.counts.iter().enumerate() {
+        let listed = &chosen.columns[first..first + count];
+        first += count;
+        for _ in row * factor..((row + 1) * factor).min(rows) {
+            let before = fine.columns.len();
+            fine.columns.extend(listed.iter().flat_map(|&column| {
+                let first = column * factor as u32;
+                first..(first + factor as u32).min(columns)
+            }));
+            fine.counts.push(fine.columns.len() - before);
+        }
+    }
+    fine
+}
+
+fn blocks(layout: &Layout) -> u64 {
+    layout.rows().flat_map(|row| layout.row(row)).map(|run| u64::from(run.len)).sum()
+}
+
+/// The share of the base's blocks that are kept, over all batch entries and heads.
+fn density(layouts: &LayoutSet, base: &LayoutSet) -> f64 {
+    let all = |set: &LayoutSet| -> u64 {
+        let each: Vec<u64> = set.layouts().iter().map(|layout| blocks(layout)).collect();
+        let pairs = (0..set.batch()).flat_map(|entry| (0..set.heads()).map(move |h| (entry, h)));
+        pairs.map(|(entry, head)| each[set.index(entry, head)]).sum()
+    };
+    all(layouts) as f64 / (all(base) as f64).max(1.0)
+}
+
+/// What kept mass is measured against.
+#[derive(Debug, Clone)]
+struct Measured {
+    base: Heads,
+    shape: Shape,
+    padding: Padding,
+}
+
+/// What a selector chose.
+#[derive(Debug, Clone)]
+pub struct Selection {
+    layouts: LayoutSet,
+    density: f64,
+    measured: Measured,
+    options: Options,
+}
+
+impl Selection {
+    /// The layout of every batch entry and query head.
+    pub fn layouts(&self) -> &LayoutSet {
+        &self.layouts
+    }
+
+    /// The share of the base's blocks that are kept: 1 where nothing is dropped, as in sequences too
+    /// short for estimates to pay.
+    pub fn density(&self) -> f64 {
+        self.density
+    }
+}
