@@ -7,6 +7,7 @@ use candle_core::{DType, Device, Result, Shape, Tensor, Var};
 use candle_nn::init::{Init, NormalOrUniform};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{VarBuilder, VarMap};
+use longspan::splitmix64;
 
 /// MAGNETO's gain for a stack of so many layers that attends to itself alone (arXiv 2210.06423):
 /// `√(ln 2N)`.
@@ -125,11 +126,10 @@ impl Numbers {
     }
 
     fn bits(&mut self) -> u64 {
+        let bits = splitmix64(self.state);
+        // The increment of the generator's state.
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        bits
     }
 
     /// From 0 to below 1.

@@ -73,6 +73,16 @@ pub(crate) fn bytes(count: usize) -> String {
     format!("{} {unit}", significant(value))
 }
 
+/// `1.5 s`, `250 ms`, `12.3 µs`
+pub(crate) fn time(seconds: f64) -> String {
+    match seconds {
+        0.0 => "0".into(),
+        s if s >= 1.0 => format!("{} s", significant(s)),
+        s if s >= 1e-3 => format!("{} ms", significant(s * 1e3)),
+        s => format!("{} µs", significant(s * 1e6)),
+    }
+}
+
 /// A token count with the suffixes of arguments where it is exact: `256k`, `1M`, `1,000`.
 pub(crate) fn short(tokens: u64) -> String {
     let exact = |shift: u32, suffix: &str| {
@@ -161,6 +171,10 @@ mod tests {
         assert_eq!(flops(1_430_000_000), "1.43 GFLOP");
         assert_eq!(bytes(512), "512 bytes");
         assert_eq!(bytes(6_720), "6.56 KiB");
+        assert_eq!(time(0.0), "0");
+        assert_eq!(time(1.5), "1.50 s");
+        assert_eq!(time(0.25), "250 ms");
+        assert_eq!(time(1.23e-5), "12.3 µs");
         assert_eq!(short(1 << 20), "1M");
         assert_eq!(short(65_536), "64k");
         assert_eq!(short(1_000), "1,000");

@@ -6,7 +6,7 @@
 
 use std::num::NonZeroUsize;
 
-use longspan::Element;
+use longspan::{Element, splitmix64};
 
 /// Elements per thread below which more threads don't help.
 const SMALL: usize = 1 << 16;
@@ -65,17 +65,9 @@ fn normal(seed: u64, index: u64) -> f32 {
     // Four sums of 65,536 equally likely integers: mean 131,070, variance 4 · (65,536² − 1) / 12.
     const MEAN: i64 = 4 * 65_535 / 2;
     const DEVIATION: f32 = 37_837.23;
-    let hash = splitmix(seed.wrapping_mul(0xD134_2543_DE82_EF95).wrapping_add(index));
+    let hash = splitmix64(seed.wrapping_mul(0xD134_2543_DE82_EF95).wrapping_add(index));
     let part = |n: u32| (hash >> (16 * n)) as u16 as i64;
     (part(0) + part(1) + part(2) + part(3) - MEAN) as f32 / DEVIATION
-}
-
-/// Output `state` of splitmix64 seeded with zero.
-fn splitmix(state: u64) -> u64 {
-    let mut z = state.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
 }
 
 #[cfg(test)]

@@ -81,6 +81,8 @@ pub use exec::fault;
 pub use exec::{Executor, Hook, Pool, Progress, Step, Threads};
 pub use isa::Isa;
 pub use layouts::Layouts;
+#[doc(hidden)]
+pub use longspan_pattern::splitmix64;
 pub use longspan_pattern::{
     BlockMasks, BlockSize, Blocks, Counts, Heads, Layout, LayoutCache, LayoutSet, Level, Masks,
     Padding, ParseError, Pattern, Positions, Progression, Run, RunKind, Shape,

@@ -55,55 +55,14 @@ fn random_odd_seeds() {
     check_all::<f32>(random(1).chain([AttentionCase::from_seed(1)]));
 }
 
-/// Strides of every kind: gaps, backwards, spread out, the head dim outermost.
 #[test]
 fn any_strides() {
-    let local = Rule::And(vec![Rule::Causal, Rule::Window { left: 50, right: 0 }]);
-    let grouped = AttentionCase {
-        batch: 2,
-        heads_q: 4,
-        heads_kv: 2,
-        dim_k: 19,
-        dim_v: 33,
-        lse_gradient: true,
-        ..AttentionCase::new("strided", local, 97)
-    };
-    let wide = AttentionCase { dim_k: 64, dim_v: 64, ..AttentionCase::new("wide", Rule::Full, 65) };
-    let mut decode = AttentionCase::new("decode", Rule::Causal, 300);
-    (decode.layout.tokens_q, decode.heads_kv, decode.heads_q) = (1, 1, 4);
-    let mut wrong = Vec::new();
-    for case in [grouped, wide, decode] {
-        for placement in Placement::ALL {
-            wrong.extend(check::<f32>(&case, Some(placement)));
-        }
-    }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    check_strides::<f32>();
 }
 
-/// Every tensor laid out in its own way, results in yet another.
 #[test]
 fn mixed_strides() {
-    let case = AttentionCase {
-        batch: 2,
-        heads_q: 6,
-        heads_kv: 2,
-        dim_k: 24,
-        dim_v: 16,
-        ..AttentionCase::new("mixed", Rule::Causal, 83)
-    };
-    let problem = case.problem();
-    let (truth, naive) = (truth(&problem, case.sample), naive(&problem, case.sample));
-    for isa in Isa::available() {
-        let attention = attention(&case, isa, 2);
-        for turn in 0..Placement::ALL.len() {
-            let pick = |n: usize| Placement::ALL[(turn + 3 * n) % Placement::ALL.len()];
-            let tensors = Tensors::mixed(&problem, [pick(0), pick(1), pick(2), pick(3)]);
-            let run = Run { attention: &attention, tensors: &tensors, results: pick(4) };
-            for measure in Measure::all(&problem, &truth, &naive, &run.both(), case.sample) {
-                assert!(measure.holds(), "{isa}, turn {turn}, {measure}");
-            }
-        }
-    }
+    check_mixed_strides::<f32>();
 }
 
 /// Zero strides: one sequence for all batch entries, one key head for all, one key for all tokens.

@@ -2,9 +2,10 @@
 
 use std::ops::ControlFlow;
 use std::sync::{Arc, Barrier, mpsc};
+use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
-use longspan_pattern::{BlockSize, Error, LayoutCache, Pattern, Shape};
+use longspan_pattern::{BlockSize, Error, Layout, LayoutCache, Pattern, Result, Shape};
 
 fn shape(tokens: u64) -> Shape {
     Shape::new(tokens, tokens)
@@ -156,24 +157,32 @@ fn a_waiting_thread_takes_over_stopped_compilation() {
     assert_eq!(cache.stats().layouts, 1);
 }
 
+/// A thread that compiles a layout, stopped in its hook until the sender is used.
+fn compile_halfway<'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    cache: &'scope LayoutCache,
+) -> (ScopedJoinHandle<'scope, Result<Arc<Layout>>>, mpsc::Sender<()>) {
+    let (started, has_started) = mpsc::channel();
+    let (resume, resumed) = mpsc::channel();
+    let compiling = scope.spawn(move || {
+        let mut called = false;
+        cache.get_with(&Pattern::causal(), &shape(65_536), |_, _| {
+            if !std::mem::replace(&mut called, true) {
+                started.send(()).unwrap();
+                resumed.recv().unwrap();
+            }
+            ControlFlow::Continue(())
+        })
+    });
+    has_started.recv().unwrap();
+    (compiling, resume)
+}
+
 #[test]
 fn a_waiting_thread_can_be_stopped() {
     let cache = LayoutCache::new(1 << 30);
-    let (started, has_started) = mpsc::channel();
-    let (resume, resumed) = mpsc::channel::<()>();
     std::thread::scope(|scope| {
-        let cache = &cache;
-        let first = scope.spawn(move || {
-            let mut called = false;
-            cache.get_with(&Pattern::causal(), &shape(65_536), |_, _| {
-                if !std::mem::replace(&mut called, true) {
-                    started.send(()).unwrap();
-                    resumed.recv().unwrap();
-                }
-                ControlFlow::Continue(())
-            })
-        });
-        has_started.recv().unwrap();
+        let (compiling, resume) = compile_halfway(scope, &cache);
         let start = Instant::now();
         let stopped =
             cache.get_with(&Pattern::causal(), &shape(65_536), |_, _| ControlFlow::Break(()));
@@ -181,7 +190,7 @@ fn a_waiting_thread_can_be_stopped() {
         // The hook is called every 20 ms; a loaded machine may take ten times as long.
         assert!(start.elapsed() < Duration::from_millis(200), "{:?}", start.elapsed());
         resume.send(()).unwrap();
-        assert!(first.join().unwrap().is_ok());
+        assert!(compiling.join().unwrap().is_ok());
     });
 }
 
@@ -190,21 +199,8 @@ fn a_waiting_thread_can_be_stopped() {
 fn a_forked_process_recompiles_pending_layouts() {
     let cache = LayoutCache::new(1 << 30);
     let kept = cache.get(&Pattern::full(), &shape(65_536)).unwrap();
-    let (started, has_started) = mpsc::channel();
-    let (resume, resumed) = mpsc::channel::<()>();
     std::thread::scope(|scope| {
-        let cache = &cache;
-        let compiling = scope.spawn(move || {
-            let mut called = false;
-            cache.get_with(&Pattern::causal(), &shape(65_536), |_, _| {
-                if !std::mem::replace(&mut called, true) {
-                    started.send(()).unwrap();
-                    resumed.recv().unwrap();
-                }
-                ControlFlow::Continue(())
-            })
-        });
-        has_started.recv().unwrap();
+        let (compiling, resume) = compile_halfway(scope, &cache);
         // SAFETY: the child calls the library, and ends without unwinding or running destructors.
         let child = unsafe { libc::fork() };
         assert!(child >= 0, "no process");

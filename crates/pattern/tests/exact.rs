@@ -9,7 +9,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use longspan_pattern::{BlockSize, Layout, Level, Pattern, Positions, Progression, RunKind, Shape};
-use longspan_testing::Case;
+use longspan_testing::{Case, Random};
 
 mod common;
 
@@ -64,7 +64,7 @@ fn rows_alone_equal_rows_together() {
     let first = number("LONGSPAN_SEED", 0);
     let mut compared = 0;
     for seed in first..first + cases {
-        let mut dice = Dice(seed);
+        let mut dice = Random::new(seed);
         let tokens = dice.between(300, 6000);
         let block = BlockSize::new([16, 17, 32, 48][dice.below(4) as usize]).unwrap();
         let mut shape = Shape::new(tokens, tokens).block(block);
@@ -112,25 +112,8 @@ fn kinds(layout: &Layout, row: u32) -> Vec<(u32, u32, RunKind)> {
     kinds
 }
 
-/// A random number generator.
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, limit: u64) -> u64 {
-        let bytes = longspan_testing::seeded_bytes(self.0, 16);
-        let [next, value] =
-            [0, 8].map(|at| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap()));
-        self.0 = next;
-        value % limit
-    }
-
-    fn between(&mut self, low: u64, high: u64) -> u64 {
-        low + self.below(high - low)
-    }
-}
-
 /// A pattern with arguments up to the length.
-fn broad(dice: &mut Dice, tokens: u64, depth: u32) -> Pattern {
+fn broad(dice: &mut Random, tokens: u64, depth: u32) -> Pattern {
     if depth > 0 && dice.below(4) > 0 {
         let (a, b) = (broad(dice, tokens, depth - 1), broad(dice, tokens, depth - 1));
         return match dice.below(4) {
@@ -139,7 +122,7 @@ fn broad(dice: &mut Dice, tokens: u64, depth: u32) -> Pattern {
             _ => a & b,
         };
     }
-    let lengths = |dice: &mut Dice| {
+    let lengths = |dice: &mut Random| {
         let (mut left, mut lengths) = (tokens, Vec::new());
         while left > 0 {
             let length = dice.between(1, tokens / 2 + 2).min(left);

@@ -2,14 +2,14 @@
 //! is too noisy.
 
 use longspan_pattern::{Layout, Pattern, Positions, Progression, Shape};
+use longspan_testing::Random;
 
 const SECOND: &str = "causal & (window(1024, 0) | sinks(64))";
 
 fn lengths(tokens: u64) -> Vec<u64> {
-    let (mut left, mut turn, mut lengths) = (tokens, 1u64, Vec::new());
+    let (mut left, mut random, mut lengths) = (tokens, Random::new(1), Vec::new());
     while left > 0 {
-        turn = turn.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        let length = (16 + (turn >> 33) % 8177).min(left);
+        let length = (16 + random.below(8177)).min(left);
         lengths.push(length);
         left -= length;
     }

@@ -4,6 +4,7 @@ use std::alloc::{GlobalAlloc, Layout as Memory, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use longspan_pattern::{BlockSize, Heads, Layout, Pattern, Shape};
+use longspan_testing::Random;
 
 /// The system allocator, recording the largest request.
 struct Recording;
@@ -134,13 +135,12 @@ fn any_text_parses_or_is_an_error() {
         "_",
         "\n",
     ];
-    let mut state = 1u64;
+    let mut random = Random::new(1);
     let mut parsed = 0;
     for _ in 0..20_000 {
         let mut text = String::new();
         for _ in 0..4 {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            text.push_str(words[(state >> 33) as usize % words.len()]);
+            text.push_str(words[random.below(words.len() as u64) as usize]);
         }
         match text.parse::<Pattern>() {
             Ok(pattern) => {

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use longspan_pattern::{BlockSize, Error, Layout, Pattern, Shape};
+use longspan_testing::Random;
 
 /// The system allocator, recording current and peak memory.
 struct Recording;
@@ -41,13 +42,11 @@ fn number(name: &str, otherwise: u64) -> u64 {
 }
 
 /// A generator of random expressions.
-struct Random(u64);
+struct Expressions(Random);
 
-impl Random {
+impl Expressions {
     fn next(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963);
-        let x = self.0 ^ self.0 >> 29;
-        (x.wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 20) % limit
+        self.0.below(limit)
     }
 
     /// At least 1, log-uniform up to about `2^bits`.
@@ -153,7 +152,7 @@ fn random_expressions_end_within_their_budget() {
     let mut slowest = (Duration::ZERO, String::new());
     let mut peak_case = (0, String::new());
     for seed in first..first + cases {
-        let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        let mut random = Expressions(Random::new(seed));
         let tokens = random.size(24).min(1 << 24);
         let text = loop {
             let mut text = String::new();

@@ -97,17 +97,17 @@ pub(crate) fn positions_of(held: &Positions, tokens: &Tokens) -> Positions {
 
 #[cfg(test)]
 mod tests {
+    use longspan_testing::Random;
+
     use super::*;
 
     #[test]
     fn bits_become_progressions_and_back() {
         for seed in 0..200_u64 {
-            let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+            let mut random = Random::new(seed);
             let bits: Vec<u64> = (0..4)
                 .map(|word| {
-                    x ^= x << 13;
-                    x ^= x >> 7;
-                    x ^= x << 17;
+                    let x = random.bits();
                     match seed % 4 {
                         0 => x,
                         1 => x & (x >> 3) & 0x1111_1111_1111_1111,

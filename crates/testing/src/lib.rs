@@ -29,7 +29,7 @@
 //! | file | what |
 //! |---|---|
 //! | `rule.rs`, `rule/` | the oracle, its text form, its tests by hand-made numbers |
-//! | `splitmix.rs` | the one random generator: draws of `random`, bytes of a seed |
+//! | `splitmix.rs` | the one random generator: draws of `random`, bytes and numbers of a seed |
 //! | `case.rs` | a case and its truth |
 //! | `generate.rs`, `generate/` | random cases: lengths and offsets, rules, maps |
 //! | `attention.rs`, `attention/` | the definition of attention in `f64` and in naive `f32`, formats of 16 bits, errors and their bounds, cases |
@@ -54,4 +54,4 @@ pub use case::{Case, Steps, Truth};
 pub use close::{assert_close, largest_difference};
 pub use longnet::LongNet;
 pub use rule::{Level, Rule, Sequences};
-pub use splitmix::seeded_bytes;
+pub use splitmix::{Random, seeded_bytes};

@@ -1,6 +1,6 @@
-//! `splitmix64`, and the two things made of it: the blocks a `random` row draws, and seeded bytes.
+//! `splitmix64`, and what is made of it: the blocks a `random` row draws, seeded bytes and numbers.
 //!
-//! Both use the same stream: element `t` of the stream of `x` is `splitmix64(splitmix64(x) + t)`,
+//! All use the same stream: element `t` of the stream of `x` is `splitmix64(splitmix64(x) + t)`,
 //! so any element is found without the ones before it, and alike on every machine.
 
 use std::cell::RefCell;
@@ -21,6 +21,40 @@ pub(crate) fn element(x: u64, t: u64) -> u64 {
 /// `len` bytes that depend on the seed alone: food for the case generator.
 pub fn seeded_bytes(seed: u64, len: usize) -> Vec<u8> {
     (0..).flat_map(|t| element(seed, t).to_le_bytes()).take(len).collect()
+}
+
+/// Random numbers that depend on the seed alone.
+///
+/// ```
+/// let mut random = longspan_testing::Random::new(3);
+/// assert!((0..100).all(|_| random.below(6) < 6));
+/// ```
+pub struct Random {
+    seed: u64,
+    drawn: u64,
+}
+
+impl Random {
+    /// The start of the stream of a seed.
+    pub fn new(seed: u64) -> Self {
+        Random { seed, drawn: 0 }
+    }
+
+    /// 64 random bits.
+    pub fn bits(&mut self) -> u64 {
+        self.drawn += 1;
+        element(self.seed, self.drawn - 1)
+    }
+
+    /// A number below `limit`, which must not be 0.
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.bits() % limit
+    }
+
+    /// A number from `low` on and below `high`, which must be larger.
+    pub fn between(&mut self, low: u64, high: u64) -> u64 {
+        low + self.below(high - low)
+    }
 }
 
 /// What a row of `random` draws: `count` distinct blocks out of `0..blocks`, for query block `row`.
@@ -81,5 +115,13 @@ mod tests {
         assert_eq!(bytes.len(), 100);
         assert_eq!(bytes[..13], seeded_bytes(3, 13));
         assert_ne!(bytes, seeded_bytes(4, 100));
+    }
+
+    #[test]
+    fn random_numbers_are_the_stream_of_their_seed() {
+        let mut random = Random::new(3);
+        let words: Vec<u8> = (0..4).flat_map(|_| random.bits().to_le_bytes()).collect();
+        assert_eq!(words, seeded_bytes(3, 32));
+        assert!((0..100).all(|_| random.below(3) < 3 && (5..7).contains(&random.between(5, 7))));
     }
 }

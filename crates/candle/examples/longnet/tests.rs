@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use longspan_testing::Random;
+
 use super::*;
 
 /// What the process that is killed was told, a line an argument.
@@ -109,11 +111,8 @@ fn killed_and_resumed() {
 
     // Moments that differ from run to run, and are told when something fails.
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
-    let mut state = now.as_nanos() as u64;
-    let mut random = |below: usize| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (state >> 33) as usize % below
-    };
+    let mut stream = Random::new(now.as_nanos() as u64);
+    let mut random = |limit: usize| stream.below(limit as u64) as usize;
     let (mut kills, mut moments) = (0, Vec::new());
     loop {
         // So many steps on, and then somewhere within one, or within what comes before the first.

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use candle_core::{Device, Tensor};
+use longspan::splitmix64;
 
 /// Bytes to learn from and bytes to validate with.
 pub(crate) struct Text {
@@ -60,7 +61,7 @@ impl Text {
     pub(crate) fn batch(&self, seed: u64, step: usize, batch: usize) -> Result<Batch> {
         let places = (self.learnt - self.context) as u64;
         let start = |entry: usize| {
-            let number = splitmix(splitmix(seed) ^ (step * batch + entry) as u64);
+            let number = splitmix64(splitmix64(seed) ^ (step * batch + entry) as u64);
             (number % places) as usize
         };
         self.sequences((0..batch).map(start))
@@ -84,11 +85,4 @@ impl Text {
         let tensor = |ids: Vec<u32>| Tensor::from_vec(ids, (count, self.context), &Device::Cpu);
         Ok(Batch { ids: tensor(ids)?, targets: tensor(targets)? })
     }
-}
-
-fn splitmix(seed: u64) -> u64 {
-    let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }

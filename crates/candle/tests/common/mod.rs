@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use candle_core::{D, DType, Device, Result, Tensor, Var};
 use longspan_candle::SparseAttention;
-use longspan_testing::{assert_close, largest_difference};
+use longspan_testing::{assert_close, largest_difference, normals};
 
 /// Whether a query position sees a key position, by batch entry and head.
 pub(crate) type Sees = fn(usize, usize, i64, i64) -> bool;
@@ -192,21 +192,8 @@ pub(crate) fn compare(what: &str, found: &Tensor, expected: &Tensor, tolerance: 
     assert_close(what, &found, &expected, tolerance * most);
 }
 
-/// Normal numbers by Box and Muller from a splitmix of the seed, f32: candle's own can't be seeded
-/// on the CPU.
+/// Normal numbers, f32: candle's own can't be seeded on the CPU.
 pub(crate) fn random(seed: u64, shape: (usize, usize, usize, usize)) -> Result<Tensor> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let mut uniform = || {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
-    };
-    let mut normal = || {
-        let radius = (-2.0 * (1.0 - uniform()).ln()).sqrt();
-        (radius * (std::f64::consts::TAU * uniform()).cos()) as f32
-    };
-    let data = (0..shape.0 * shape.1 * shape.2 * shape.3).map(|_| normal()).collect::<Vec<_>>();
+    let data = normals(seed, shape.0 * shape.1 * shape.2 * shape.3);
     Tensor::from_vec(data, shape, &Device::Cpu)
 }

@@ -4,7 +4,7 @@ use longspan_pattern::Shade;
 use plotters_backend::text_anchor::HPos;
 
 use super::{PassPlan, Planned, Span, Timeline};
-use crate::number::{count, shortened, significant};
+use crate::number::{count, shortened, time};
 use crate::plot::{Color, FAINT_INK, Face, INK, LINE, Scene, Type};
 
 const MARGIN: i32 = 48;
@@ -138,13 +138,4 @@ fn bars(
         };
     }
     finish(last);
-}
-
-fn time(seconds: f64) -> String {
-    match seconds {
-        0.0 => "0".into(),
-        s if s >= 1.0 => format!("{} s", significant(s)),
-        s if s >= 1e-3 => format!("{} ms", significant(s * 1e3)),
-        s => format!("{} µs", significant(s * 1e6)),
-    }
 }

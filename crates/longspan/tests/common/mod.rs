@@ -5,6 +5,7 @@
 //! | `buffer.rs` | dense numbers put into strided memory with poisoned gaps, and read back |
 //! | `observed.rs` | executors that tell which threads took part |
 //! | `run.rs` | a case as layouts and options; both passes over it; the verdict |
+//! | `strides.rs` | strides of every kind against the oracle |
 
 // Each test file uses another part of it.
 #![allow(dead_code, unused_imports)]
@@ -12,6 +13,7 @@
 mod buffer;
 mod observed;
 mod run;
+mod strides;
 
 pub(crate) use buffer::{Buffer, BufferOf, Number, Placement, dense_order};
 pub(crate) use observed::{CallerOnly, Observed};
@@ -19,3 +21,4 @@ pub(crate) use run::{
     Engine, Rest, Run, Tensors, TensorsOf, attention, bits, check, check_all, compile, compile_set,
     dims_k, dims_out, dims_q, dims_v, layouts, measures, number, score,
 };
+pub(crate) use strides::{check_mixed_strides, check_strides};

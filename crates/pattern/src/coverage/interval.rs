@@ -213,16 +213,15 @@ pub(crate) fn with_masked_queries(coverage: KeyCoverage) -> KeyCoverage {
 
 #[cfg(test)]
 mod tests {
+    use longspan_testing::Random;
+
     use super::*;
 
     const KEYS: i64 = 40;
 
     /// A list of intervals with random gaps, lengths and coverage.
-    fn random(state: &mut u64) -> Vec<Interval> {
-        let mut next = |limit: u64| {
-            *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            ((*state >> 33) % limit) as i64
-        };
+    fn intervals(random: &mut Random) -> Vec<Interval> {
+        let mut next = |limit: u64| random.below(limit) as i64;
         let mut list = Vec::new();
         let mut start = next(6);
         while start < KEYS {
@@ -242,9 +241,9 @@ mod tests {
 
     #[test]
     fn operators_hold_for_every_key() {
-        let mut state = 1;
+        let mut random = Random::new(1);
         for _ in 0..20_000 {
-            let (a, b) = (random(&mut state), random(&mut state));
+            let (a, b) = (intervals(&mut random), intervals(&mut random));
             let mut lists = [(); 4].map(|()| Vec::new());
             and(&a, &b, &mut lists[0]);
             or(&a, &b, &mut lists[1]);

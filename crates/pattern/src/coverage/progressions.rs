@@ -139,6 +139,8 @@ impl std::fmt::Debug for PatternCoverage {
 
 #[cfg(test)]
 mod tests {
+    use longspan_testing::Random;
+
     use super::*;
 
     const PATTERNS: &[&str] = &[
@@ -162,11 +164,8 @@ mod tests {
     ];
 
     /// A progression inside 0..1000.
-    fn progression(state: &mut u64) -> Progression {
-        let mut next = |limit: u64| {
-            *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            (*state >> 33) % limit
-        };
+    fn progression(random: &mut Random) -> Progression {
+        let mut next = |limit: u64| random.below(limit);
         let step = [1, 1, 1, 2, 7, 64][next(6) as usize];
         let start = next(1_000);
         let max_len = [4, 80, 1_000][next(3) as usize];
@@ -177,14 +176,14 @@ mod tests {
     /// Every result is compared with every pair. All three results occur.
     #[test]
     fn results_hold_for_every_pair() {
-        let mut state = 7;
+        let mut random = Random::new(7);
         let mut results = [0; 3];
         for text in PATTERNS {
             let pattern: Pattern = text.parse().unwrap();
             let mut coverage = PatternCoverage::new(&pattern);
             let mut lowered = LoweredPattern::new(&pattern, None, -MAX_POSITION..MAX_POSITION);
             for _ in 0..60 {
-                let (queries, keys) = (progression(&mut state), progression(&mut state));
+                let (queries, keys) = (progression(&mut random), progression(&mut random));
                 let at = |p: &Progression, i: u64| p.start + (i * p.step) as i64;
                 let (mut active, mut masked) = (vec![false; keys.len as usize], false);
                 for (index, active) in (0..).zip(&mut active) {

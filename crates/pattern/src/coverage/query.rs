@@ -87,8 +87,8 @@ impl Node {
             }
             Node::Packed(packed) => packed.coverage(query, meter, out),
             Node::Blocks { size, relation } => blocks(*size, relation, query, meter, out),
-            Node::And(parts, scratch) => intersection(parts, scratch, query, meter, out),
-            Node::Or(parts, scratch) => union(parts, scratch, query, meter, out),
+            Node::And(parts, scratch) => combine(Operator::And, parts, scratch, query, meter, out),
+            Node::Or(parts, scratch) => combine(Operator::Or, parts, scratch, query, meter, out),
             Node::Not(inner, Scratch { left, .. }) => {
                 left.clear();
                 inner.coverage(query, meter, left);
@@ -104,8 +104,16 @@ fn full_or_partial(active: i64, queries: PositionRange) -> KeyCoverage {
     if active == queries.len { KeyCoverage::Full } else { KeyCoverage::Partial }
 }
 
-/// Each operand after the first is queried only within the intervals of those before it.
-fn intersection(
+#[derive(Clone, Copy)]
+enum Operator {
+    And,
+    Or,
+}
+
+/// Combines the operands from left to right. Those of a conjunction after the first are queried only
+/// within the intervals of those before them.
+fn combine(
+    operator: Operator,
     parts: &mut [Node],
     Scratch { left, right, both, .. }: &mut Scratch,
     query: CoverageQuery,
@@ -117,21 +125,28 @@ fn intersection(
     };
     left.clear();
     first.coverage(query, meter, left);
+    let mut combine_next =
+        |left: &[Interval], part: &mut Node, meter: &mut Meter<'_>, out: &mut Vec<Interval>| {
+            right.clear();
+            match operator {
+                Operator::And => coverage_within(part, left, query, meter, right),
+                Operator::Or => part.coverage(query, meter, right),
+            }
+            meter.spend(INTERVAL * (left.len() + right.len()) as u64);
+            match operator {
+                Operator::And => interval::and(left, right, out),
+                Operator::Or => interval::or(left, right, out),
+            }
+        };
     for part in middle {
         if meter.halted() {
             return;
         }
-        right.clear();
-        coverage_within(part, left, query, meter, right);
         both.clear();
-        meter.spend(INTERVAL * (left.len() + right.len()) as u64);
-        interval::and(left, right, both);
+        combine_next(left, part, meter, both);
         std::mem::swap(left, both);
     }
-    right.clear();
-    coverage_within(last, left, query, meter, right);
-    meter.spend(INTERVAL * (left.len() + right.len()) as u64);
-    interval::and(left, right, out);
+    combine_next(left, last, meter, out);
 }
 
 /// Queries the ranges of keys that `within` covers.
@@ -157,35 +172,6 @@ fn coverage_within(
         high = next.end;
     }
     part.coverage(query.within(low, high), meter, out);
-}
-
-fn union(
-    parts: &mut [Node],
-    Scratch { left, right, both, .. }: &mut Scratch,
-    query: CoverageQuery,
-    meter: &mut Meter<'_>,
-    out: &mut Vec<Interval>,
-) {
-    let [first, middle @ .., last] = parts else {
-        return parts.iter_mut().for_each(|part| part.coverage(query, meter, out));
-    };
-    left.clear();
-    first.coverage(query, meter, left);
-    for part in middle {
-        if meter.halted() {
-            return;
-        }
-        right.clear();
-        part.coverage(query, meter, right);
-        both.clear();
-        meter.spend(INTERVAL * (left.len() + right.len()) as u64);
-        interval::or(left, right, both);
-        std::mem::swap(left, both);
-    }
-    right.clear();
-    last.coverage(query, meter, right);
-    meter.spend(INTERVAL * (left.len() + right.len()) as u64);
-    interval::or(left, right, out);
 }
 
 /// Keys active for all queries lie between the last query's left end and the first query's right

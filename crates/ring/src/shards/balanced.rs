@@ -265,6 +265,7 @@ fn swap_chunks(weights: &[u128], lengths: &[u64], ranks: usize) -> Vec<Vec<usize
 #[cfg(test)]
 mod tests {
     use longspan::Pattern;
+    use longspan_testing::Random;
 
     use super::*;
 
@@ -285,10 +286,9 @@ mod tests {
     /// Lengths from a hundred to sixty thousand, most of them short.
     fn mixed(tokens: u64) -> Pattern {
         let mut lengths = Vec::new();
-        let (mut state, mut left) = (1_u64, tokens);
+        let (mut random, mut left) = (Random::new(1), tokens);
         while left > 0 {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            let length = (100 << ((state >> 60) * 10 / 16)) + (state >> 33) % 100;
+            let length = (100 << random.below(10)) + random.below(100);
             lengths.push(length.min(left));
             left -= length.min(left);
         }

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use longspan_testing::Random;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
     /// The process is killed.
@@ -84,14 +86,8 @@ pub(crate) fn few(hosts: bool) -> Vec<Fault> {
 /// `count` faults, of every kind in turn; with one host per rank only those that need it.
 pub(crate) fn random(count: usize, seed: u64, hosts: bool) -> Vec<Fault> {
     let kinds: Vec<_> = ALL.into_iter().filter(|kind| hosts == (*kind == Kind::Cut)).collect();
-    let mut state = seed;
-    let mut draw = |below: usize| {
-        // splitmix64
-        state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mixed = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        ((mixed ^ (mixed >> 31)) % below as u64) as usize
-    };
+    let mut random = Random::new(seed);
+    let mut draw = |limit: usize| random.below(limit as u64) as usize;
     (0..count)
         .map(|index| {
             let kind = kinds[index % kinds.len()];
