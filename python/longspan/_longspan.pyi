@@ -12,12 +12,15 @@ from longspan._results import Gradients, Output
 
 __all__ = [
     "Array",
+    "BlockSelector",
     "Dilated",
     "EXECUTION_OPTIONS",
+    "KeptMass",
     "Layout",
     "Pattern",
     "Ring",
     "RingError",
+    "Selection",
     "__version__",
     "attention",
     "backward",
@@ -148,6 +151,55 @@ class Layout:
     def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
     def _repr_svg_(self) -> str: ...
+
+@final
+class BlockSelector:
+    def __new__(
+        cls,
+        base: Pattern | str,
+        *,
+        always: Pattern | str | None = None,
+        mass: float = 0.95,
+        block_mass: float = 0.0,
+        min_blocks: int = 1,
+        max_blocks: int | None = None,
+        estimator: Literal["clusters", "means", "antidiagonals"] = "clusters",
+        queries: int = 8,
+        groups: int = 8,
+        sharing: Literal["head", "key_head"] = "head",
+    ) -> BlockSelector: ...
+    def select(
+        self,
+        q: _Tensor,
+        k: _Tensor,
+        *,
+        order: _Order = "bhsd",
+        block: int | None = None,
+        scale: float | None = None,
+        query_offset: int | None = None,
+        key_offset: int | None = None,
+        key_padding: Sequence[tuple[int, int]] | None = None,
+        threads: int | None = None,
+        isa: _Isa | None = None,
+        precision: _Precision | None = None,
+    ) -> Selection: ...
+
+@final
+class Selection:
+    @property
+    def layout(self) -> Layout: ...
+    @property
+    def density(self) -> float: ...
+    def kept_mass(self, q: _Tensor, k: _Tensor, lse: _Tensor, *, seed: int = 0) -> KeptMass: ...
+
+@final
+class KeptMass:
+    @property
+    def mean(self) -> float: ...
+    @property
+    def interval(self) -> tuple[float, float]: ...
+    @property
+    def sampled(self) -> NDArray[numpy.float32]: ...
 
 @final
 class Array:

@@ -31,12 +31,15 @@ pub(crate) struct Layout {
     batch: Option<usize>,
     heads: Option<usize>,
     source: Source,
+    /// Whether it has some blocks of its source alone.
+    selected: bool,
 }
 
 /// The keys that hold tokens: one pair `(first, end)` per batch entry.
 pub(crate) type KeyPadding = Vec<(u64, u64)>;
 
 /// What a layout was compiled from.
+#[derive(Clone)]
 pub(crate) struct Source {
     pub(crate) pattern: Heads,
     /// Queries and keys of the whole sequence; a map holds some of them.
@@ -48,7 +51,7 @@ pub(crate) struct Source {
 impl Layout {
     /// A layout for every batch entry and head.
     pub(crate) fn same(layout: Compiled, source: Source) -> Self {
-        Layout { layouts: layout.into(), batch: None, heads: None, source }
+        Layout { layouts: layout.into(), batch: None, heads: None, source, selected: false }
     }
 
     /// Layouts that differ by batch entry, by head or by both; `None` where they don't, and the
@@ -59,7 +62,13 @@ impl Layout {
         heads: Option<usize>,
         source: Source,
     ) -> Self {
-        Layout { layouts: set.into(), batch, heads, source }
+        Layout { layouts: set.into(), batch, heads, source, selected: false }
+    }
+
+    /// Some blocks of a pattern, for every batch entry and head.
+    pub(crate) fn selected(set: LayoutSet, source: Source) -> Self {
+        let (batch, heads) = (Some(set.batch()), Some(set.heads()));
+        Layout { layouts: set.into(), batch, heads, source, selected: true }
     }
 
     pub(crate) fn source(&self) -> &Source {
@@ -298,6 +307,12 @@ impl Layout {
     }
 
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        if self.selected {
+            return Err(errors::kind(
+                "a selected layout can't be pickled: it is made from queries and keys; pickle those, \
+                 and select again",
+            ));
+        }
         let Source { pattern, tokens, placement, key_padding } = &self.source;
         let named = PyDict::new(py);
         named.set_item("block", self.block())?;

@@ -8,6 +8,7 @@
 //! | `tensor`, `dlpack`, `array` | tensors that come in, how they are handed over, those that go out |
 //! | `pattern`, `primitives`, `layout` | the classes `Pattern` and `Layout`, functions that make patterns |
 //! | `dilated` | the class `Dilated`, LongNet's branches |
+//! | `select` | the class `BlockSelector`, layouts by content |
 //! | `ring`, `carrier` | a ring's class; its messages, through a process group that Python holds |
 //! | `block_lists` | a layout as FlexAttention's lists of blocks |
 //! | `picture` | what notebooks and terminals show |
@@ -32,6 +33,7 @@ mod picture;
 mod primitives;
 mod raw;
 mod ring;
+mod select;
 mod signals;
 mod tensor;
 
@@ -61,6 +63,8 @@ mod _longspan {
     use crate::raw::{raw_backward, raw_forward};
     #[pymodule_export]
     use crate::ring::{Ring, ring_check, ring_gather, ring_shards, ring_wire};
+    #[pymodule_export]
+    use crate::select::{BlockSelector, KeptMass, Selection};
 
     /// Options that choose how a result is computed, not which.
     #[pymodule_export]

@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 
 use longspan::{
     Attention, BiasTable, Dims, Dropout, Heads, Isa, LayoutCache, LayoutSet, Layouts, Order,
-    Precision, Score, Threads,
+    Padding, Precision, Score, Shape, Threads,
 };
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
@@ -18,7 +18,7 @@ use crate::arguments::{Placement, Rows, Whole, elements, padding, pairs, rows};
 use crate::dilated::Dilated;
 use crate::engine::Engine;
 use crate::errors;
-use crate::layout::Layout;
+use crate::layout::{Layout, Source};
 use crate::pattern::Pattern;
 use crate::signals;
 
@@ -91,7 +91,7 @@ impl Options {
     }
 
     /// Those of the library.
-    fn calls(&self) -> PyResult<longspan::Options> {
+    pub(crate) fn calls(&self) -> PyResult<longspan::Options> {
         let mut calls = SHARED
             .clone()
             .score(self.score()?)
@@ -365,8 +365,15 @@ impl Options {
         names.iter().find(is_set).copied()
     }
 
-    fn compile(&self, py: Python<'_>, heads: &Heads, q: Dims, k: Dims) -> PyResult<Layouts> {
-        let shape = self.placement.shape(q.tokens as u64, k.tokens as u64)?;
+    /// Where a pattern is to be compiled, and what a layout of it is made from.
+    pub(crate) fn place(
+        &self,
+        heads: &Heads,
+        q: Dims,
+        k: Dims,
+    ) -> PyResult<(Shape, Padding, Source)> {
+        let tokens = (q.tokens as u64, k.tokens as u64);
+        let shape = self.placement.shape(tokens.0, tokens.1)?;
         if let Some(ranges) = self.key_padding.as_ref().filter(|ranges| ranges.len() != q.batch) {
             return Err(errors::value(format!(
                 "key_padding has {} pairs, expected {}: one (first, end) per batch entry",
@@ -375,6 +382,12 @@ impl Options {
             )));
         }
         let padding = padding(self.key_padding.clone(), q.batch);
+        let (placement, key_padding) = (self.placement.clone(), self.key_padding.clone());
+        Ok((shape, padding, Source { pattern: heads.clone(), tokens, placement, key_padding }))
+    }
+
+    fn compile(&self, py: Python<'_>, heads: &Heads, q: Dims, k: Dims) -> PyResult<Layouts> {
+        let (shape, padding, _) = self.place(heads, q, k)?;
         let compile = |watch: &mut signals::Watch| {
             let look = |_, _| watch.look();
             match (heads, &self.key_padding) {

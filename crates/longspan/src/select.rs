@@ -54,10 +54,11 @@ pub enum Estimator {
         /// Means per block of keys, a power of two.
         means: usize,
     },
-    /// Sums of products along antidiagonals of `stride × stride` pairs (XAttention).
+    /// Sums of products along antidiagonals of squares of pairs (XAttention, whose stride is
+    /// `block / sums`).
     Antidiagonals {
-        /// Pairs per sum, a power of two.
-        stride: usize,
+        /// Squares per side of a block, a power of two.
+        sums: usize,
     },
 }
 
@@ -74,10 +75,7 @@ impl Estimator {
         let (terms, queries, groups) = match self {
             Estimator::Clusters { queries, clusters } => (Terms::Clusters, queries, clusters),
             Estimator::Means { queries, means } => (Terms::Means, queries, means),
-            Estimator::Antidiagonals { stride } => {
-                let sums = block / stride.clamp(1, block);
-                (Terms::Antidiagonals, sums, sums)
-            }
+            Estimator::Antidiagonals { sums } => (Terms::Antidiagonals, sums, sums),
         };
         let fail =
             |what, value: usize, rule| Err(Error::Number { what, value: value as f32, rule });
@@ -172,7 +170,8 @@ const COARSE: (u64, Estimator) = (256, Estimator::Clusters { queries: 8, cluster
 const CANDIDATES: usize = 4;
 const LOST: f32 = 0.1;
 
-/// The share of the base's blocks above which all of them are kept.
+/// The share of a row's blocks above which all of them are kept: leaving out the others would save
+/// less than their mass is worth.
 const DENSE_ABOVE: f64 = 0.9;
 
 impl BlockSelector {
@@ -351,7 +350,7 @@ impl Selector for BlockSelector {
     }
 }
 
-/// The blocks of `base` that were chosen; all of them for heads that would keep most.
+/// The blocks of `base` that were chosen.
 fn keep(base: &LayoutSet, chosen: &[Chosen], streams: usize) -> Result<LayoutSet> {
     let (batch, heads) = (base.batch(), base.heads());
     let mut layouts: Vec<Arc<Layout>> = Vec::with_capacity(chosen.len());
@@ -364,11 +363,7 @@ fn keep(base: &LayoutSet, chosen: &[Chosen], streams: usize) -> Result<LayoutSet
                 Some(*start)
             }))
             .collect();
-        let dense = chosen.columns.len() as f64 > DENSE_ABOVE * blocks(whole) as f64;
-        layouts.push(match dense {
-            true => whole.clone(),
-            false => Arc::new(whole.keep_blocks(&starts, &chosen.columns)?),
-        });
+        layouts.push(Arc::new(whole.keep_blocks(&starts, &chosen.columns)?));
     }
     let per_stream = heads / streams;
     let each = (0..batch * heads).map(|index| {

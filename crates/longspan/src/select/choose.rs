@@ -2,7 +2,7 @@
 
 use longspan_pattern::Run;
 
-use super::{CANDIDATES, LOST};
+use super::{CANDIDATES, DENSE_ABOVE, LOST};
 
 /// How many blocks of a row are kept.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -27,7 +27,8 @@ impl Budget {
     }
 
     /// The columns to keep, ascending: those of `always` that are in `base`, then the largest masses
-    /// until their sum reaches its share or the next is too small. All of them where a mass is not a number.
+    /// until their sum reaches its share or the next is too small. All of them where that is most of
+    /// them, or where a mass is not a number.
     pub(super) fn choose(&self, base: &[Run], always: &[Run], masses: &[f32]) -> Vec<u32> {
         let all = || base.iter().flat_map(|run| run.start..run.end());
         let mut always = always.iter().peekable();
@@ -64,6 +65,10 @@ impl Budget {
             }
             sum += mass;
             kept.push(other as u32);
+        }
+        let blocks = all().count();
+        if kept.len() as f64 > DENSE_ABOVE * blocks as f64 && blocks <= self.max_blocks {
+            return all().collect();
         }
         kept.sort_unstable();
         kept

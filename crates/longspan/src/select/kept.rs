@@ -3,11 +3,12 @@
 use longspan_pattern::{LayoutSet, Positions, Progression, splitmix64};
 
 use super::{Measured, Selection};
-use crate::arguments::Inputs;
+use crate::arguments::{Inputs, Output};
 use crate::attention::Attention;
 use crate::dims::{Dims, Order};
 use crate::dtype::Element;
 use crate::error::{Error, Result};
+use crate::exec::Hook;
 use crate::tensor::{Tensor, View};
 
 /// The share of attention mass that a selection keeps: `exp(lse over the choice − lse over the
@@ -50,28 +51,29 @@ impl Selection {
         k: View<'_, E>,
         lse: &[f32],
     ) -> Result<KeptMass> {
-        self.kept_mass_seeded(q, k, lse, 0)
+        self.kept_mass_with(q, k, lse, 0, Hook::none())
     }
 
-    /// The same with another choice of sampled queries.
-    pub fn kept_mass_seeded<E: Element>(
+    /// The same with a choice of sampled queries, and a hook.
+    pub fn kept_mass_with<E: Element>(
         &self,
         q: View<'_, E>,
         k: View<'_, E>,
         lse: &[f32],
         seed: u64,
+        mut hook: Hook<'_>,
     ) -> Result<KeptMass> {
         let (tokens, rows) = (q.dims().tokens, q.dims().rows());
         if lse.len() != rows {
             return Err(Error::Length { what: "lse", len: lse.len(), expected: rows });
         }
-        let pilot = self.sample(q, k, lse, &strata(tokens, PILOT, seed))?;
+        let pilot = self.sample(q, k, lse, &strata(tokens, PILOT, seed), hook.reborrow())?;
         let width = pilot.interval.1 - pilot.interval.0;
         if width <= WIDTH || tokens <= PILOT {
             return Ok(pilot);
         }
         let samples = (PILOT as f64 * (width / WIDTH).powi(2) * 1.1).ceil() as usize;
-        self.sample(q, k, lse, &strata(tokens, samples, splitmix64(seed ^ 1)))
+        self.sample(q, k, lse, &strata(tokens, samples, splitmix64(seed ^ 1)), hook)
     }
 
     fn sample<E: Element>(
@@ -80,6 +82,7 @@ impl Selection {
         k: View<'_, E>,
         lse: &[f32],
         strata: &[Stratum],
+        hook: Hook<'_>,
     ) -> Result<KeptMass> {
         let Dims { batch, tokens, heads, dim } = q.dims();
         let picks: Vec<usize> = strata.iter().flat_map(Stratum::picks).collect();
@@ -100,7 +103,10 @@ impl Selection {
         let layouts = LayoutSet::compile(base, heads, &shape, padding, None)?;
         // Values are not used: the first element of each key is the narrowest.
         let inputs = Inputs::new(sampled.view(), k, k.first_dim());
-        let whole = Attention::new(layouts).options(self.options.clone()).forward(inputs)?.lse;
+        let attention = Attention::new(layouts).options(self.options.clone());
+        let mut output = Output::zeros(Dims { dim: 1, ..dims }, Order::Bhsd)?;
+        attention.forward_into(inputs, output.as_mut(), hook)?;
+        let whole = output.lse;
 
         let mut kept = vec![0.0_f32; whole.len()];
         for (row, kept) in kept.iter_mut().enumerate() {

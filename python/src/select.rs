@@ -1,0 +1,238 @@
+//! `longspan.BlockSelector`: layouts from the content of queries and keys.
+
+use longspan::{BlockSelector as Engine, Dims, Estimator, Heads, Hook, Selector, Sharing};
+use longspan_pattern::Pattern as Rule;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::arguments::Whole;
+use crate::call::new_list;
+use crate::layout::{Layout, Source};
+use crate::options::Options;
+use crate::pattern::Pattern;
+use crate::primitives::inner;
+use crate::tensor::{Tensor, with_element};
+use crate::{errors, signals};
+
+/// Chooses key blocks from the content of queries and keys: of every row of query blocks those with
+/// the largest estimated attention mass.
+///
+/// `base` is the pattern (or its text) whose blocks are chosen from; edges inside blocks stay those
+/// of the pattern. Blocks with an active pair of `always` are kept whatever the content says.
+///
+/// - `mass`: blocks are added until they hold this share of the row's estimated mass.
+/// - `block_mass`: blocks that hold less than this share of the row's mass are dropped. One threshold
+///   for all rows spends blocks where they hold most.
+/// - `min_blocks`, `max_blocks`: floor and cap on the number of blocks per row.
+/// - `estimator`: `"clusters"` (of similar keys, the default), `"means"` (of neighboring keys) or
+///   `"antidiagonals"` (XAttention; `groups` is block / stride). `queries` sampled queries and `groups`
+///   summaries of keys per block.
+/// - `sharing`: `"head"`, or `"key_head"` for one choice per group of query heads that share keys.
+///
+/// Attention over the choice is exact, forward and backward; the choice is a constant for gradients.
+/// It does not depend on the number of threads, on other batch entries, or on how a prompt is cut into
+/// chunks that start at multiples of 256.
+///
+/// >>> import longspan, numpy
+/// >>> x = numpy.random.default_rng(0).standard_normal((1, 2, 2048, 32), dtype="float32") * 2
+/// >>> selector = longspan.BlockSelector("causal", always="window(64, 0) | sinks(1)", max_blocks=8)
+/// >>> selection = selector.select(x, x)
+/// >>> output = longspan.forward(x, x, x, selection.layout)
+/// >>> kept = selection.kept_mass(x, x, output.lse)
+/// >>> 0 < kept.mean <= 1 and selection.density < 0.5
+/// True
+#[pyclass(frozen, module = "longspan")]
+pub(crate) struct BlockSelector {
+    engine: Engine,
+    base: Heads,
+}
+
+#[pymethods]
+impl BlockSelector {
+    #[new]
+    #[pyo3(
+        signature = (base, *, always=None, mass=0.95, block_mass=0.0, min_blocks=None,
+            max_blocks=None, estimator="clusters", queries=None, groups=None, sharing="head"),
+        text_signature = "(base, *, always=None, mass=0.95, block_mass=0.0, min_blocks=1, \
+            max_blocks=None, estimator='clusters', queries=8, groups=8, sharing='head')"
+    )]
+    #[expect(clippy::too_many_arguments, reason = "they are named in Python")]
+    fn new(
+        base: &Bound<'_, PyAny>,
+        always: Option<&Bound<'_, PyAny>>,
+        mass: f32,
+        block_mass: f32,
+        min_blocks: Option<Whole>,
+        max_blocks: Option<Whole>,
+        estimator: &str,
+        queries: Option<Whole>,
+        groups: Option<Whole>,
+        sharing: &str,
+    ) -> PyResult<Self> {
+        let Some(base) = Pattern::of(base)? else {
+            return Err(errors::kind(format!(
+                "base is a {}, expected a longspan.Pattern or its text",
+                base.get_type().name()?
+            )));
+        };
+        let count = |given: Option<Whole>, default: usize| given.map_or(default, |n| n.0 as usize);
+        let (queries, groups) = (count(queries, 8), count(groups, 8));
+        let estimator = match estimator {
+            "clusters" => Estimator::Clusters { queries, clusters: groups },
+            "means" => Estimator::Means { queries, means: groups },
+            "antidiagonals" if queries == groups => Estimator::Antidiagonals { sums: groups },
+            "antidiagonals" => {
+                return Err(errors::value(format!(
+                    "queries is {queries} and groups {groups}, expected as many of both for \
+                     antidiagonals: block / stride"
+                )));
+            }
+            other => {
+                return Err(errors::value(format!(
+                    "estimator is {other:?}, expected \"clusters\", \"means\" or \"antidiagonals\""
+                )));
+            }
+        };
+        let sharing = match sharing {
+            "head" => Sharing::PerHead,
+            "key_head" => Sharing::PerKeyHead,
+            other => {
+                return Err(errors::value(format!(
+                    "sharing is {other:?}, expected \"head\" or \"key_head\""
+                )));
+            }
+        };
+        let mut engine = Engine::new(base.clone())
+            .mass(mass)
+            .block_mass(block_mass)
+            .min_blocks(count(min_blocks, 1))
+            .max_blocks(count(max_blocks, usize::MAX))
+            .estimator(estimator)
+            .sharing(sharing);
+        if let Some(always) = always {
+            let always: Rule = inner("always", always)?;
+            engine = engine.always(always);
+        }
+        Ok(BlockSelector { engine, base })
+    }
+
+    /// Chooses blocks for `q` and `k`. Options are those of `attention`: `order`, `block`, offsets,
+    /// `key_padding`, `scale`, `threads`, `isa` and `precision`.
+    #[pyo3(
+        signature = (q, k, **options),
+        text_signature = "($self, q, k, *, order='bhsd', block=None, scale=None, \
+            query_offset=None, key_offset=None, key_padding=None, threads=None, isa=None, \
+            precision=None)"
+    )]
+    fn select(
+        &self,
+        py: Python<'_>,
+        q: &Bound<'_, PyAny>,
+        k: &Bound<'_, PyAny>,
+        options: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Selection> {
+        let options = Options::read("select", options)?;
+        let (q, k) = (Tensor::import("q", q)?, Tensor::import("k", k)?);
+        k.same_element(&q)?;
+        let order = options.order();
+        let (queries, keys) = (q.dims(order)?, k.dims(order)?);
+        let (shape, padding, source) = options.place(&self.base, queries, keys)?;
+        let engine = self.engine.clone().options(options.calls()?);
+        let selected = with_element!(q.element(), E => {
+            let (q, k) = (q.view::<E>(order)?, k.view::<E>(order)?);
+            let work = |watch: &mut signals::Watch| {
+                let mut between = |_: longspan::Progress| watch.look();
+                engine.select_with(q, k, &shape, &padding, Hook::new(&mut between))
+            };
+            signals::released(py, work, errors::raise)?
+        });
+        Ok(Selection { selected, source, order })
+    }
+}
+
+/// What `BlockSelector.select` chose.
+#[pyclass(frozen, module = "longspan")]
+pub(crate) struct Selection {
+    selected: longspan::Selection,
+    source: Source,
+    order: longspan::Order,
+}
+
+#[pymethods]
+impl Selection {
+    /// The chosen blocks, for `attention`, `forward` and `longspan.torch.attention`.
+    #[getter]
+    fn layout(&self) -> Layout {
+        Layout::selected(self.selected.layouts().clone(), self.source.clone())
+    }
+
+    /// The share of the base's blocks that are kept.
+    #[getter]
+    fn density(&self) -> f64 {
+        self.selected.density()
+    }
+
+    /// Measures how much attention mass the choice keeps, given the log-sum-exp of attention over it,
+    /// `(batch, heads, tokens)`: on sampled queries, as many as a 95 % interval of 0.01 takes. `seed`
+    /// says which.
+    #[pyo3(signature = (q, k, lse, *, seed=0))]
+    fn kept_mass<'py>(
+        &self,
+        py: Python<'py>,
+        q: &Bound<'py, PyAny>,
+        k: &Bound<'py, PyAny>,
+        lse: &Bound<'py, PyAny>,
+        seed: u64,
+    ) -> PyResult<KeptMass> {
+        let (q, k) = (Tensor::import("q", q)?, Tensor::import("k", k)?);
+        k.same_element(&q)?;
+        let lse = Tensor::import("lse", lse)?;
+        let Dims { batch, tokens, heads, .. } = q.dims(self.order)?;
+        let rows = lse.rows(Dims { batch, tokens, heads, dim: 1 })?;
+        let kept = with_element!(q.element(), E => {
+            let (q, k) = (q.view::<E>(self.order)?, k.view::<E>(self.order)?);
+            let work = |watch: &mut signals::Watch| {
+                let mut between = |_: longspan::Progress| watch.look();
+                self.selected.kept_mass_with(q, k, rows, seed, Hook::new(&mut between))
+            };
+            signals::released(py, work, errors::raise)?
+        });
+        Ok(KeptMass { kept })
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<longspan.Selection of {:.1} % of the blocks>", 100.0 * self.density())
+    }
+}
+
+/// The share of attention mass that a choice keeps, measured on sampled queries.
+#[pyclass(frozen, module = "longspan")]
+pub(crate) struct KeptMass {
+    kept: longspan::KeptMass,
+}
+
+#[pymethods]
+impl KeptMass {
+    /// The mean over all queries and heads, estimated.
+    #[getter]
+    fn mean(&self) -> f64 {
+        self.kept.mean
+    }
+
+    /// A 95 % confidence interval of that mean.
+    #[getter]
+    fn interval(&self) -> (f64, f64) {
+        self.kept.interval
+    }
+
+    /// The kept mass of each sampled query and head, ascending.
+    #[getter]
+    fn sampled<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        new_list(py, &self.kept.sampled)
+    }
+
+    fn __repr__(&self) -> String {
+        let (low, high) = self.kept.interval;
+        format!("<longspan.KeptMass {:.4}, 95 % interval {low:.4} to {high:.4}>", self.kept.mean)
+    }
+}
