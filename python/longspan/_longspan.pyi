@@ -168,6 +168,9 @@ class BlockSelector:
         groups: int = 8,
         sharing: Literal["head", "key_head"] = "head",
     ) -> BlockSelector: ...
+    @property
+    def base(self) -> Pattern: ...
+    def over(self, base: Pattern | str) -> BlockSelector: ...
     def select(
         self,
         q: _Tensor,

@@ -69,12 +69,7 @@ impl BlockSelector {
         groups: Option<Whole>,
         sharing: &str,
     ) -> PyResult<Self> {
-        let Some(base) = Pattern::of(base)? else {
-            return Err(errors::kind(format!(
-                "base is a {}, expected a longspan.Pattern or its text",
-                base.get_type().name()?
-            )));
-        };
+        let base = pattern("base", base)?;
         let count = |given: Option<Whole>, default: usize| given.map_or(default, |n| n.0 as usize);
         let (queries, groups) = (count(queries, 8), count(groups, 8));
         let estimator = match estimator {
@@ -116,6 +111,18 @@ impl BlockSelector {
         Ok(BlockSelector { engine, base })
     }
 
+    /// The same selector for blocks of another pattern, or its text.
+    fn over(&self, base: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let base = pattern("base", base)?;
+        Ok(BlockSelector { engine: self.engine.clone().base(base.clone()), base })
+    }
+
+    /// The pattern whose blocks are chosen from.
+    #[getter]
+    fn base(&self) -> Pattern {
+        Pattern(self.base.clone())
+    }
+
     /// Chooses blocks for `q` and `k`. Options are those of `attention`: `order`, `block`, offsets,
     /// `key_padding`, `scale`, `threads`, `isa` and `precision`.
     #[pyo3(
@@ -147,6 +154,16 @@ impl BlockSelector {
             signals::released(py, work, errors::raise)?
         });
         Ok(Selection { selected, source, order })
+    }
+}
+
+fn pattern(name: &str, given: &Bound<'_, PyAny>) -> PyResult<Heads> {
+    match Pattern::of(given)? {
+        Some(pattern) => Ok(pattern),
+        None => Err(errors::kind(format!(
+            "{name} is a {}, expected a longspan.Pattern or its text",
+            given.get_type().name()?
+        ))),
     }
 }
 

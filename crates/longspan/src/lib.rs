@@ -101,3 +101,8 @@ pub use tensor::{Tensor, View, ViewMut};
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
+
+/// The guide's examples, likewise.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/adaptive.md")]
+struct Adaptive;

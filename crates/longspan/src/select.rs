@@ -190,6 +190,13 @@ impl BlockSelector {
         }
     }
 
+    /// Another pattern whose blocks are chosen from.
+    #[must_use]
+    pub fn base(mut self, base: impl Into<Heads>) -> Self {
+        self.base = base.into();
+        self
+    }
+
     /// Blocks of the base that have an active pair of this pattern are always kept.
     #[must_use]
     pub fn always(mut self, pattern: Pattern) -> Self {

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longspan import BlockSelector
 from longspan.torch import attention as over_pattern
-from longspan.transformers import _bias, _packing, _pattern
+from longspan.transformers import _bias, _packing, _pattern, _select
 from longspan.transformers._mask import Mask
 
 #: What layers hand over that attention has no use for, or that the mask says already.
@@ -31,6 +32,9 @@ _NOT_OURS = frozenset(
         "use_cache",
     )
 )
+
+#: Queries from which a selector chooses: those of one block. Fewer, as in decoding, attend to all that the mask allows.
+_SELECTED_FROM = 64
 
 #: Why something is refused, and what to do.
 _WHY = {
@@ -54,13 +58,14 @@ def attention(
     position_bias: _bias.PositionBias | None = None,
     *,
     registered: _pattern.Registered | None = None,
+    selector: BlockSelector | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Tensors ``(batch, head, token, dim)`` to ``(batch, token, head, dim)``, and no weights.
 
     ``dropout`` is for layers that train, as in eager attention. ``s_aux`` is a learned logit per head that joins each
-    denominator (gpt-oss), ``position_bias`` a bias of relative positions (T5). ``registered`` is the pattern of the
-    name under which transformers found this function.
+    denominator (gpt-oss), ``position_bias`` a bias of relative positions (T5). ``registered`` and ``selector`` are
+    those of the name under which transformers found this function.
     """
     packing = _packing.taken(others)
     _refuse(module, others)
@@ -84,7 +89,10 @@ def attention(
         **_bias.table(module, position_bias)._asdict(),
         "dropout_p": dropout if module.training else 0.0,
     }
-    if mask.cu_seqlens is None:
+    if selector is not None and query.shape[2] >= _SELECTED_FROM:
+        layout = _select.layout(selector, mask, query, key, scores)
+        out = over_pattern(query, key, value, layout, **scores)
+    elif mask.cu_seqlens is None:
         out = over_pattern(
             query,
             key,

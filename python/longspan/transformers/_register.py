@@ -17,7 +17,12 @@ from longspan.transformers._mask import mask
 _POSITIONS = 11
 
 
-def register(name: str = "longspan", pattern: _pattern.UserPattern = None) -> None:
+def register(
+    name: str = "longspan",
+    pattern: _pattern.UserPattern = None,
+    *,
+    selector: longspan.BlockSelector | None = None,
+) -> None:
     """Makes ``attn_implementation="longspan"`` known to transformers, or whatever ``name`` says.
 
     >>> import longspan.transformers
@@ -36,6 +41,12 @@ def register(name: str = "longspan", pattern: _pattern.UserPattern = None) -> No
     Positions are those of the whole sequence, and padding counts. With packed sequences they count within each
     sequence. Called again with another pattern, it replaces the one before.
 
+    With ``selector``, layers choose key blocks by content, of those that its base, the pattern and their own mask
+    allow. Passes of fewer than 64 queries, as in decoding, attend to all of these.
+
+    >>> selector = longspan.BlockSelector("full", always="window(64, 0) | sinks(1)", mass=0.95)
+    >>> longspan.transformers.register("longspan_adaptive", selector=selector)
+
     Both halves are registered, attention and mask: with the first alone transformers would hand
     over no mask at all. Models that would ignore the name or its pattern are refused when they are made.
     """
@@ -52,11 +63,15 @@ def register(name: str = "longspan", pattern: _pattern.UserPattern = None) -> No
             f"name is {name!r}, which is registered with a pattern, and pattern is None: expected another name, or "
             "pattern='full', which removes it"
         )
+    if selector is not None and not isinstance(selector, longspan.BlockSelector):
+        raise TypeError(f"selector is a {type(selector).__name__}, expected a longspan.BlockSelector")
     _check_meanings()
     _support.extend()
     registered = None if pattern is None else _pattern.Registered(pattern, uuid.uuid4().hex)
     _support.patterns[name] = registered
-    AttentionInterface.register(name, functools.partial(attention, registered=registered) if registered else attention)
+    given = {"registered": registered, "selector": selector}
+    given = {key: value for key, value in given.items() if value is not None}
+    AttentionInterface.register(name, functools.partial(attention, **given) if given else attention)
     AttentionMaskInterface.register(name, mask)
 
 
