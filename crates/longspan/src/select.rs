@@ -126,8 +126,7 @@ pub trait Selector {
 /// For every row of query blocks, the smallest set of blocks of the base pattern whose estimated
 /// mass reaches a share of the row's, with a floor and a cap on their number. Ties go to the lower
 /// block. The choice is the same for any number of threads, other batch entries, and chunks of a
-/// prompt that start at multiples of 256 positions (of the block below
-/// [`coarse_from`](Self::coarse_from) keys).
+/// prompt that start at multiples of 256 positions.
 ///
 /// ```
 /// use longspan::{Attention, BlockSelector, Dims, Inputs, Order, Pattern, Selector, Tensor};
@@ -181,7 +180,13 @@ impl BlockSelector {
         BlockSelector {
             base: base.into(),
             always: None,
-            budget: Budget { mass: 0.95, block_mass: 0.0, min_blocks: 1, max_blocks: usize::MAX },
+            budget: Budget {
+                mass: 0.95,
+                block_mass: 0.0,
+                min_blocks: 1,
+                max_blocks: usize::MAX,
+                all_up_to: 0,
+            },
             estimator: Estimator::default(),
             sharing: Sharing::default(),
             dense_below: 1_024,
@@ -249,15 +254,15 @@ impl BlockSelector {
         self
     }
 
-    /// Keys below which everything is kept, since estimates would cost more than they save; 1,024 by
-    /// default.
+    /// Rows with fewer keys keep all of them, within [`max_blocks`](Self::max_blocks): estimates would
+    /// cost more than they save. 1,024 by default.
     #[must_use]
     pub fn dense_below(mut self, keys: usize) -> Self {
         self.dense_below = keys;
         self
     }
 
-    /// Keys from which candidates are looked for in blocks of 256 tokens first; 16,384 by default.
+    /// Rows with as many keys look for candidates in blocks of 256 tokens first; 16,384 by default.
     #[must_use]
     pub fn coarse_from(mut self, keys: usize) -> Self {
         self.coarse_from = keys;
@@ -272,7 +277,7 @@ impl BlockSelector {
     }
 
     fn check(&self) -> Result<()> {
-        let Budget { mass, block_mass, min_blocks, max_blocks } = self.budget;
+        let Budget { mass, block_mass, min_blocks, max_blocks, .. } = self.budget;
         if !(mass > 0.0 && mass <= 1.0) {
             let rule = "a share above 0 and up to 1";
             return Err(Error::Number { what: "the mass of a selector", value: mass, rule });
@@ -317,7 +322,13 @@ impl Selector for BlockSelector {
             let density = density(&layouts, &base);
             Ok(Selection { layouts, density, measured, options: self.options.clone() })
         };
-        if sizes.keys < self.dense_below || sizes.batch * sizes.heads == 0 {
+        if sizes.batch * sizes.heads == 0 {
+            return finish(base.clone());
+        }
+        let block = base.get(0, 0).block();
+        let dense = (self.dense_below / block.get()).min(self.budget.max_blocks);
+        let budget = Budget { all_up_to: dense, ..self.budget };
+        if base.get(0, 0).columns() as usize <= dense {
             return finish(base.clone());
         }
         let choose = |shape: &Shape, base: &LayoutSet, sampling, budget: Budget| {
@@ -335,14 +346,13 @@ impl Selector for BlockSelector {
             Ok::<_, Error>((chosen, estimate.streams()))
         };
         let coarse = BlockSize::new(COARSE.0)?;
-        let block = base.get(0, 0).block();
         let candidates = if sizes.keys >= self.coarse_from
             && coarse.get().is_multiple_of(block.get())
             && coarse != block
         {
             let per_block = coarse.get() / block.get();
             let shape = shape.clone().block(coarse);
-            let budget = self.budget.widened(per_block);
+            let budget = budget.widened(per_block, self.coarse_from / coarse.get());
             let (chosen, streams) =
                 choose(&shape, &compile(&self.base, &shape)?, COARSE.1.sampling(coarse)?, budget)?;
             let refine = |chosen: &Chosen| expand(chosen, per_block, base.get(0, 0));
@@ -352,7 +362,7 @@ impl Selector for BlockSelector {
             base.clone()
         };
         let sampling = self.estimator.sampling(block)?;
-        let (chosen, streams) = choose(shape, &candidates, sampling, self.budget)?;
+        let (chosen, streams) = choose(shape, &candidates, sampling, budget)?;
         finish(keep(&base, &chosen, streams)?)
     }
 }
@@ -438,7 +448,7 @@ impl Selection {
     }
 
     /// The share of the base's blocks that are kept: 1 where nothing is dropped, as in sequences too
-    /// short for estimates to pay.
+    /// short for estimates to pay off.
     pub fn density(&self) -> f64 {
         self.density
     }

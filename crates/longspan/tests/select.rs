@@ -46,7 +46,7 @@ fn case(seed: u64) -> Case {
     let (heads, groups, dim) = (pick(&[1, 2]), pick(&[1, 2, 3]), pick(&[4, 16, 33]));
     let keys = 256 * pick(&[4, 5, 6]) - pick(&[0, 0, 1, 63, 70]);
     let batch = pick(&[1, 2]);
-    let coarse = pick(&[0, 1]) == 1;
+    let coarse_from = pick(&[0, 700, usize::MAX]);
     let estimator = match pick(&[0, 1, 2, 3]) {
         0 => Estimator::Means { queries: pick(&[4, 16, 64]), means: pick(&[1, 4]) },
         1 => Estimator::Antidiagonals { sums: pick(&[4, 8]) },
@@ -65,12 +65,12 @@ fn case(seed: u64) -> Case {
         .max_blocks(pick(&[4, 9, 1_000]))
         .estimator(estimator)
         .sharing(sharing)
-        .dense_below(0)
-        .coarse_from(if coarse { 0 } else { usize::MAX });
+        .dense_below(pick(&[0, 0, 400]))
+        .coarse_from(coarse_from);
     let dims = |heads| Dims { batch, tokens: keys, heads, dim };
     let q = tensor(dims(heads * groups), &mut random, 2.0);
     let k = tensor(dims(heads), &mut random, 6.0);
-    Case { selector, q, k, coarse, base, always }
+    Case { selector, q, k, coarse: coarse_from < usize::MAX, base, always }
 }
 
 fn cases() -> Range<u64> {

@@ -13,16 +13,19 @@ pub(super) struct Budget {
     pub(super) block_mass: f32,
     pub(super) min_blocks: usize,
     pub(super) max_blocks: usize,
+    /// Rows of up to so many blocks keep all.
+    pub(super) all_up_to: usize,
 }
 
 impl Budget {
     /// The budget of candidates in blocks that are so many times larger.
-    pub(super) fn widened(self, factor: usize) -> Self {
+    pub(super) fn widened(self, factor: usize, all_up_to: usize) -> Self {
         Budget {
             mass: 1.0 - LOST * (1.0 - self.mass),
             block_mass: LOST * self.block_mass,
             min_blocks: self.min_blocks,
             max_blocks: self.max_blocks.saturating_mul(CANDIDATES).div_ceil(factor),
+            all_up_to,
         }
     }
 
@@ -31,6 +34,10 @@ impl Budget {
     /// them, or where a mass is not a number.
     pub(super) fn choose(&self, base: &[Run], always: &[Run], masses: &[f32]) -> Vec<u32> {
         let all = || base.iter().flat_map(|run| run.start..run.end());
+        let blocks: usize = base.iter().map(|run| run.len as usize).sum();
+        if blocks <= self.all_up_to {
+            return all().collect();
+        }
         let mut always = always.iter().peekable();
         let mut is_always = |column: u32| {
             while always.next_if(|run| run.end() <= column).is_some() {}
@@ -66,7 +73,6 @@ impl Budget {
             sum += mass;
             kept.push(other as u32);
         }
-        let blocks = all().count();
         if kept.len() as f64 > DENSE_ABOVE * blocks as f64 && blocks <= self.max_blocks {
             return all().collect();
         }
@@ -91,7 +97,13 @@ mod tests {
     #[test]
     fn the_smallest_set_that_reaches_its_share() {
         let masses = [0.1, 0.4, 0.1, 0.3, 0.1];
-        let budget = |mass| Budget { mass, block_mass: 0.0, min_blocks: 0, max_blocks: usize::MAX };
+        let budget = |mass| Budget {
+            mass,
+            block_mass: 0.0,
+            min_blocks: 0,
+            max_blocks: usize::MAX,
+            all_up_to: 0,
+        };
         assert_eq!(choose(budget(0.65), "!full", &masses), [1, 3]);
         // Ties go to the lower block.
         assert_eq!(choose(budget(0.75), "!full", &masses), [0, 1, 3]);
@@ -100,6 +112,10 @@ mod tests {
         assert_eq!(choose(Budget { min_blocks: 3, ..budget(0.1) }, "!full", &masses), [0, 1, 3]);
         assert_eq!(choose(Budget { max_blocks: 1, ..budget(0.9) }, "sinks(65)", &masses), [0, 1]);
         assert_eq!(choose(Budget { block_mass: 0.2, ..budget(0.9) }, "!full", &masses), [1, 3]);
+        assert_eq!(
+            choose(Budget { all_up_to: 5, ..budget(0.1) }, "!full", &masses),
+            [0, 1, 2, 3, 4]
+        );
         let unknown = [0.1, f32::NAN, 0.1];
         assert_eq!(choose(budget(0.1), "!full", &unknown), [0, 1, 2]);
     }
