@@ -58,7 +58,8 @@ fn defined(case: &AttentionCase) -> Vec<bool> {
     (0..BATCH * HEADS * TOKENS * TOKENS).map(pair).collect()
 }
 
-/// In both passes, over all keys and where queries travel (global tokens).
+/// In both passes, over all keys, and with global tokens, whose queries travel between contiguous,
+/// zigzag and balanced shards.
 #[test]
 fn any_number_of_ranks_drops_the_same_pairs() {
     let global = Rule::Or(vec![Rule::SlidingWindow { width: 21 }, Rule::GlobalTokens { n: 3 }]);
