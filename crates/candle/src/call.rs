@@ -49,7 +49,7 @@ pub fn attention<R: Attend + 'static>(
     k: &Tensor,
     v: &Tensor,
 ) -> Result<Tensor> {
-    let call = Call::new(attention);
+    let call = Call::new(attention, [false; 3]);
     call.attend(q, k, v)
 }
 
@@ -80,7 +80,7 @@ pub fn attention_with_lse<R: Attend + 'static>(
     k: &Tensor,
     v: &Tensor,
 ) -> Result<(Tensor, Tensor)> {
-    let call = Call::new(attention);
+    let call = Call::new(attention, [false; 3]);
     let out = call.attend(q, k, v)?;
     let lse = call.lse_of(q, k, v)?;
     Ok((out, lse))
@@ -97,14 +97,21 @@ struct Found {
 pub(crate) struct Call<R> {
     attention: Arc<R>,
     found: Arc<OnceLock<Found>>,
-    /// Gradients of sink logits that backward passes have left, until [`take_sinks`](Self::take_sinks).
-    sinks: Arc<Mutex<Vec<f32>>>,
+    /// Which of sink logits, bias table and slopes are tensors with a gradient.
+    learned: [bool; 3],
+    /// Their gradients, one list behind the other, that backward passes have left, until
+    /// [`take_learned`](Self::take_learned).
+    sums: Arc<Mutex<Vec<f32>>>,
 }
 
 impl<R> Clone for Call<R> {
     fn clone(&self) -> Self {
-        let Call { attention, found, sinks } = self;
-        Call { attention: attention.clone(), found: found.clone(), sinks: sinks.clone() }
+        Call {
+            attention: self.attention.clone(),
+            found: self.found.clone(),
+            learned: self.learned,
+            sums: self.sums.clone(),
+        }
     }
 }
 
@@ -133,13 +140,14 @@ macro_rules! by_type {
 }
 
 impl<R: Attend + 'static> Call<R> {
-    pub(crate) fn new(attention: &Arc<R>) -> Self {
-        Call { attention: attention.clone(), found: Arc::default(), sinks: Arc::default() }
+    pub(crate) fn new(attention: &Arc<R>, learned: [bool; 3]) -> Self {
+        let attention = attention.clone();
+        Call { attention, found: Arc::default(), learned, sums: Arc::default() }
     }
 
-    /// The gradients of sink logits over all backward passes since the last time.
-    pub(crate) fn take_sinks(&self) -> Vec<f32> {
-        std::mem::take(&mut *self.sinks.lock().unwrap_or_else(PoisonError::into_inner))
+    /// The gradients of learned parameters over all backward passes since the last time.
+    pub(crate) fn take_learned(&self) -> Vec<f32> {
+        std::mem::take(&mut *self.sums.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The log-sum-exp, with gradients.
@@ -219,13 +227,14 @@ impl<R: Attend + 'static> Call<R> {
         gradient: OutputGradient<'_, E>,
     ) -> Result<Gradients> {
         let inputs = inputs::<E>(stored)?;
-        let longspan::Gradients { dq, dk, dv, dsink_logits, .. } =
+        let longspan::Gradients { dq, dk, dv, dsink_logits, dbias_table, dalibi_slopes } =
             self.attention.backward(inputs, saved, gradient).map_err(foreign)?;
-        if let Some(own) = dsink_logits {
-            let mut sums = self.sinks.lock().unwrap_or_else(PoisonError::into_inner);
-            sums.resize(own.len(), 0.0);
-            sums.iter_mut().zip(own).for_each(|(sum, x)| *sum += x);
-        }
+        let lists = [dsink_logits, dbias_table, dalibi_slopes].into_iter().zip(self.learned);
+        let own: Vec<f32> =
+            lists.filter_map(|(list, learned)| list.filter(|_| learned)).flatten().collect();
+        let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
+        sums.resize(own.len(), 0.0);
+        sums.iter_mut().zip(own).for_each(|(sum, x)| *sum += x);
         let [dq, dk, dv] = [dq, dk, dv].map(tensor::from_longspan);
         Ok((Some(dq?), Some(dk?), Some(dv?)))
     }
@@ -334,7 +343,8 @@ mod tests {
         let attention = Arc::new(longspan::Attention::new(layout.map_err(foreign)?));
         let [q, k, v] = [(); 3].map(|()| Tensor::randn(0f32, 1.0, (1, 2, 70, 8), &Device::Cpu));
         let (q, k, v) = (q?, k?, v?);
-        let (before, after) = (Call::new(&attention), Call::new(&attention));
+        let (before, after) =
+            (Call::new(&attention, [false; 3]), Call::new(&attention, [false; 3]));
         let out = before.attend(&q, &k, &v)?;
         let dout = out.cos()?;
 
@@ -348,7 +358,7 @@ mod tests {
 
         let dlse = Tensor::ones((1, 2, 70), DType::F32, &Device::Cpu)?;
         let expected = numbers(Normaliser(before).bwd(&q, &k, &v, &dlse, &dlse)?)?;
-        let after = Call::new(&attention);
+        let after = Call::new(&attention, [false; 3]);
         assert_eq!(numbers(Normaliser(after).bwd(&q, &k, &v, &dlse, &dlse)?)?, expected);
         Ok(())
     }

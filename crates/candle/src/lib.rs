@@ -25,8 +25,9 @@
 //!
 //! [`attention`] and [`attention_with_lse`] run a [`longspan::Attention`] or a [`longspan::Dilated`]
 //! that was made elsewhere: for positions with offsets (a cache that is pre-allocated or rolls),
-//! foreign blocks, layouts chosen from the content. [`attention_with_sinks`] has learned sink logits
-//! (gpt-oss); [`longspan::Options::sink_logits`] has constant ones, everywhere.
+//! foreign blocks, layouts chosen from the content. [`attention_with_learned`] has [`Learned`] sink
+//! logits (gpt-oss), relative-position tables (T5) and ALiBi slopes; [`longspan::Options`] has constant
+//! ones, everywhere.
 //!
 //! # Modules
 //!
@@ -46,7 +47,7 @@
 //! | module | what it has |
 //! |---|---|
 //! | `call` | a call: two custom ops that share what the forward pass found |
-//! | `sinks` | sink logits that are a tensor, with its gradient |
+//! | `learned` | sink logits, tables and slopes that are tensors, with gradients |
 //! | `sparse`, `dilated` | a pattern, compiled for the lengths that turn up; LongNet's branches |
 //! | `multihead`, `block`, [`longnet`] | projections around an attention; a layer; whole models |
 //! | `norm`, `gelu`, `rotary`, `linear`, `rows` | ops that candle has without gradients, or with coarse or slow ones |
@@ -60,13 +61,13 @@ mod call;
 mod dilated;
 mod gelu;
 mod init;
+mod learned;
 mod linear;
 pub mod longnet;
 mod multihead;
 mod norm;
 mod rotary;
 mod rows;
-mod sinks;
 mod sparse;
 mod tensor;
 
@@ -74,11 +75,11 @@ pub use block::{Block, BlockConfig};
 pub use call::{attention, attention_with_lse};
 pub use dilated::DilatedAttention;
 pub use init::seeded;
+pub use learned::{Learned, attention_with_learned, attention_with_learned_and_lse};
 pub use longspan;
 pub use multihead::{
     Attend, InnerNorm, Multihead, MultiheadAttention, MultiheadConfig, MultiheadDilatedAttention,
     Positions,
 };
 pub use norm::LayerNorm;
-pub use sinks::{attention_with_sinks, attention_with_sinks_and_lse};
 pub use sparse::SparseAttention;

@@ -1,7 +1,5 @@
 //! One interface for attention of every kind.
 
-use std::sync::Arc;
-
 use crate::arguments::{
     Gradients, GradientsMut, Inputs, Output, OutputGradient, OutputMut, OutputRef,
 };
@@ -10,6 +8,7 @@ use crate::dilated::Dilated;
 use crate::dtype::Element;
 use crate::error::Result;
 use crate::exec::Hook;
+use crate::options::Options;
 
 /// Attention of any kind: [`Attention`] over layouts or [`Dilated`] attention over branches.
 ///
@@ -31,10 +30,18 @@ use crate::exec::Hook;
 /// # Ok::<_, longspan::Error>(())
 /// ```
 pub trait Attend: Send + Sync {
-    /// The same attention with these [sink logits](Attention::sink_logits), one per query head:
-    /// for parameters that change from call to call. It shares layouts and workspaces with this one.
+    /// The same attention with changed options: for parameters that change from call to call. It
+    /// shares layouts and workspaces with this one.
+    ///
+    /// ```
+    /// use longspan::{Attend, Dilated};
+    ///
+    /// let dilated = Dilated::new([(16, 1), (64, 4)])?.softcap(30.0);
+    /// let biased = dilated.with_options(|options| options.alibi_slopes([0.5, 0.25]));
+    /// # Ok::<_, longspan::Error>(())
+    /// ```
     #[must_use]
-    fn with_sink_logits(&self, logits: Arc<[f32]>) -> Self
+    fn with_options(&self, change: impl FnOnce(Options) -> Options) -> Self
     where
         Self: Sized;
 
@@ -71,8 +78,8 @@ pub trait Attend: Send + Sync {
 macro_rules! implement {
     ($($kind:ident),*) => {$(
         impl Attend for $kind {
-            fn with_sink_logits(&self, logits: Arc<[f32]>) -> Self {
-                self.clone().sink_logits(logits)
+            fn with_options(&self, change: impl FnOnce(Options) -> Options) -> Self {
+                self.clone().options(change(self.options.clone()))
             }
 
             fn forward<E: Element>(&self, inputs: Inputs<'_, E>) -> Result<Output<E>> {

@@ -125,7 +125,7 @@ pub struct Dilated {
     also: Option<Pattern>,
     overlap: Overlap,
     query_offset: Option<i64>,
-    options: Options,
+    pub(crate) options: Options,
     /// The one that was used last is the last to go.
     made: Arc<Mutex<Vec<Made>>>,
 }
