@@ -149,7 +149,7 @@ fn strata(tokens: usize, samples: usize, seed: u64) -> Vec<Stratum> {
         let (first, len) = (edge(index), edge(index + 1) - edge(index));
         let draw = |number: u64, below: usize| {
             let word = splitmix64(splitmix64(seed ^ index as u64).wrapping_add(number));
-            (u128::from(word) * below as u128 >> 64) as usize
+            ((u128::from(word) * below as u128) >> 64) as usize
         };
         if len < 2 {
             return (len == 1).then_some(Stratum { len, picks: (first, None) });
