@@ -172,7 +172,7 @@ mod tests {
         assert_eq!(bytes(512), "512 bytes");
         assert_eq!(bytes(6_720), "6.56 KiB");
         assert_eq!(time(0.0), "0");
-        assert_eq!(time(1.5), "1.50 s");
+        assert_eq!(time(1.5), "1.5 s");
         assert_eq!(time(0.25), "250 ms");
         assert_eq!(time(1.23e-5), "12.3 µs");
         assert_eq!(short(1 << 20), "1M");
