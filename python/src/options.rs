@@ -59,7 +59,7 @@ pub(crate) const EXECUTION: [&str; 4] = ["block", "threads", "isa", "precision"]
 pub(crate) struct Options {
     order: Option<Order>,
     placement: Placement,
-    key_padding: Option<Vec<(u64, u64)>>,
+    key_padding: Option<Vec<(usize, usize)>>,
     scale: Option<f64>,
     softcap: Option<f64>,
     alibi_slopes: Option<Vec<f32>>,
@@ -366,7 +366,7 @@ impl Options {
     }
 
     fn compile(&self, py: Python<'_>, heads: &Heads, q: Dims, k: Dims) -> PyResult<Layouts> {
-        let shape = self.placement.shape(q.tokens as u64, k.tokens as u64)?;
+        let shape = self.placement.shape(q.tokens, k.tokens)?;
         if let Some(ranges) = self.key_padding.as_ref().filter(|ranges| ranges.len() != q.batch) {
             return Err(errors::value(format!(
                 "key_padding has {} pairs, expected {}: one (first, end) per batch entry",

@@ -23,9 +23,9 @@ const CAPTION: TextStyle<'static> = TextStyle {
 /// Layouts that are drawn side by side; the rest is a number in the caption.
 const MOST_PANELS: usize = 4;
 /// Tokens of a pattern that doesn't say: one block per cell.
-const TOKENS: u64 = 4_096;
+const TOKENS: usize = 4_096;
 /// A pattern over more tokens isn't drawn unasked.
-const MOST_TOKENS: u64 = 1 << 24;
+const MOST_TOKENS: usize = 1 << 24;
 /// A character is twice as high as wide.
 const LINES: u32 = CELLS / 2;
 
@@ -98,16 +98,16 @@ fn compile(pattern: &Pattern, watch: &mut Watch) -> Result<Option<Layout>> {
         if tokens > MOST_TOKENS {
             return Ok(None);
         }
-        let block = tokens.div_ceil(CELLS.into()).clamp(16, 64);
+        let block = tokens.div_ceil(CELLS as usize).clamp(16, 64) as u64;
         let shape = Shape::new(queries, keys).block(BlockSize::new(block)?);
         match Layout::compile_with(pattern, &shape, |_, _| watch.look()) {
             Ok(layout) => return Ok(Some(layout)),
             Err(error @ Error::Stopped { .. }) => return Err(error),
-            Err(Error::Sum { argument: "query lengths", sum, .. }) => queries = sum as u64,
+            Err(Error::Sum { argument: "query lengths", sum, .. }) => queries = sum as usize,
             Err(Error::Sum { argument: "lengths", sum, .. }) => {
-                (queries, keys) = (sum as u64, sum as u64);
+                (queries, keys) = (sum as usize, sum as usize);
             }
-            Err(Error::Sum { sum, .. }) => keys = sum as u64,
+            Err(Error::Sum { sum, .. }) => keys = sum as usize,
             Err(_) => return Ok(None),
         }
     }

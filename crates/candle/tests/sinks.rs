@@ -17,7 +17,7 @@ const TOKENS: usize = 70;
 const LOGITS: [f32; HEADS] = [0.5, -1.0, 2.5, 0.0];
 
 fn causal() -> Arc<Attention> {
-    let shape = Shape::new(TOKENS as u64, TOKENS as u64);
+    let shape = Shape::new(TOKENS, TOKENS);
     Arc::new(Attention::new(Layout::compile(&Pattern::causal(), &shape).unwrap()))
 }
 

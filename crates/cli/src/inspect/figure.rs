@@ -232,11 +232,11 @@ impl Panel {
         turn: Turn::Across,
     };
 
-    fn key_ticks(&self) -> Vec<(u64, String)> {
+    fn key_ticks(&self) -> Vec<(usize, String)> {
         self.grid.across.ticks(PER_KEY)
     }
 
-    fn query_ticks(&self) -> Vec<(u64, String)> {
+    fn query_ticks(&self) -> Vec<(usize, String)> {
         self.grid.down.ticks(PER_QUERY)
     }
 
@@ -375,7 +375,7 @@ fn legend(scene: &mut Scene, meaning: Meaning, top: i32, width: i32) -> i32 {
 }
 
 /// A note on cells of several blocks.
-fn cell_note(meaning: Meaning, block: u64) -> Option<String> {
+fn cell_note(meaning: Meaning, block: usize) -> Option<String> {
     let Meaning::Blocks(across, down) = meaning else { return None };
     let size = |across: f64, down: f64| format!("{} × {}", significant(across), significant(down));
     let blocks = size(across, down);

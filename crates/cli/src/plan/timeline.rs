@@ -37,7 +37,7 @@ pub(super) fn compose(planned: &Planned) -> Scene {
     }
     let faint = Type::new(Face::Sans, TEXT, FAINT_INK);
     let tokens = count(planned.sizes.tokens, "token");
-    let ranks = count(planned.sizes.ranks as u64, "rank");
+    let ranks = count(planned.sizes.ranks, "rank");
     let about =
         format!("{tokens} over {ranks}, {}, machine {}", planned.map.name(), planned.machine.name);
     scene.text(MARGIN, y + LINE_HEIGHT / 2, about, faint);
