@@ -26,7 +26,7 @@ fuzz_target!(|text: &str| {
     for shape in shapes {
         if let Ok(layout) = Layout::compile(&pattern, &shape) {
             if let Ok(counts) = layout.counts() {
-                assert!(counts.active_pairs <= u128::from(layout.keys()) * 100 * 64);
+                assert!(counts.active_pairs <= layout.keys() as u128 * 100 * 64);
             }
         }
     }

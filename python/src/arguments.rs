@@ -108,7 +108,7 @@ impl<'py> FromPyObject<'_, 'py> for Map {
                 match parts.last_mut() {
                     Some(part) if open && continues(part, position) => part.len += 1,
                     Some(part) if open && part.len == 1 && position > part.start => {
-                        (part.step, part.len) = (position.abs_diff(part.start), 2);
+                        (part.step, part.len) = (position.abs_diff(part.start) as usize, 2);
                     }
                     _ => parts.push(Progression { start: position, step: 1, len: 1 }),
                 }
@@ -120,14 +120,14 @@ impl<'py> FromPyObject<'_, 'py> for Map {
 }
 
 fn continues(part: &Progression, position: i64) -> bool {
-    let next = i128::from(part.start) + i128::from(part.step) * i128::from(part.len);
+    let next = i128::from(part.start) + part.step as i128 * part.len as i128;
     part.len > 1 && next == i128::from(position)
 }
 
 fn progression(range: &Bound<'_, PyRange>) -> PyResult<Progression> {
     let (start, step, len) = (range.start()?, range.step()?, range.len()?);
-    match u64::try_from(step) {
-        Ok(step) => Ok(Progression { start: start as i64, step, len: len as u64 }),
+    match usize::try_from(step) {
+        Ok(step) => Ok(Progression { start: start as i64, step, len }),
         Err(_) => Err(errors::value(format!(
             "a range has step {step}, expected 1 or more: give the positions in ascending parts"
         ))),
@@ -146,7 +146,7 @@ pub(crate) struct Placement {
 }
 
 impl Placement {
-    pub(crate) fn shape(&self, tokens_q: u64, tokens_k: u64) -> PyResult<Shape> {
+    pub(crate) fn shape(&self, tokens_q: usize, tokens_k: usize) -> PyResult<Shape> {
         let mut shape = Shape::new(tokens_q, tokens_k);
         if let Some(block) = self.block {
             shape = shape.block(BlockSize::new(block).map_err(errors::raise_pattern)?);
@@ -170,12 +170,12 @@ impl Placement {
     }
 }
 
-pub(crate) fn pairs(ranges: Vec<(Whole, Whole)>) -> Vec<(u64, u64)> {
-    ranges.into_iter().map(|(first, end)| (first.0, end.0)).collect()
+pub(crate) fn pairs(ranges: Vec<(Whole, Whole)>) -> Vec<(usize, usize)> {
+    ranges.into_iter().map(|(first, end)| (first.0 as usize, end.0 as usize)).collect()
 }
 
 /// The padding of so many batch entries, unless ranges count them.
-pub(crate) fn padding(ranges: Option<Vec<(u64, u64)>>, batch: usize) -> Padding {
+pub(crate) fn padding(ranges: Option<Vec<(usize, usize)>>, batch: usize) -> Padding {
     match ranges {
         Some(ranges) => Padding::Each(ranges.iter().map(|&(first, end)| first..end).collect()),
         None => Padding::None(batch),

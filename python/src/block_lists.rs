@@ -123,7 +123,7 @@ struct Grid<'a> {
 
 impl<'a> Grid<'a> {
     fn new(layout: &'a Layout, watch: &mut Watch) -> Result<Self, Error> {
-        let block = layout.block().get() as u64;
+        let block = layout.block().get();
         let (rows, columns) = (layout.rows().end, layout.columns());
         if let Some(blocks) = [rows, columns].into_iter().find(|&n| i32::try_from(n).is_err()) {
             return Err(Error::TooManyBlocks { what: "int32", blocks: blocks.into() });

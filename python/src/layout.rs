@@ -36,14 +36,14 @@ pub(crate) struct Layout {
 }
 
 /// The keys that hold tokens: one pair `(first, end)` per batch entry.
-pub(crate) type KeyPadding = Vec<(u64, u64)>;
+pub(crate) type KeyPadding = Vec<(usize, usize)>;
 
 /// What a layout was compiled from.
 #[derive(Clone)]
 pub(crate) struct Source {
     pub(crate) pattern: Heads,
     /// Queries and keys of the whole sequence; a map holds some of them.
-    pub(crate) tokens: (u64, u64),
+    pub(crate) tokens: (usize, usize),
     pub(crate) placement: Placement,
     pub(crate) key_padding: Option<KeyPadding>,
 }
@@ -129,13 +129,13 @@ impl Layout {
 impl Layout {
     /// Queries.
     #[getter]
-    fn tokens_q(&self) -> u64 {
+    fn tokens_q(&self) -> usize {
         self.first().map_or(0, Compiled::queries)
     }
 
     /// Keys.
     #[getter]
-    fn tokens_k(&self) -> u64 {
+    fn tokens_k(&self) -> usize {
         self.first().map_or(0, Compiled::keys)
     }
 
@@ -368,7 +368,7 @@ impl Layout {
         Ok(if all.is_empty() { 0.0 } else { sum / all.len() as f64 })
     }
 
-    fn tokens(&self) -> (u64, u64, usize) {
+    fn tokens(&self) -> (usize, usize, usize) {
         (self.tokens_q(), self.tokens_k(), self.block())
     }
 }

@@ -59,7 +59,7 @@ pub(crate) const EXECUTION: [&str; 4] = ["block", "threads", "isa", "precision"]
 pub(crate) struct Options {
     order: Option<Order>,
     placement: Placement,
-    key_padding: Option<Vec<(u64, u64)>>,
+    key_padding: Option<Vec<(usize, usize)>>,
     scale: Option<f64>,
     softcap: Option<f64>,
     alibi_slopes: Option<Vec<f32>>,
@@ -372,7 +372,7 @@ impl Options {
         q: Dims,
         k: Dims,
     ) -> PyResult<(Shape, Padding, Source)> {
-        let tokens = (q.tokens as u64, k.tokens as u64);
+        let tokens = (q.tokens, k.tokens);
         let shape = self.placement.shape(tokens.0, tokens.1)?;
         if let Some(ranges) = self.key_padding.as_ref().filter(|ranges| ranges.len() != q.batch) {
             return Err(errors::value(format!(

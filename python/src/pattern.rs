@@ -57,10 +57,10 @@ impl Pattern {
     fn compiled(
         &self,
         py: Python<'_>,
-        tokens_q: u64,
-        tokens_k: u64,
+        tokens_q: usize,
+        tokens_k: usize,
         placement: Placement,
-        key_padding: Option<Vec<(u64, u64)>>,
+        key_padding: Option<Vec<(usize, usize)>>,
     ) -> PyResult<Layout> {
         let shape = placement.shape(tokens_q, tokens_k)?;
         let source = Source {
@@ -205,8 +205,9 @@ impl Pattern {
         let max_work = max_work.map(|units| units.0);
         let (query_map, key_map) = (query_map.map(|map| map.0), key_map.map(|map| map.0));
         let placement = Placement { block, query_offset, key_offset, query_map, key_map, max_work };
-        let tokens_k = tokens_k.map_or(tokens_q.0, |tokens| tokens.0);
-        self.compiled(py, tokens_q.0, tokens_k, placement, key_padding.map(pairs))
+        let tokens_q = tokens_q.0 as usize;
+        let tokens_k = tokens_k.map_or(tokens_q, |tokens| tokens.0 as usize);
+        self.compiled(py, tokens_q, tokens_k, placement, key_padding.map(pairs))
     }
 
     /// The pattern as torch's `BlockMask`, for `flex_attention` on a GPU or on the CPU: compiled to
@@ -236,8 +237,9 @@ impl Pattern {
     ) -> PyResult<Bound<'py, PyAny>> {
         let placement =
             Placement { block: Some(block.0), query_offset, key_offset, ..Placement::default() };
-        let tokens_k = tokens_k.map_or(tokens_q.0, |tokens| tokens.0);
-        let layout = self.compiled(py, tokens_q.0, tokens_k, placement, key_padding.map(pairs))?;
+        let tokens_q = tokens_q.0 as usize;
+        let tokens_k = tokens_k.map_or(tokens_q, |tokens| tokens.0 as usize);
+        let layout = self.compiled(py, tokens_q, tokens_k, placement, key_padding.map(pairs))?;
         Layout::to_block_mask(&Bound::new(py, layout)?, device, width)
     }
 

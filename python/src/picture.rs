@@ -2,9 +2,8 @@
 //!
 //! Both are [`Layout::picture`] drawn cell by cell; colours are those of the command line's figures.
 
-use std::fmt::Write;
-
 use longspan::{BlockSize, Heads, Layout, Pattern, Shape};
+use longspan_pattern::svg::{Align, Svg, TextStyle, Turn};
 use longspan_pattern::{Error, Result, Shade};
 
 use crate::signals::Watch;
@@ -14,22 +13,29 @@ const CELLS: u32 = 64;
 /// Pixels along the longer side of a picture.
 const SIDE: f64 = 256.0;
 const GAP: f64 = 16.0;
+const CAPTION: TextStyle<'static> = TextStyle {
+    family: "sans-serif",
+    em: 12.0,
+    rgb: [98, 104, 112],
+    align: Align::Left,
+    turn: Turn::Across,
+};
 /// Layouts that are drawn side by side; the rest is a number in the caption.
 const MOST_PANELS: usize = 4;
 /// Tokens of a pattern that doesn't say: one block per cell.
-const TOKENS: u64 = 4_096;
+const TOKENS: usize = 4_096;
 /// A pattern over more tokens isn't drawn unasked.
-const MOST_TOKENS: u64 = 1 << 24;
+const MOST_TOKENS: usize = 1 << 24;
 /// A character is twice as high as wide.
 const LINES: u32 = CELLS / 2;
 
 /// Layouts as a self-contained SVG: the first few of `all` there are.
 pub(crate) fn svg(layouts: &[&Layout], all: usize, watch: &mut Watch) -> Result<String> {
     let shown = &layouts[..layouts.len().min(MOST_PANELS)];
-    let mut body = String::new();
+    let mut svg = Svg::default();
     let (mut left, mut bottom) = (0.0, 0.0_f64);
     for layout in shown {
-        let (width, height) = panel(layout, left, &mut body, watch)?;
+        let (width, height) = panel(layout, left, &mut svg, watch)?;
         left += width + GAP;
         bottom = bottom.max(height);
     }
@@ -48,47 +54,26 @@ pub(crate) fn svg(layouts: &[&Layout], all: usize, watch: &mut Watch) -> Result<
             )
         }
     };
-    let width = (left - GAP).max(SIDE);
-    let text = bottom + 18.0;
-    let height = bottom + 26.0;
-    Ok(format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
-         viewBox=\"0 0 {width} {height}\" role=\"img\" \
-         shape-rendering=\"crispEdges\">\n<title>{caption}</title>\n{body}\
-         <text x=\"0\" y=\"{text}\" font-family=\"sans-serif\" font-size=\"12\" \
-         fill=\"#626870\">{caption}</text>\n</svg>\n"
-    ))
+    svg.text((0.0, bottom + 14.0), &caption, CAPTION);
+    Ok(svg.file((left - GAP).max(SIDE), bottom + 26.0))
 }
 
 /// Draws one layout from `left` on; its width and height.
-fn panel(layout: &Layout, left: f64, body: &mut String, watch: &mut Watch) -> Result<(f64, f64)> {
+fn panel(layout: &Layout, left: f64, svg: &mut Svg, watch: &mut Watch) -> Result<(f64, f64)> {
     let picture = layout.picture_with(CELLS, CELLS, |_, _| watch.look())?;
     let longer = picture.width.max(picture.height).max(1);
     let cell = SIDE / f64::from(longer);
     let (width, height) = (cell * f64::from(picture.width), cell * f64::from(picture.height));
-    let mut rectangle = |x: f64, y: f64, width: f64, height: f64, shade: Shade| {
-        let [r, g, b] = shade.rgb();
-        let x = left + x;
-        // Writing to a string doesn't fail.
-        let _ = writeln!(
-            body,
-            "<rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" \
-             fill=\"#{r:02x}{g:02x}{b:02x}\"/>"
-        );
-    };
-    rectangle(0.0, 0.0, width, height, Shade::Empty);
-    for y in 0..picture.height {
+    svg.rectangle([left, 0.0, width, height], Shade::Empty.rgb());
+    let shades: Vec<_> = picture.cells.iter().map(|cell| Shade::of(*cell)).collect();
+    for (y, row) in shades.chunks_exact(picture.width.max(1) as usize).enumerate() {
         let mut x = 0;
-        while x < picture.width {
-            let shade = Shade::of(picture.cell(x, y));
-            let first = x;
-            while x < picture.width && Shade::of(picture.cell(x, y)) == shade {
-                x += 1;
+        for run in row.chunk_by(|a, b| a == b) {
+            if run[0] != Shade::Empty {
+                let place = [x, y, run.len(), 1].map(|cells| cells as f64 * cell);
+                svg.rectangle([left + place[0], place[1], place[2], place[3]], run[0].rgb());
             }
-            if shade != Shade::Empty {
-                let at = f64::from(first) * cell;
-                rectangle(at, f64::from(y) * cell, f64::from(x - first) * cell, cell, shade);
-            }
+            x += run.len();
         }
     }
     Ok((width, height))
@@ -113,16 +98,16 @@ fn compile(pattern: &Pattern, watch: &mut Watch) -> Result<Option<Layout>> {
         if tokens > MOST_TOKENS {
             return Ok(None);
         }
-        let block = tokens.div_ceil(CELLS.into()).clamp(16, 64);
+        let block = tokens.div_ceil(CELLS as usize).clamp(16, 64) as u64;
         let shape = Shape::new(queries, keys).block(BlockSize::new(block)?);
         match Layout::compile_with(pattern, &shape, |_, _| watch.look()) {
             Ok(layout) => return Ok(Some(layout)),
             Err(error @ Error::Stopped { .. }) => return Err(error),
-            Err(Error::Sum { argument: "query lengths", sum, .. }) => queries = sum as u64,
+            Err(Error::Sum { argument: "query lengths", sum, .. }) => queries = sum as usize,
             Err(Error::Sum { argument: "lengths", sum, .. }) => {
-                (queries, keys) = (sum as u64, sum as u64);
+                (queries, keys) = (sum as usize, sum as usize);
             }
-            Err(Error::Sum { sum, .. }) => keys = sum as u64,
+            Err(Error::Sum { sum, .. }) => keys = sum as usize,
             Err(_) => return Ok(None),
         }
     }

@@ -42,7 +42,7 @@ impl Ring {
         post: &Bound<'_, PyAny>,
         pattern: &Bound<'_, PyAny>,
         shards: &str,
-        tokens: u64,
+        tokens: usize,
         sizes: (usize, usize, usize, usize, usize),
         dtype: &str,
         scale: Option<f32>,
@@ -252,7 +252,7 @@ pub(crate) fn ring_wire(wire: &Bound<'_, PyAny>) -> PyResult<()> {
     self::wire(wire).map(drop)
 }
 
-fn shards(name: &str, tokens: u64, ranks: usize) -> PyResult<Shards> {
+fn shards(name: &str, tokens: usize, ranks: usize) -> PyResult<Shards> {
     match name {
         "contiguous" => Shards::contiguous(tokens, ranks, 1),
         "zigzag" => Shards::zigzag(tokens, ranks, 1),
@@ -273,9 +273,9 @@ fn shards(name: &str, tokens: u64, ranks: usize) -> PyResult<Shards> {
 #[pyfunction]
 pub(crate) fn ring_shards(
     shards: &str,
-    tokens: u64,
+    tokens: usize,
     ranks: usize,
-) -> PyResult<Vec<Vec<(i64, u64, u64)>>> {
+) -> PyResult<Vec<Vec<(i64, usize, usize)>>> {
     let shards = self::shards(shards, tokens, ranks)?;
     let held = (0..ranks).map(|rank| {
         let progressions = shards.rank(rank).progressions();
@@ -287,7 +287,7 @@ pub(crate) fn ring_shards(
 /// Refuses a pattern that isn't for so many tokens and heads: on every rank alike, before any of
 /// them waits for another. For the package's own glue.
 #[pyfunction]
-pub(crate) fn ring_check(pattern: &Bound<'_, PyAny>, tokens: u64, heads: usize) -> PyResult<()> {
+pub(crate) fn ring_check(pattern: &Bound<'_, PyAny>, tokens: usize, heads: usize) -> PyResult<()> {
     let no_queries = Shape::new(tokens, tokens).query_map(Positions::default());
     let compiled = match known(pattern)? {
         Heads::Same(pattern) => Layout::compile(&pattern, &no_queries).map(drop),

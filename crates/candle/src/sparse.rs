@@ -130,7 +130,7 @@ impl SparseAttention {
         q: &Tensor,
         k: &Tensor,
         v: &Tensor,
-        valid: &[Range<u64>],
+        valid: &[Range<usize>],
     ) -> Result<Tensor> {
         let attention = self.fitting(q, k, v, Some(valid))?;
         call::attention(&attention, q, k, v)
@@ -188,7 +188,7 @@ impl SparseAttention {
         q: &Tensor,
         k: &Tensor,
         v: &Tensor,
-        valid: Option<&[Range<u64>]>,
+        valid: Option<&[Range<usize>]>,
     ) -> Result<Arc<Attention>> {
         tensor::check(q, k, v)?;
         let (batch, heads, queries, _) = q.dims4()?;
@@ -201,7 +201,7 @@ impl SparseAttention {
                 valid.len()
             ),
         };
-        self.compile(&Shape::new(queries as u64, keys as u64), heads, &padding)
+        self.compile(&Shape::new(queries, keys), heads, &padding)
     }
 }
 

@@ -137,7 +137,7 @@ fn gradients_through_the_log_sum_exp() -> Result<()> {
         let inputs = case.inputs()?;
         let [q, k, v] = &inputs;
         let sparse: SparseAttention = "causal".parse()?;
-        let shape = Shape::new(case.queries as u64, case.keys as u64);
+        let shape = Shape::new(case.queries, case.keys);
         let compiled = sparse.compile(&shape, case.heads, &Padding::None(case.batch))?;
         let (out, lse) = attention_with_lse(&compiled, q, k, v)?;
         let (dense_out, dense_lse) = dense(&case, None, q, k, v)?;
@@ -168,7 +168,7 @@ fn gradients_through_the_log_sum_exp() -> Result<()> {
 fn the_same_bits() -> Result<()> {
     let case = Case::new("causal", CAUSAL);
     let dims = Dims { batch: 1, tokens: case.keys, heads: case.heads, dim: case.dim };
-    let tokens = case.keys as u64;
+    let tokens = case.keys;
     let layout = Layout::compile(&Pattern::causal(), &Shape::new(tokens, tokens)).unwrap();
     let huge = Arc::new(Attention::new(layout).scale(1e8));
     // Equal keys share the weight, which the logarithm of their number says.

@@ -64,7 +64,7 @@ fn options() -> Options {
 }
 
 fn windowed(tokens: usize) -> Arc<Attention> {
-    let shape = Shape::new(tokens as u64, tokens as u64);
+    let shape = Shape::new(tokens, tokens);
     let pattern: Pattern = window().to_string().parse().unwrap();
     Arc::new(Attention::new(Layout::compile(&pattern, &shape).unwrap()).options(options()))
 }

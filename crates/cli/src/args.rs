@@ -167,7 +167,7 @@ pub(crate) struct Inspect {
 
     /// Number of queries, the last of the tokens [default: all]
     #[arg(long, value_name = "N", value_parser = tokens)]
-    pub(crate) queries: Option<u64>,
+    pub(crate) queries: Option<usize>,
 
     #[command(flatten)]
     pub(crate) block: Block,
@@ -230,13 +230,13 @@ pub(crate) struct Inspect {
 /// A range whose end may be open.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Span {
-    start: u64,
-    end: Option<u64>,
+    start: usize,
+    end: Option<usize>,
 }
 
 impl Span {
     /// The range on an axis of `limit`.
-    pub(crate) fn within(&self, limit: u64) -> Range<u64> {
+    pub(crate) fn within(&self, limit: usize) -> Range<usize> {
         self.start..self.end.unwrap_or(limit)
     }
 }
@@ -255,7 +255,7 @@ fn at_least_one(text: &str) -> Result<NonZeroUsize, String> {
     text.parse().map_err(|_| "expected a whole number, at least 1".into())
 }
 
-fn tokens(text: &str) -> Result<u64, String> {
+fn tokens(text: &str) -> Result<usize, String> {
     let (digits, shift) = match text.char_indices().next_back() {
         Some((at, 'k' | 'K')) => (&text[..at], 10),
         Some((at, 'm' | 'M')) => (&text[..at], 20),
@@ -266,7 +266,7 @@ fn tokens(text: &str) -> Result<u64, String> {
     if plain.is_empty() || !plain.bytes().all(|b| b.is_ascii_digit()) {
         return Err("expected a whole number such as 8192, 8_192, 64k or 1M".into());
     }
-    let number = plain.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift));
+    let number = plain.parse::<usize>().ok().and_then(|number| number.checked_mul(1 << shift));
     number.ok_or_else(|| "expected less than 2^64".into())
 }
 

@@ -57,8 +57,8 @@ fn run_on<E: Element>(args: &Bench) -> Result<()> {
     let sizes = Sizes::of::<E>(args, &patterns)?;
     check_memory(&sizes, args.pass)?;
 
-    let shape = Shape::new(sizes.queries as u64, sizes.keys as u64);
-    let shape = shape.block(BlockSize::new(args.block.block)?);
+    let shape = Shape::new(sizes.queries, sizes.keys);
+    let shape = shape.block(BlockSize::new(args.block.block as u64)?);
     let compiled = compile::by_head(&patterns, sizes.heads, &shape).map_err(with_options)?;
     let mut layout_ms = compiled.ms();
     let stage = Stage::new("counting pairs");

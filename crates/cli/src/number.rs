@@ -4,9 +4,17 @@ use std::fmt::{self, Display, Write};
 
 use indicatif::HumanFloatCount;
 
+/// Integers that are not negative.
+pub(crate) trait Whole: Display {}
+
+impl Whole for u32 {}
+impl Whole for u64 {}
+impl Whole for u128 {}
+impl Whole for usize {}
+
 /// `8,192`; indicatif's `HumanCount` has 64 bits only.
-pub(crate) fn thousands(number: impl Into<u128>) -> String {
-    let digits = number.into().to_string();
+pub(crate) fn thousands(number: impl Whole) -> String {
+    let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() * 4 / 3);
     for (index, digit) in digits.chars().enumerate() {
         if index > 0 && (digits.len() - index).is_multiple_of(3) {
@@ -18,14 +26,14 @@ pub(crate) fn thousands(number: impl Into<u128>) -> String {
 }
 
 /// `1 query`, `8,192 queries`
-pub(crate) fn count(number: impl Into<u128>, what: &str) -> String {
-    let number = number.into();
+pub(crate) fn count(number: impl Whole, what: &str) -> String {
+    let number = thousands(number);
     let name = match what.strip_suffix('y') {
-        _ if number == 1 => what.to_string(),
+        _ if number == "1" => what.to_string(),
         Some(stem) if what != "key" => format!("{stem}ies"),
         _ => format!("{what}s"),
     };
-    format!("{} {name}", thousands(number))
+    format!("{number} {name}")
 }
 
 /// Three significant digits, no exponent while that is readable: `3.14`, `0.0977`, `1,234`.
@@ -84,9 +92,9 @@ pub(crate) fn time(seconds: f64) -> String {
 }
 
 /// A token count with the suffixes of arguments where it is exact: `256k`, `1M`, `1,000`.
-pub(crate) fn short(tokens: u64) -> String {
+pub(crate) fn short(tokens: usize) -> String {
     let exact = |shift: u32, suffix: &str| {
-        let unit = 1u64 << shift;
+        let unit = 1usize << shift;
         (tokens >= unit && tokens.is_multiple_of(unit))
             .then(|| format!("{}{suffix}", thousands(tokens >> shift)))
     };
@@ -172,7 +180,7 @@ mod tests {
         assert_eq!(bytes(512), "512 bytes");
         assert_eq!(bytes(6_720), "6.56 KiB");
         assert_eq!(time(0.0), "0");
-        assert_eq!(time(1.5), "1.50 s");
+        assert_eq!(time(1.5), "1.5 s");
         assert_eq!(time(0.25), "250 ms");
         assert_eq!(time(1.23e-5), "12.3 µs");
         assert_eq!(short(1 << 20), "1M");

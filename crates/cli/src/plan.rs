@@ -33,11 +33,11 @@ const ALL: usize = 64;
 /// Ranks that are simulated of a larger number.
 const SOME: usize = 8;
 /// Blocks of queries that are sampled to find the rank with the most work.
-const ROWS: u64 = 1 << 18;
+const ROWS: usize = 1 << 18;
 
 /// Sizes of the problem.
 pub(crate) struct Sizes {
-    pub(crate) tokens: u64,
+    pub(crate) tokens: usize,
     pub(crate) ranks: usize,
     pub(crate) batch: usize,
     pub(crate) heads: usize,
@@ -217,7 +217,7 @@ fn outlines(
     let mut loads = Vec::with_capacity(ranks);
     for rank in 0..ranks {
         stage.at(rank as u64, ranks as u64);
-        loads.push(outlines.pairs(rank, (ROWS / ranks as u64).max(16))?);
+        loads.push(outlines.pairs(rank, (ROWS / ranks).max(16))?);
     }
     drop(stage);
 
@@ -264,21 +264,21 @@ fn choose(loads: &[u128], most: usize) -> Vec<usize> {
 }
 
 /// Bytes of queries, keys, values and output, the softmax state, and row statistics.
-fn forward_bytes(sizes: &Sizes, tokens: u64) -> u64 {
+fn forward_bytes(sizes: &Sizes, tokens: usize) -> u64 {
     let Sizes { batch, heads, kv_heads, dim, value_dim, .. } = *sizes;
     let (queries, keys) = (batch * heads, batch * kv_heads);
     let elements = queries * (dim + value_dim) + keys * (dim + value_dim);
     let sums = queries * (value_dim + 2) + 2 * queries;
-    tokens * (elements * sizes.element.size() + sums * size_of::<f32>()) as u64
+    (tokens * (elements * sizes.element.size() + sums * size_of::<f32>())) as u64
 }
 
 /// Bytes of the same tensors, their gradients, and f32 accumulators.
-fn backward_bytes(sizes: &Sizes, tokens: u64) -> u64 {
+fn backward_bytes(sizes: &Sizes, tokens: usize) -> u64 {
     let Sizes { batch, heads, kv_heads, dim, value_dim, .. } = *sizes;
     let (queries, keys) = (batch * heads, batch * kv_heads);
     let elements = 2 * queries * (dim + value_dim) + 2 * keys * (dim + value_dim);
     let sums = queries * dim + keys * (dim + value_dim) + 3 * queries;
-    tokens * (elements * sizes.element.size() + sums * size_of::<f32>()) as u64
+    (tokens * (elements * sizes.element.size() + sums * size_of::<f32>())) as u64
 }
 
 #[cfg(test)]

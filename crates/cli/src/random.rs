@@ -27,13 +27,13 @@ pub(crate) fn normals<E: Element>(seed: u64, len: usize, threads: NonZeroUsize) 
 /// [`normals`].
 pub(crate) fn rows<E: Element>(
     seed: u64,
-    (heads, tokens, dim): (usize, u64, usize),
-    positions: impl Iterator<Item = u64> + Clone,
+    (heads, tokens, dim): (usize, usize, usize),
+    positions: impl Iterator<Item = usize> + Clone,
 ) -> Vec<E> {
-    let first = |head: usize, position: u64| (head as u64 * tokens + position) * dim as u64;
+    let first = |head: usize, position: usize| (head * tokens + position) * dim;
     let rows = (0..heads).flat_map(|head| positions.clone().map(move |at| first(head, at)));
-    let numbers = rows.flat_map(|first| first..first + dim as u64);
-    numbers.map(|index| E::from_f32(normal(seed, index))).collect()
+    let numbers = rows.flat_map(|first| first..first + dim);
+    numbers.map(|index| E::from_f32(normal(seed, index as u64))).collect()
 }
 
 /// `len` NaNs, all written: missing results are detected, and page faults aren't timed.

@@ -36,7 +36,7 @@ pub(crate) struct Reported {
 
 impl fmt::Display for Reported {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} failed", count(self.ranks as u64, "rank"))
+        write!(f, "{} failed", count(self.ranks, "rank"))
     }
 }
 

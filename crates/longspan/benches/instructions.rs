@@ -81,7 +81,7 @@ fn tensor(dims: Dims, phase: f32) -> Tensor<f32> {
 fn run(call: &Call) -> longspan::Result<()> {
     let Call { queries, keys, heads, key_heads, dim, .. } = *call;
     let pattern: Pattern = call.pattern.parse()?;
-    let layout = Layout::compile(&pattern, &Shape::new(queries as u64, keys as u64))?;
+    let layout = Layout::compile(&pattern, &Shape::new(queries, keys))?;
     let attention = Attention::new(layout).isa(Isa::Avx2).threads(Threads::Count(1));
     let dims_q = Dims { batch: 1, tokens: queries, heads, dim };
     let dims_k = Dims { tokens: keys, heads: key_heads, ..dims_q };

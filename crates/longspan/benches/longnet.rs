@@ -160,7 +160,7 @@ fn main() -> Result<()> {
     let isa = *Isa::available().last().expect("there is always one");
     let threads = Threads::Count(options.threads.get());
     let within = if options.causal { Pattern::causal() } else { Pattern::full() };
-    let layout = Layout::compile(&within, &Shape::new(DENSE as u64, DENSE as u64))?;
+    let layout = Layout::compile(&within, &Shape::new(DENSE, DENSE))?;
     let dense = Engine::Dense(Attention::new(layout).threads(threads));
     let branches: Result<Vec<Branch>> = BRANCHES.iter().map(|&(w, r)| Branch::new(w, r)).collect();
     let overlap = if options.union { Overlap::Union } else { Overlap::Weighted };

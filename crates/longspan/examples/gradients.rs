@@ -14,7 +14,7 @@ fn main() -> Result<(), longspan::Error> {
     let layout = Layout::compile(&pattern, &Shape::new(tokens, tokens))?;
     println!("{pattern}: {:.2} % of all pairs", 100.0 * layout.density()?);
 
-    let dims = Dims { batch: 1, tokens: tokens as usize, heads: 4, dim: 64 };
+    let dims = Dims { batch: 1, tokens, heads: 4, dim: 64 };
     let wave = |step: f32| (0..4_096 * 4 * 64).map(|i| (i as f32 * step).sin()).collect();
     let tensor = |step| Tensor::new(wave(step), dims, Order::Bshd);
     let (q, k, v, dout) = (tensor(0.7)?, tensor(1.1)?, tensor(1.3)?, tensor(1.7)?);

@@ -6,6 +6,8 @@
 //!
 //! Rows keep `BLOCKS` key blocks of 64; queries and keys are random with heavy directions.
 
+#![expect(clippy::print_stdout, reason = "the figures are the program's result")]
+
 use std::time::Instant;
 
 use longspan::{
@@ -63,8 +65,7 @@ fn run<E: Element>(
         sparse * 1e3,
     );
     if dense {
-        let layout =
-            Layout::compile(&Pattern::causal(), &Shape::new(tokens as u64, tokens as u64))?;
+        let layout = Layout::compile(&Pattern::causal(), &Shape::new(tokens, tokens))?;
         let whole = Attention::new(layout);
         let dense = best(2, || {
             whole.forward_into(inputs, output.as_mut(), longspan::Hook::none()).expect("as before");

@@ -43,7 +43,7 @@ use crate::tensor::{Memory, View, ViewMut};
 /// let layout = Layout::compile(&pattern, &Shape::new(tokens, tokens))?;
 /// let attention = Attention::new(layout);
 ///
-/// let dims = Dims { batch: 1, tokens: tokens as usize, heads: 2, dim: 32 };
+/// let dims = Dims { batch: 1, tokens, heads: 2, dim: 32 };
 /// let number = |i: usize| (i as f32).sin();
 /// let make = |shift: usize| {
 ///     let data = (0..dims.elements().unwrap()).map(|i| number(i + shift)).collect();

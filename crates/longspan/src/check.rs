@@ -34,10 +34,10 @@ pub(crate) fn inputs<E: Element>(
 ) -> Result<Sizes> {
     let sizes = tensors(options, inputs)?;
     for layout in distinct(layouts, &inputs.q.dims())? {
-        axis("q", "tokens", sizes.queries, layout.queries() as usize, "as the layout")?;
-        axis("k", "tokens", sizes.keys, layout.keys() as usize, "as the layout")?;
+        axis("q", "tokens", sizes.queries, layout.queries(), "as the layout")?;
+        axis("k", "tokens", sizes.keys, layout.keys(), "as the layout")?;
         let rows = layout.rows();
-        let all = (layout.queries() as usize).div_ceil(layout.block().get());
+        let all = layout.queries().div_ceil(layout.block().get());
         axis("the layout", "compiled rows", rows.len(), all, "every row of query blocks")?;
         if options.score.is_positional() {
             layout.score_positions()?;

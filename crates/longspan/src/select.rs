@@ -116,7 +116,7 @@ pub trait Selector {
 
     /// The same for queries at the last positions of the keys, without padding.
     fn select<E: Element>(&self, q: View<'_, E>, k: View<'_, E>) -> Result<Selection> {
-        let shape = Shape::new(q.dims().tokens as u64, k.dims().tokens as u64);
+        let shape = Shape::new(q.dims().tokens, k.dims().tokens);
         self.select_with(q, k, &shape, &Padding::None(q.dims().batch), Hook::none())
     }
 }

@@ -210,8 +210,7 @@ impl Plan {
                 if parts <= 1 {
                     continue;
                 }
-                let tokens = layout.row_tokens(row);
-                let lanes = ((tokens.end - tokens.start) * heads) as u32;
+                let lanes = (layout.row_tokens(row).len() * stream.heads.len()) as u32;
                 cuts.push(Cut {
                     stream: number,
                     row,

@@ -191,7 +191,7 @@ fn pieces<E: Number>() {
     for isa in Isa::available() {
         // A piece's keys of each tensor, and what they are seen by.
         let pieces = [0..CUT, CUT..TOKENS].map(|keys| {
-            let shape = Shape::new(TOKENS as u64, keys.len() as u64).query_offset(0);
+            let shape = Shape::new(TOKENS, keys.len()).query_offset(0);
             let shape = shape.key_offset(keys.start as i64);
             let layout = Layout::compile(&Pattern::causal(), &shape).unwrap();
             let part = |view: View<'_, E>| {

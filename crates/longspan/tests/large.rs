@@ -201,7 +201,7 @@ fn few_of_many(keys: usize) {
     let dout = View::new(&problem.dout, dims(QUERIES), order).unwrap();
     let pattern: Pattern =
         format!("causal & (window({WINDOW}, 0) | sinks({SINKS}))").parse().unwrap();
-    let layout = Layout::compile(&pattern, &Shape::new(QUERIES as u64, keys as u64)).unwrap();
+    let layout = Layout::compile(&pattern, &Shape::new(QUERIES, keys)).unwrap();
     let attention = Attention::new(layout);
     let before = resident();
     let output = attention.forward(inputs).unwrap();

@@ -137,7 +137,7 @@ fn choices_do_not_depend_on_how_they_are_computed() {
 fn choices_keep_their_promises() {
     for seed in cases() {
         let Case { selector, q, k, base, always, .. } = case(seed);
-        let tokens = q.dims().tokens as u64;
+        let tokens = q.dims().tokens;
         let shape = Shape::new(tokens, tokens);
         let compile = |pattern: &Pattern| Layout::compile(pattern, &shape).unwrap();
         let (base_layout, always) = (compile(&base), compile(&(base.clone() & always)));
@@ -276,11 +276,10 @@ fn naive(
                 let (mut sum, mut weighted) = (0.0, 0.0);
                 for run in layout.row(block_row) {
                     for column in run.start..run.end() {
-                        let word = masks.get(block_row, column, run)[(query % 16) as usize];
+                        let word = masks.get(block_row, column, run)[query % 16];
                         for key in
                             layout.column_tokens(column).filter(|key| word >> (key % 16) & 1 == 1)
                         {
-                            let (query, key) = (query as usize, key as usize);
                             let score = dot(&row(q, query, head), &row(k, key, head));
                             let p = (score / (dim as f64).sqrt()).exp();
                             let dout = &dout.as_slice()[(query * heads + head) * dim..][..dim];

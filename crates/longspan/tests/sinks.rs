@@ -198,7 +198,7 @@ fn states_get_their_sink_when_finished() {
     let (q, k, v, dout) = (tensor(tokens, 1), tensor(tokens, 2), tensor(tokens, 3), tensor(90, 4));
     let inputs = Inputs::new(q.view(), k.view(), v.view());
     let attention = |first: usize, keys: usize| {
-        let shape = Shape::new(90, keys as u64).query_offset(0).key_offset(first as i64);
+        let shape = Shape::new(90, keys).query_offset(0).key_offset(first as i64);
         let layout = Layout::compile(&Pattern::causal(), &shape).unwrap();
         Attention::new(layout)
     };

@@ -69,8 +69,8 @@ impl Pieces {
     /// The tokens of a piece of keys or values, or of their gradients: a strided part.
     fn extent(&self, piece: &Progression, dim: usize) -> (usize, Dims, Strides) {
         let sizes = &self.problem.sizes;
-        let dims = Dims { batch: 2, tokens: piece.len as usize, heads: 2, dim };
-        let token = (piece.step as usize * dim) as isize;
+        let dims = Dims { batch: 2, tokens: piece.len, heads: 2, dim };
+        let token = (piece.step * dim) as isize;
         let head = (sizes.tokens_k * dim) as isize;
         let strides = Strides { batch: 2 * head, tokens: token, heads: head, dim: 1 };
         (piece.start as usize * dim, dims, strides)

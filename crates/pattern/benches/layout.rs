@@ -13,7 +13,7 @@ use longspan_pattern::{Layout, Level, Pattern, Positions, Progression, Shape};
 /// The reference pattern.
 const SECOND: &str = "causal & (window(1024, 0) | sinks(64))";
 
-const SIZES: [u64; 5] = [1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24];
+const SIZES: [usize; 5] = [1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24];
 
 fn main() -> Result<()> {
     let filters: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
@@ -88,7 +88,7 @@ fn best(pattern: &Pattern, shape: &Shape) -> (Duration, Layout) {
     unreachable!("time passes")
 }
 
-type Make = Box<dyn Fn(u64) -> (Pattern, Shape)>;
+type Make = Box<dyn Fn(usize) -> (Pattern, Shape)>;
 
 fn growing() -> Vec<(&'static str, Make)> {
     let plain = |text: &str| -> Make {
@@ -124,7 +124,7 @@ fn growing() -> Vec<(&'static str, Make)> {
         (
             "random, 3 blocks per row",
             Box::new(|tokens| {
-                let pattern = Pattern::random(64, 3, tokens / 64, 7).expect("legal");
+                let pattern = Pattern::random(64, 3, tokens as u64 / 64, 7).expect("legal");
                 (pattern, Shape::new(tokens, tokens))
             }),
         ),
@@ -143,14 +143,14 @@ fn growing() -> Vec<(&'static str, Make)> {
 fn single() -> Vec<(&'static str, &'static str, Pattern, Shape)> {
     let pattern = |text: &str| -> Pattern { text.parse().expect("legal") };
     let whole = |tokens| Shape::new(tokens, tokens);
-    let giga = 1u64 << 30;
+    let giga = 1usize << 30;
     let per_rank = giga / 1024;
-    let rank = |rank: u64| {
+    let rank = |rank: usize| {
         let own = Positions::range((rank * per_rank) as i64, per_rank).expect("legal");
         Shape::new(giga, giga).query_map(own)
     };
-    let documents = |tokens: u64, count: u64| {
-        let base = tokens / count;
+    let documents = |tokens: usize, count: usize| {
+        let base = (tokens / count) as u64;
         let lengths: Vec<u64> = lengths(tokens, base / 2, base * 3 / 2);
         Pattern::packed(lengths.clone(), lengths, Pattern::causal()).expect("legal")
     };
@@ -170,8 +170,8 @@ fn single() -> Vec<(&'static str, &'static str, Pattern, Shape)> {
 }
 
 /// Deterministic lengths between `low` and `high` that add up to `tokens`.
-fn lengths(tokens: u64, low: u64, high: u64) -> Vec<u64> {
-    let (mut left, mut state, mut lengths) = (tokens, 1u64, Vec::new());
+fn lengths(tokens: usize, low: u64, high: u64) -> Vec<u64> {
+    let (mut left, mut state, mut lengths) = (tokens as u64, 1u64, Vec::new());
     while left > 0 {
         state =
             state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

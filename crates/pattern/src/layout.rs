@@ -187,12 +187,12 @@ impl Layout {
     }
 
     /// Number of local queries, including those of rows that were not compiled.
-    pub fn queries(&self) -> u64 {
+    pub fn queries(&self) -> usize {
         self.frame.queries.len()
     }
 
     /// Number of local keys.
-    pub fn keys(&self) -> u64 {
+    pub fn keys(&self) -> usize {
         self.frame.keys.len()
     }
 
@@ -248,15 +248,15 @@ impl Layout {
     }
 
     /// Local indices of the queries in a row of blocks.
-    pub fn row_tokens(&self, row: u32) -> Range<u64> {
+    pub fn row_tokens(&self, row: u32) -> Range<usize> {
         let tokens = self.frame.row_tokens(row);
-        tokens.start as u64..tokens.end as u64
+        tokens.start as usize..tokens.end as usize
     }
 
     /// Local indices of the keys in a column of blocks.
-    pub fn column_tokens(&self, column: u32) -> Range<u64> {
+    pub fn column_tokens(&self, column: u32) -> Range<usize> {
         let tokens = self.frame.column_tokens(column);
-        tokens.start as u64..tokens.end as u64
+        tokens.start as usize..tokens.end as usize
     }
 
     /// A reader of the masks of Partial blocks.
@@ -364,7 +364,7 @@ impl Layout {
         } else {
             self.row_tokens(rows.end - 1).end - self.row_tokens(rows.start).start
         };
-        let pairs = u128::from(queries) * u128::from(self.keys());
+        let pairs = queries as u128 * self.keys() as u128;
         Ok(if pairs == 0 { 0.0 } else { self.counts()?.active_pairs as f64 / pairs as f64 })
     }
 

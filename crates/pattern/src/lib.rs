@@ -21,7 +21,7 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `error`, `arith` | errors; gcd, congruences, division |
+//! | `error`, `arith`, `svg` | errors; gcd, congruences, division; SVG files of pictures |
 //! | `positions`, `meter` | global positions of local tokens; the work budget and progress hooks |
 //! | `pattern`, `heads`, `text` | the expression, one per query head, parser and printer |
 //! | `shape` | what a layout is compiled for: lengths, offsets, position maps, padding |
@@ -42,6 +42,8 @@ mod pattern;
 mod positions;
 mod set;
 mod shape;
+#[doc(hidden)]
+pub mod svg;
 mod text;
 
 #[doc(hidden)]

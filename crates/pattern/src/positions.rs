@@ -17,15 +17,15 @@ pub struct Progression {
     /// The first position.
     pub start: i64,
     /// Difference of consecutive positions; at least 1.
-    pub step: u64,
+    pub step: usize,
     /// Number of positions.
-    pub len: u64,
+    pub len: usize,
 }
 
 impl Progression {
     /// The last position, without overflow for any input.
     pub(crate) fn last(&self) -> i128 {
-        let reach = i128::from(self.step).saturating_mul(i128::from(self.len) - 1);
+        let reach = (self.step as i128).saturating_mul(self.len as i128 - 1);
         reach.saturating_add(self.start.into())
     }
 }
@@ -44,7 +44,7 @@ impl Progression {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Positions {
     token_ranges: Vec<TokenRange>,
-    len: u64,
+    len: usize,
 }
 
 /// Local tokens `local..local + len`, whose positions form a progression.
@@ -79,7 +79,7 @@ impl Positions {
     }
 
     /// The positions `start..start + len`.
-    pub fn range(start: i64, len: u64) -> Result<Self> {
+    pub fn range(start: i64, len: usize) -> Result<Self> {
         Positions::new([Progression { start, step: 1, len }])
     }
 
@@ -90,8 +90,8 @@ impl Positions {
             }
         }
         let len = self.len + next.len;
-        if len > MAX_POSITION as u64 {
-            return Err(Error::TooFar { what: "positions", value: len.into() });
+        if len as u64 > MAX_POSITION as u64 {
+            return Err(Error::TooFar { what: "positions", value: len as i128 });
         }
         // The step of a single token is arbitrary.
         let step = if next.len == 1 { 1 } else { next.step as i64 };
@@ -114,7 +114,7 @@ impl Positions {
     }
 
     /// Number of tokens.
-    pub fn len(&self) -> u64 {
+    pub fn len(&self) -> usize {
         self.len
     }
 
@@ -124,7 +124,7 @@ impl Positions {
     }
 
     /// The position of the token with local index `index`.
-    pub fn get(&self, index: u64) -> Option<i64> {
+    pub fn get(&self, index: usize) -> Option<i64> {
         if index >= self.len {
             return None;
         }
@@ -136,8 +136,8 @@ impl Positions {
     pub fn progressions(&self) -> impl Iterator<Item = Progression> + '_ {
         self.token_ranges.iter().map(|p| Progression {
             start: p.start,
-            step: p.step as u64,
-            len: p.len as u64,
+            step: p.step as usize,
+            len: p.len as usize,
         })
     }
 
@@ -162,7 +162,7 @@ impl Positions {
 mod tests {
     use super::*;
 
-    fn steps(start: i64, step: u64, len: u64) -> Progression {
+    fn steps(start: i64, step: usize, len: usize) -> Progression {
         Progression { start, step, len }
     }
 
@@ -183,7 +183,7 @@ mod tests {
     fn invalid_positions_are_errors() {
         assert_eq!(Positions::new([steps(0, 0, 1)]), Err(Error::Step { index: 0 }));
         assert!(Positions::range(MAX_POSITION, 2).is_err());
-        assert!(Positions::new([steps(0, u64::MAX, u64::MAX)]).is_err());
+        assert!(Positions::new([steps(0, usize::MAX, usize::MAX)]).is_err());
         assert!(Positions::range(-MAX_POSITION, 1).is_ok());
     }
 }

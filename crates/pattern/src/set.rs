@@ -41,11 +41,11 @@ pub enum Padding {
     /// All keys, for this number of batch entries.
     None(usize),
     /// One range of keys per batch entry.
-    Each(Vec<Range<u64>>),
+    Each(Vec<Range<usize>>),
 }
 
 /// What distinguishes layouts within one call.
-type LayoutKey<'a> = (&'a Pattern, &'a Option<Range<u64>>);
+type LayoutKey<'a> = (&'a Pattern, &'a Option<Range<usize>>);
 
 impl LayoutSet {
     /// Compiles the patterns of `heads` query heads for every batch entry, through `cache` if

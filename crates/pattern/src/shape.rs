@@ -69,14 +69,14 @@ impl Default for BlockSize {
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Shape {
-    tokens_q: u64,
-    tokens_k: u64,
+    tokens_q: usize,
+    tokens_k: usize,
     query_offset: Option<i64>,
     key_offset: i64,
     query_map: Option<Positions>,
     key_map: Option<Positions>,
     rows: Option<Range<u64>>,
-    key_padding: Option<Range<u64>>,
+    key_padding: Option<Range<usize>>,
     block: BlockSize,
     mask_bytes: Option<u64>,
     max_bytes: u64,
@@ -93,7 +93,7 @@ impl Shape {
     pub const MAX_WORK: u64 = 1 << 30;
 
     /// `tokens_q` queries at the last of `tokens_k` positions, all of them local.
-    pub fn new(tokens_q: u64, tokens_k: u64) -> Self {
+    pub fn new(tokens_q: usize, tokens_k: usize) -> Self {
         Shape {
             tokens_q,
             tokens_k,
@@ -144,7 +144,7 @@ impl Shape {
 
     /// Only these keys are tokens; the others are padding and masked. Indices are relative to the
     /// first key of the whole sequence, independent of offset and map.
-    pub fn key_padding(mut self, keys: Range<u64>) -> Self {
+    pub fn key_padding(mut self, keys: Range<usize>) -> Self {
         self.key_padding = Some(keys);
         self
     }
@@ -210,7 +210,7 @@ impl Shape {
     /// Upper bound of the compiled rows; not validated.
     pub(crate) fn row_count(&self) -> u64 {
         let queries = self.query_map.as_ref().map_or(self.tokens_q, Positions::len);
-        let all = queries.div_ceil(self.block.get() as u64);
+        let all = queries.div_ceil(self.block.get()) as u64;
         self.rows.as_ref().map_or(all, |r| r.end.saturating_sub(r.start).min(all))
     }
 
@@ -232,14 +232,15 @@ impl Shape {
         let key_positions =
             resolve_positions("key", self.key_map.as_ref(), key_offset..key_end, self.tokens_k)?;
 
-        let block = self.block.get() as u64;
+        let block = self.block.get();
         let rows_all = blocks("queries", query_positions.len(), block)?;
         let columns = blocks("keys", key_positions.len(), block)?;
         let rows = self.rows.clone().unwrap_or(0..rows_all.into());
         inside("rows", &rows, rows_all.into())?;
         let valid = match &self.key_padding {
             Some(valid) => {
-                inside("the keys of key_padding", valid, self.tokens_k)?;
+                let indices = valid.start as u64..valid.end as u64;
+                inside("the keys of key_padding", &indices, self.tokens_k as u64)?;
                 Some(key_offset + valid.start as i64..key_offset + valid.end as i64)
             }
             None => None,
@@ -300,9 +301,9 @@ fn tokens(index: u32, block: BlockSize, positions: &Positions) -> Range<i64> {
     start..(start + block).min(positions.len() as i64)
 }
 
-fn axis(what: &'static str, tokens: u64) -> Result<i64> {
-    if tokens > MAX_POSITION as u64 {
-        return Err(Error::TooFar { what, value: tokens.into() });
+fn axis(what: &'static str, tokens: usize) -> Result<i64> {
+    if tokens as u64 > MAX_POSITION as u64 {
+        return Err(Error::TooFar { what, value: tokens as i128 });
     }
     Ok(tokens as i64)
 }
@@ -322,7 +323,7 @@ fn resolve_positions(
     what: &'static str,
     map: Option<&Positions>,
     inside: Range<i64>,
-    tokens: u64,
+    tokens: usize,
 ) -> Result<Positions> {
     let Some(map) = map else {
         return Positions::new([Progression { start: inside.start, step: 1, len: tokens }]);
@@ -338,8 +339,8 @@ fn resolve_positions(
     Ok(map.clone())
 }
 
-fn blocks(what: &'static str, tokens: u64, block: u64) -> Result<u32> {
-    let blocks = tokens.div_ceil(block);
+fn blocks(what: &'static str, tokens: usize, block: usize) -> Result<u32> {
+    let blocks = tokens.div_ceil(block) as u64;
     // The maximum is reserved, so that one past the last block is a valid index.
     match u32::try_from(blocks) {
         Ok(blocks) if blocks < u32::MAX => Ok(blocks),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use longspan_pattern::{BlockSize, Error, Layout, LayoutCache, Pattern, Result, Shape};
 
-fn shape(tokens: u64) -> Shape {
+fn shape(tokens: usize) -> Shape {
     Shape::new(tokens, tokens)
 }
 

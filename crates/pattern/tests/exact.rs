@@ -67,20 +67,20 @@ fn rows_alone_equal_rows_together() {
         let mut dice = Random::new(seed);
         let tokens = dice.between(300, 6000);
         let block = BlockSize::new([16, 17, 32, 48][dice.below(4) as usize]).unwrap();
-        let mut shape = Shape::new(tokens, tokens).block(block);
+        let mut shape = Shape::new(tokens as usize, tokens as usize).block(block);
         if dice.below(4) == 0 {
             let ranks = dice.between(2, 9);
             let residues = (0..ranks).map(|start| Progression {
                 start: start as i64,
-                step: ranks,
-                len: (tokens - start).div_ceil(ranks),
+                step: ranks as usize,
+                len: (tokens - start).div_ceil(ranks) as usize,
             });
             let map = Positions::new(residues).unwrap();
             shape = shape.query_map(map.clone()).key_map(map);
         }
         if dice.below(4) == 0 {
             let end = dice.between(1, tokens);
-            shape = shape.key_padding(dice.below(end)..end);
+            shape = shape.key_padding(dice.below(end) as usize..end as usize);
         }
         let pattern = broad(&mut dice, tokens, 2);
         let together = Layout::compile(&pattern, &shape).unwrap();

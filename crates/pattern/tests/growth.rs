@@ -6,8 +6,8 @@ use longspan_testing::Random;
 
 const SECOND: &str = "causal & (window(1024, 0) | sinks(64))";
 
-fn lengths(tokens: u64) -> Vec<u64> {
-    let (mut left, mut random, mut lengths) = (tokens, Random::new(1), Vec::new());
+fn lengths(tokens: usize) -> Vec<u64> {
+    let (mut left, mut random, mut lengths) = (tokens as u64, Random::new(1), Vec::new());
     while left > 0 {
         let length = (16 + random.below(8177)).min(left);
         lengths.push(length);
@@ -16,7 +16,7 @@ fn lengths(tokens: u64) -> Vec<u64> {
     lengths
 }
 
-fn compile(name: &str, tokens: u64) -> Layout {
+fn compile(name: &str, tokens: usize) -> Layout {
     let shape = Shape::new(tokens, tokens);
     let (pattern, shape) = match name {
         "packed" => {
@@ -27,7 +27,7 @@ fn compile(name: &str, tokens: u64) -> Layout {
             Pattern::documents(lengths(tokens)).map(|documents| documents & Pattern::causal()),
             shape,
         ),
-        "random" => (Pattern::random(64, 3, tokens / 64, 7), shape),
+        "random" => (Pattern::random(64, 3, tokens as u64 / 64, 7), shape),
         "striped" => {
             let stripes = (0..8).map(|start| Progression { start, step: 8, len: tokens / 8 });
             let map = Positions::new(stripes).unwrap();

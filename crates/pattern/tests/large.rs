@@ -10,7 +10,7 @@ fn layout(text: &str, shape: &Shape) -> Layout {
     Layout::compile(&text.parse().unwrap(), shape).unwrap()
 }
 
-fn pairs(text: &str, tokens: u64) -> u128 {
+fn pairs(text: &str, tokens: usize) -> u128 {
     layout(text, &Shape::new(tokens, tokens)).counts().unwrap().active_pairs
 }
 
@@ -73,7 +73,7 @@ fn counts_of_block_primitives_equal_closed_forms() {
         (blocks + 2 * (blocks - 1) + 2 * (blocks - 100)) * block
     });
     let lengths: Vec<u64> = (0..100_000).map(|i| i * i % 37).collect();
-    let tokens: u64 = lengths.iter().sum();
+    let tokens = lengths.iter().sum::<u64>() as usize;
     let shape = Shape::new(tokens, tokens);
     let squares = lengths.iter().map(|&l| u128::from(l * l)).sum::<u128>();
     let documents = Pattern::documents(lengths.clone()).unwrap();
@@ -92,14 +92,14 @@ fn counts_of_block_primitives_equal_closed_forms() {
 
 #[test]
 fn a_rank_of_thousand_compiles_its_own_rows() {
-    let giga = 1u64 << 30;
+    let giga = 1usize << 30;
     let own = giga / 1024;
     for rank in [0, 511, 1023] {
         let first = rank * own;
         let map = Positions::range(first as i64, own).unwrap();
         let shape = Shape::new(giga, giga).query_map(map);
         let causal = layout("causal", &shape);
-        let (a, n) = (u128::from(first), u128::from(own));
+        let (a, n) = (first as u128, own as u128);
         assert_eq!(causal.counts().unwrap().active_pairs, n * (2 * a + n + 1) / 2);
         let sparse = layout(SECOND, &shape);
         let expected: u128 = (a..a + n).map(second).sum();
@@ -107,7 +107,8 @@ fn a_rank_of_thousand_compiles_its_own_rows() {
         assert!(causal.bytes().max(sparse.bytes()) < 1 << 20);
         // Equal to the same rows of the whole sequence.
         let rows = first / 64..(first + own) / 64;
-        let whole = layout(SECOND, &Shape::new(giga, giga).rows(rows.clone()));
+        let whole =
+            layout(SECOND, &Shape::new(giga, giga).rows(rows.start as u64..rows.end as u64));
         for row in 0..own as u32 / 64 {
             assert_eq!(sparse.row(row), whole.row(row + rows.start as u32));
         }
@@ -116,7 +117,7 @@ fn a_rank_of_thousand_compiles_its_own_rows() {
 
 #[test]
 fn a_striped_rank_of_thousand() {
-    let giga = 1u64 << 30;
+    let giga = 1usize << 30;
     let map = Positions::new([Progression { start: 5, step: 1024, len: 1 << 20 }]).unwrap();
     let shape = Shape::new(giga, giga).query_map(map.clone()).key_map(map);
     // Local keys only, every 1024th: the window contains the query itself and the previous key.
@@ -127,7 +128,7 @@ fn a_striped_rank_of_thousand() {
 /// Compares a layout with the oracle around every edge of some of its rows.
 fn sample(rule: &Rule, shape: &Shape, first_query: i64, first_key: i64) {
     let layout = layout(&rule.to_string(), shape);
-    let block = layout.block().get() as u64;
+    let block = layout.block().get();
     let mut masks = layout.masks();
     let mut active = 0;
     for row in layout.rows() {
@@ -148,7 +149,7 @@ fn sample(rule: &Rule, shape: &Shape, first_query: i64, first_key: i64) {
             for i in queries.clone() {
                 for j in keys.clone() {
                     let (query, key) = (first_query + i as i64, first_key + j as i64);
-                    let (i, j) = ((i % block) as usize, (j % block) as usize);
+                    let (i, j) = (i % block, j % block);
                     let words = layout.block().words();
                     let got =
                         bits.as_ref().is_some_and(|b| b[i * words + j / 64] >> (j % 64) & 1 == 1);
@@ -164,7 +165,7 @@ fn sample(rule: &Rule, shape: &Shape, first_query: i64, first_key: i64) {
 
 #[test]
 fn positions_beyond_32_bits() {
-    let tokens = 1u64 << 39;
+    let tokens = 1usize << 39;
     let block = BlockSize::new(256).unwrap();
     let whole = Shape::new(tokens, tokens).block(block);
     let second = Rule::And(vec![
@@ -206,7 +207,7 @@ fn positions_beyond_32_bits() {
 
 #[test]
 fn maps_with_maximum_steps() {
-    let tokens = 1u64 << 60;
+    let tokens = 1usize << 60;
     let steps = |start, step, len| Progression { start, step, len };
     let near = steps(100, 1, 200);
     let far = steps(7, 1 << 51, 300);
@@ -237,7 +238,7 @@ fn maps_with_maximum_steps() {
 
 /// Compares every pair of a small layout with the oracle.
 fn check_all(layout: &Layout, rule: &Rule, queries: &Positions, keys: &Positions) {
-    let mut active = vec![vec![false; keys.len() as usize]; queries.len() as usize];
+    let mut active = vec![vec![false; keys.len()]; queries.len()];
     let mut masks = layout.masks();
     for row in layout.rows() {
         for run in layout.row(row) {
@@ -245,7 +246,7 @@ fn check_all(layout: &Layout, rule: &Rule, queries: &Positions, keys: &Positions
                 let words = masks.get(row, column, run);
                 for (i, query) in layout.row_tokens(row).enumerate() {
                     for (j, key) in layout.column_tokens(column).enumerate() {
-                        active[query as usize][key as usize] = words[i] >> j & 1 == 1;
+                        active[query][key] = words[i] >> j & 1 == 1;
                     }
                 }
             }
@@ -254,7 +255,7 @@ fn check_all(layout: &Layout, rule: &Rule, queries: &Positions, keys: &Positions
     for i in 0..queries.len() {
         for j in 0..keys.len() {
             let (query, key) = (queries.get(i).unwrap(), keys.get(j).unwrap());
-            let active = active[i as usize][j as usize];
+            let active = active[i][j];
             assert_eq!(active, rule.allows(query, key), "{rule} at ({query}, {key})");
         }
     }

@@ -7,7 +7,7 @@ use longspan_pattern::{
     RunKind, Shape,
 };
 
-fn shape(tokens: u64) -> Shape {
+fn shape(tokens: usize) -> Shape {
     Shape::new(tokens, tokens)
 }
 

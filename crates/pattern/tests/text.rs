@@ -210,7 +210,7 @@ fn invalid_shapes_are_errors() {
         "key map holds position 9, expected all of it inside 0..9"
     );
     assert_eq!(
-        refuse(Shape::new(u64::MAX, 9)),
+        refuse(Shape::new(usize::MAX, 9)),
         "queries reach position 18446744073709551615, expected at most 2^60 from zero"
     );
     assert!(refuse(Shape::new(9, 9).query_offset(i64::MIN)).contains("at most 2^60"));

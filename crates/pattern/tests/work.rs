@@ -163,7 +163,10 @@ fn random_expressions_end_within_their_budget() {
             }
         };
         let block = BlockSize::new([16, 64, 64, 128, 256][random.next(5) as usize]).unwrap();
-        let shape = Shape::new(tokens, tokens).block(block).max_work(BUDGET).max_bytes(MAX_BYTES);
+        let shape = Shape::new(tokens as usize, tokens as usize)
+            .block(block)
+            .max_work(BUDGET)
+            .max_bytes(MAX_BYTES);
         let held = HELD.load(Ordering::Relaxed);
         PEAK.store(held, Ordering::Relaxed);
         let mut timed = |what: &str, start: Duration| {
@@ -261,7 +264,7 @@ fn every_phase_can_be_stopped() {
 
 #[test]
 fn errors_contain_the_costliest_sub_expression() {
-    let refused = |text: &str, tokens: u64| {
+    let refused = |text: &str, tokens: usize| {
         let shape = Shape::new(tokens, tokens).max_work(1 << 24);
         match Layout::compile(&text.parse().unwrap(), &shape) {
             Err(Error::TooMuchWork { expression, work: "compiling", limit, .. }) => {

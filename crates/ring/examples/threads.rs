@@ -15,7 +15,7 @@ const TOKENS: usize = 4_096;
 
 fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let pattern: Pattern = "causal & window(512, 0)".parse()?;
-    let shards = Shards::contiguous(TOKENS as u64, RANKS, 64)?;
+    let shards = Shards::contiguous(TOKENS, RANKS, 64)?;
     std::thread::scope(|scope| {
         let ranks: Vec<_> = Local::ranks(RANKS)
             .into_iter()

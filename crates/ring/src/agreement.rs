@@ -36,7 +36,7 @@ pub(crate) fn schedule(comm: &mut Communicator<'_>, problem: &Problem) -> Result
         return Err(Error::Ranks { shards: problem.shards.ranks(), ranks });
     }
     if problem.reduction == Reduction::Reproducible {
-        problem.shards.check_edges(TILE as u64)?;
+        problem.shards.check_edges(TILE)?;
     }
     let pattern = demand::any_head(&problem.pattern, problem.heads)?;
     let mut coverage = PatternCoverage::new(&pattern);

@@ -12,7 +12,7 @@ pub(crate) fn check_inputs<E: Element>(
     rank: usize,
     inputs: &Inputs<'_, E>,
 ) -> Result<()> {
-    let tokens = problem.shards.rank(rank).len() as usize;
+    let tokens = problem.shards.rank(rank).len();
     if E::TYPE != problem.element {
         let (got, expected) = (E::TYPE, problem.element);
         return Err(Error::Elements { got, expected });

@@ -12,7 +12,9 @@ pub(crate) fn write_word(bytes: &mut Vec<u8>, word: u64) {
 pub(crate) fn write_tokens(bytes: &mut Vec<u8>, tokens: &Tokens) {
     write_word(bytes, tokens.progressions().count() as u64);
     for Progression { start, step, len } in tokens.progressions() {
-        [start as u64, step, len].into_iter().for_each(|word| write_word(bytes, word));
+        [start as u64, step as u64, len as u64]
+            .into_iter()
+            .for_each(|word| write_word(bytes, word));
     }
 }
 
@@ -39,7 +41,8 @@ impl<'a> Reader<'a> {
     pub(crate) fn tokens(&mut self) -> Result<Tokens> {
         let count = self.word()?;
         let progressions = (0..count).map(|_| {
-            let (start, step, len) = (self.word()? as i64, self.word()?, self.word()?);
+            let mut word = || self.word();
+            let (start, step, len) = (word()? as i64, word()? as usize, word()? as usize);
             Ok(Progression { start, step, len })
         });
         Ok(Positions::new(progressions.collect::<Result<Vec<_>>>()?)?)

@@ -16,11 +16,11 @@ use crate::tokens::{self, Tokens, to_bits};
 use crate::transport::Poll;
 
 /// Queries are sent where the bytes that this saves are at least this multiple of their own.
-const MIN_SAVING: u64 = 4;
+const MIN_SAVING: usize = 4;
 
 /// Upper bounds of the rows of heavy queries: this fraction of all rows, or this many.
-const HEAVY_FRACTION: u64 = 8;
-const HEAVY_ROWS: u64 = 4;
+const HEAVY_FRACTION: usize = 8;
+const HEAVY_ROWS: usize = 4;
 
 /// The demand of one rank for the keys of another.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -97,8 +97,8 @@ fn from_layout(
     let Some((heavy, light)) = heavy_queries(&layout, poll)? else { return Ok(demand) };
     let rest = tokens::of_bits(&layout.keys_seen_with(Some(&light), |_, _| poll())?);
     let remote_queries = tokens::of_bits(&heavy);
-    let saved = (demand.keys.len() - rest.len()) * problem.key_bytes() as u64;
-    if MIN_SAVING * remote_queries.len() * problem.remote_query_bytes() as u64 <= saved {
+    let saved = (demand.keys.len() - rest.len()) * problem.key_bytes();
+    if MIN_SAVING * remote_queries.len() * problem.remote_query_bytes() <= saved {
         demand =
             Demand { keys: rest, remote_queries, local_queries: Some(tokens::of_bits(&light)) };
     }
@@ -106,7 +106,7 @@ fn from_layout(
 }
 
 /// Rows of `rows` that heavy queries may lie in, at most.
-fn max_heavy_rows(rows: u64) -> u64 {
+fn max_heavy_rows(rows: usize) -> usize {
     (rows / HEAVY_FRACTION).max(HEAVY_ROWS)
 }
 
@@ -118,7 +118,7 @@ fn from_coverage(
     queries: &Positions,
     keys: &Positions,
 ) -> Option<Tokens> {
-    let block = BlockSize::default().get() as u64;
+    let block = BlockSize::default().get();
     let pieces = |positions: &Positions| positions.progressions().count();
     if pieces(queries) * pieces(keys) > MAX_COVERAGE_QUERIES {
         return None;
@@ -156,7 +156,7 @@ fn from_coverage(
     let most = most.min(keys.len().div_ceil(block));
     let heavy = queries.progressions().zip(covered).filter(|(_, keys)| 2 * (keys / block) >= most);
     // Block rows inside of a progression.
-    let rows: u64 = heavy.map(|(band, _)| (band.len / block).saturating_sub(1)).sum();
+    let rows: usize = heavy.map(|(band, _)| (band.len / block).saturating_sub(1)).sum();
     (rows > max_heavy_rows(queries.len().div_ceil(block))).then_some(needed)
 }
 
@@ -167,7 +167,7 @@ fn heavy_queries(layout: &Layout, poll: &mut Poll<'_>) -> Result<Option<(Vec<u64
     let Some(most) = layout.rows().map(blocks).max() else { return Ok(None) };
     let rows = layout.rows().filter(|&row| 2 * blocks(row) >= most).count();
     // Overlap many rows would cost more than it could save.
-    if rows as u64 > max_heavy_rows(layout.rows().len() as u64) {
+    if rows > max_heavy_rows(layout.rows().len()) {
         return Ok(None);
     }
     let counts = layout.keys_by_query_with(|_, _| poll())?;

@@ -30,7 +30,7 @@ pub enum Error {
         /// The position.
         position: i64,
         /// Tokens of the sequence.
-        tokens: u64,
+        tokens: usize,
     },
     /// A position occurs twice, in one shard or in two.
     #[error("rank {rank} holds position {position}, which another rank or itself holds too")]
@@ -49,11 +49,11 @@ pub enum Error {
         /// The rank of the shard.
         rank: usize,
         /// The first token of the range.
-        start: u64,
+        start: usize,
         /// One past the last.
-        end: u64,
+        end: usize,
         /// Edges must be multiples of this.
-        tile: u64,
+        tile: usize,
     },
     /// Shards for another number of ranks.
     #[error("the shards are for {shards} ranks, the transport has {ranks}")]

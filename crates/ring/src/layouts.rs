@@ -61,18 +61,18 @@ impl CompiledSchedule {
         let remote = schedule.remote_queries.iter().map(|remote| make(&remote.positions, held));
         let remote_queries = remote.collect::<Result<_>>()?;
         let mut chunks = |queries: &Positions, keys: &Positions| -> Result<Vec<KeyChunk>> {
-            let count = keys.len() as usize;
+            let count = keys.len();
             let size = if problem.reduction == Reduction::Overlapped { count } else { TILE };
             let chunk = |from: usize| {
                 let range = from..(from + size).min(count);
-                let indices = Tokens::range(from as i64, range.len() as u64)?;
+                let indices = Tokens::range(from as i64, range.len())?;
                 let attention = make(queries, &tokens::positions_of(keys, &indices))?;
                 Ok(KeyChunk { attention, keys: range })
             };
             (0..count).step_by(size.max(1)).map(chunk).collect()
         };
         let local = schedule.local_keys.iter().map(|range| {
-            let indices = Tokens::range(range.start as i64, range.len() as u64)?;
+            let indices = Tokens::range(range.start as i64, range.len())?;
             chunks(held, &tokens::positions_of(held, &indices))
         });
         let local_keys = local.collect::<Result<_>>()?;

@@ -11,7 +11,7 @@ use crate::tokens;
 pub(crate) const MAX_COVERAGE_QUERIES: usize = 1 << 12;
 
 /// Block rows per compiled layout.
-const ROWS_PER_LAYOUT: u64 = 1 << 14;
+const ROWS_PER_LAYOUT: usize = 1 << 14;
 
 /// Distinct patterns of the heads, and the number of heads with each.
 pub(crate) fn distinct(heads: &Heads, count: usize) -> Result<Vec<(&Pattern, u64)>> {
@@ -30,34 +30,34 @@ pub(crate) fn distinct(heads: &Heads, count: usize) -> Result<Vec<(&Pattern, u64
 /// `rows`, evenly spaced, are counted and extrapolated.
 pub(crate) fn active_pairs(
     pattern: &Pattern,
-    tokens: u64,
+    tokens: usize,
     queries: &Positions,
-    rows: u64,
+    rows: usize,
 ) -> Result<u128> {
-    let block = BlockSize::default().get() as u64;
+    let block = BlockSize::default().get();
     let count = |some: Positions| -> Result<u128> {
         let shape = Shape::new(tokens, tokens).query_map(some);
         Ok(Layout::compile(pattern, &shape)?.counts()?.active_pairs)
     };
-    let range = |start: u64, len: u64| Progression { start: start as i64, step: 1, len };
+    let range = |start: usize, len: usize| Progression { start: start as i64, step: 1, len };
     let all = queries.len();
     if all.div_ceil(block) <= rows.max(1) {
         let mut pairs = 0;
-        for start in (0..all).step_by((ROWS_PER_LAYOUT * block) as usize) {
+        for start in (0..all).step_by(ROWS_PER_LAYOUT * block) {
             let some = range(start, (all - start).min(ROWS_PER_LAYOUT * block));
             pairs += count(tokens::positions_of(queries, &Positions::new([some])?))?;
         }
         return Ok(pairs);
     }
-    let rows = u128::from(rows.max(1));
+    let rows = rows.max(1) as u128;
     let bands = (0..rows).map(|row| {
-        let middle = (2 * row + 1) * u128::from(all) / (2 * rows);
+        let middle = (2 * row + 1) * all as u128 / (2 * rows);
         // On a multiple of the block, where most rows have equal masks.
-        range((middle as u64 / block * block).min(all - block), block)
+        range((middle as usize / block * block).min(all - block), block)
     });
     let sample = Positions::new(bands)?;
     let pairs = count(tokens::positions_of(queries, &sample))?;
-    Ok(pairs * u128::from(all) / u128::from(sample.len()))
+    Ok(pairs * all as u128 / sample.len() as u128)
 }
 
 /// Work of a kernel call: of one batch entry, summed over query heads.
@@ -90,7 +90,7 @@ impl std::ops::AddAssign for Work {
 /// coverage are counted without compiling a layout.
 pub(crate) fn work(
     patterns: &mut [(Pattern, PatternCoverage, u64)],
-    tokens: u64,
+    tokens: usize,
     queries: &Positions,
     keys: &Positions,
 ) -> Result<Work> {
@@ -110,7 +110,7 @@ pub(crate) fn work(
                 match coverage.block_coverage(band, piece) {
                     BlockCoverage::Empty => {}
                     BlockCoverage::Full => {
-                        let pairs = u128::from(band.len) * u128::from(piece.len);
+                        let pairs = band.len as u128 * piece.len as u128;
                         sum.add(Work { pairs, full_pairs: pairs, partial_blocks: 0 }, *times);
                     }
                     BlockCoverage::Mixed => {
@@ -140,7 +140,7 @@ mod tests {
         let causal = Pattern::causal();
         let all = Positions::range(0, 100_000).unwrap();
         let exact = 100_000 * 100_001 / 2;
-        assert_eq!(active_pairs(&causal, 100_000, &all, u64::MAX).unwrap(), exact);
+        assert_eq!(active_pairs(&causal, 100_000, &all, usize::MAX).unwrap(), exact);
         let sampled = active_pairs(&causal, 100_000, &all, 10).unwrap();
         assert!(sampled.abs_diff(exact) < exact / 100, "{sampled}");
     }

@@ -54,7 +54,7 @@ pub struct CommunicationPlan {
     /// The rank.
     pub rank: usize,
     /// Tokens of its shard.
-    pub tokens: u64,
+    pub tokens: usize,
     /// The forward pass; the last entry has no messages.
     pub forward: Vec<PlannedHop>,
     /// The backward pass, likewise.
@@ -144,7 +144,7 @@ impl<'a> CommunicationPlanner<'a> {
 
         let mut local_keys = Vec::with_capacity(schedule.local_keys.len());
         for range in &schedule.local_keys {
-            let keys = Tokens::range(range.start as i64, range.len() as u64)?;
+            let keys = Tokens::range(range.start as i64, range.len())?;
             local_keys.push(self.work(held, &tokens::positions_of(held, &keys))?);
         }
         let mut received_keys = Vec::with_capacity(schedule.received_keys.len());
@@ -167,7 +167,7 @@ impl<'a> CommunicationPlanner<'a> {
     /// # Panics
     ///
     /// If there is no such rank.
-    pub fn pairs(&self, rank: usize, rows: u64) -> Result<u128> {
+    pub fn pairs(&self, rank: usize, rows: usize) -> Result<u128> {
         let shards = &self.problem.shards;
         let mut sum = 0;
         for (pattern, _, times) in &self.patterns {

@@ -105,8 +105,8 @@ impl Schedule {
 
         // Keys in bytes; queries in tokens, since the passes send different data per query.
         let (mut keys, mut queries) = (Legs::default(), Legs::default());
-        let outbound = |tokens: &Tokens| problem.keys_len(tokens.len() as usize);
-        let returned = |tokens: &Tokens| tokens.len() as usize * problem.key_gradient_bytes();
+        let outbound = |tokens: &Tokens| problem.keys_len(tokens.len());
+        let returned = |tokens: &Tokens| tokens.len() * problem.key_gradient_bytes();
 
         let held_here = problem.shards.rank(rank);
         for peer in (0..ranks).filter(|&peer| peer != rank) {
@@ -161,7 +161,7 @@ impl Schedule {
                 let payload = Payload::SentQueries(sent_queries.len());
                 sent_queries.push(SentQueries { queries: sent.clone() });
                 let order = (QUERIES, peer, 0);
-                let count = sent.len() as usize;
+                let count = sent.len();
                 queries.add(peer, order, payload, (out, true, count), (out + 2, false, count));
             }
             let out = distance(peer, rank);
@@ -170,7 +170,7 @@ impl Schedule {
                 remote_queries
                     .push(RemoteQueries { positions: tokens::positions_of(held, &remote[peer]) });
                 let order = (QUERIES, rank, 0);
-                let count = remote[peer].len() as usize;
+                let count = remote[peer].len();
                 queries.add(peer, order, payload, (out, false, count), (out + 2, true, count));
             }
         }
@@ -213,7 +213,7 @@ impl Schedule {
         // Ranges of local keys with the steps after which they are computed, forward and backward.
         let parts: Vec<(u32, u32, Range<usize>)> = match problem.reduction {
             Reduction::Overlapped => {
-                let parts = local::parts(held_here.len() as usize, &local::uncovered(&backward));
+                let parts = local::parts(held_here.len(), &local::uncovered(&backward));
                 parts.into_iter().map(|(label, part)| (0, label, part)).collect()
             }
             Reduction::Reproducible => {
@@ -222,7 +222,7 @@ impl Schedule {
                 let parts = by_step(problem.reduction, 0, held_here, &all);
                 let ranged = |(label, tokens): (u32, Tokens)| {
                     let first = tokens.get(0).map_or(0, |first| first as usize);
-                    (label, label, first..first + tokens.len() as usize)
+                    (label, label, first..first + tokens.len())
                 };
                 parts.into_iter().map(ranged).collect()
             }
@@ -256,7 +256,7 @@ impl Schedule {
     fn sort_work(&mut self, held: &Positions) {
         let (local, received) = (&self.local_keys, &self.received_keys);
         let first = |part: &Part| match (part.payload, part.leg) {
-            (Payload::LocalKeys(index), _) => held.get(local[index].start as u64),
+            (Payload::LocalKeys(index), _) => held.get(local[index].start),
             (Payload::ReceivedKeys(index), Leg::Outbound) => received[index].positions.get(0),
             _ => None,
         };
@@ -290,7 +290,7 @@ fn by_step(
     let mut ranges: Vec<(u32, Progression)> = Vec::new();
     let mut last = i64::MIN;
     for index in tokens::indices(tokens) {
-        let position = held.get(index as u64).expect("a token of the shard");
+        let position = held.get(index).expect("a token of the shard");
         let label = (position / TOKENS_PER_STEP) as u32 + 1;
         match ranges.last_mut().filter(|(same, _)| *same == label && last + 1 == position) {
             Some((_, range)) => range.len += 1,

@@ -48,12 +48,12 @@ impl SendPlan {
     }
 
     /// The plan for the `held` tokens of `owner`, from those that each rank demands.
-    pub(crate) fn new(owner: usize, held: u64, demanded: Vec<Tokens>) -> Self {
+    pub(crate) fn new(owner: usize, held: usize, demanded: Vec<Tokens>) -> Self {
         let shared = count_shared(&demanded);
         if shared == 0 || exceeds_tree_limit(shared, held) {
             return SendPlan { direct: demanded, trees: Vec::new() };
         }
-        let mut counts = vec![0_u32; held as usize];
+        let mut counts = vec![0_u32; held];
         for tokens in &demanded {
             tokens::indices(tokens).for_each(|token| counts[token] += 1);
         }
@@ -71,7 +71,7 @@ impl SendPlan {
         let mut classes: Vec<_> = same.into_iter().collect();
         classes.iter_mut().for_each(|(_, tokens)| tokens.sort_unstable());
         classes.sort_unstable_by_key(|(_, tokens)| tokens[0]);
-        let words = (held as usize).div_ceil(64);
+        let words = held.div_ceil(64);
         let trees = classes.into_iter().enumerate().map(|(index, (ranks, members))| {
             let mut bits = vec![0_u64; words];
             members.iter().for_each(|token| bits[token / 64] |= 1 << (token % 64));
@@ -103,7 +103,7 @@ impl SendPlan {
 }
 
 /// Number of an owner's tokens that at least [`TREE_MIN_RANKS`] ranks demand.
-pub(crate) fn count_shared<'a>(demanded: impl IntoIterator<Item = &'a Tokens>) -> u64 {
+pub(crate) fn count_shared<'a>(demanded: impl IntoIterator<Item = &'a Tokens>) -> usize {
     let mut edges: Vec<(i64, i32)> = Vec::new();
     for progression in demanded.into_iter().flat_map(Tokens::progressions) {
         let (ranges, len) =
@@ -118,7 +118,7 @@ pub(crate) fn count_shared<'a>(demanded: impl IntoIterator<Item = &'a Tokens>) -
     for pair in edges.windows(2) {
         ranks += pair[0].1;
         if ranks >= TREE_MIN_RANKS as i32 {
-            shared += (pair[1].0 - pair[0].0) as u64;
+            shared += (pair[1].0 - pair[0].0) as usize;
         }
     }
     shared
@@ -126,7 +126,7 @@ pub(crate) fn count_shared<'a>(demanded: impl IntoIterator<Item = &'a Tokens>) -
 
 /// Whether an owner has too many shared tokens for trees. Monotonic: demands of further ranks cannot
 /// undo it.
-pub(crate) fn exceeds_tree_limit(shared: u64, held: u64) -> bool {
+pub(crate) fn exceeds_tree_limit(shared: usize, held: usize) -> bool {
     shared > held.div_ceil(4)
 }
 
@@ -221,7 +221,7 @@ mod tests {
         };
         let shared = (0..100).filter(|&token| ranks(token) >= TREE_MIN_RANKS as usize).count();
         assert!(shared > 0);
-        assert_eq!(count_shared(&demanded), shared as u64);
+        assert_eq!(count_shared(&demanded), shared);
         assert_eq!(count_shared(&[]), 0);
     }
 

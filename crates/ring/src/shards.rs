@@ -22,36 +22,32 @@ use crate::error::{Error, Result};
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Shards {
-    tokens: u64,
+    tokens: usize,
     held: Vec<Positions>,
 }
 
 impl Shards {
     /// One contiguous range per rank, in order, of equal lengths up to `grain`; edges are multiples of
     /// `grain`.
-    pub fn contiguous(tokens: u64, ranks: usize, grain: u64) -> Result<Self> {
+    pub fn contiguous(tokens: usize, ranks: usize, grain: usize) -> Result<Self> {
         Shards::of_chunks(tokens, ranks, grain, ranks, |rank| vec![rank])
     }
 
     /// Two contiguous ranges per rank, one from the front and one from the back, which balances causal
     /// work; edges are multiples of `grain`.
-    pub fn zigzag(tokens: u64, ranks: usize, grain: u64) -> Result<Self> {
+    pub fn zigzag(tokens: usize, ranks: usize, grain: usize) -> Result<Self> {
         let chunks = 2 * ranks;
         Shards::of_chunks(tokens, ranks, grain, chunks, |rank| vec![rank, chunks - 1 - rank])
     }
 
     /// Round-robin by `grain` tokens.
-    pub fn striped(tokens: u64, ranks: usize, grain: u64) -> Result<Self> {
+    pub fn striped(tokens: usize, ranks: usize, grain: usize) -> Result<Self> {
         check(ranks, grain)?;
         let stripes = tokens.div_ceil(grain);
-        let held = (0..ranks as u64).map(|rank| {
+        let held = (0..ranks).map(|rank| {
             if grain == 1 {
-                let len = tokens.saturating_sub(rank).div_ceil(ranks as u64);
-                return Positions::new([Progression {
-                    start: rank as i64,
-                    step: ranks as u64,
-                    len,
-                }]);
+                let len = tokens.saturating_sub(rank).div_ceil(ranks);
+                return Positions::new([Progression { start: rank as i64, step: ranks, len }]);
             }
             Positions::new((rank..stripes).step_by(ranks).map(|stripe| {
                 let start = stripe * grain;
@@ -63,9 +59,9 @@ impl Shards {
 
     /// The sequence in `chunks` contiguous ranges; `of` returns the indices of a rank's chunks.
     pub(crate) fn of_chunks(
-        tokens: u64,
+        tokens: usize,
         ranks: usize,
-        grain: u64,
+        grain: usize,
         chunks: usize,
         of: impl Fn(usize) -> Vec<usize>,
     ) -> Result<Self> {
@@ -92,15 +88,15 @@ impl Shards {
     pub fn new(held: impl IntoIterator<Item = Positions>) -> Result<Self> {
         let held: Vec<_> = held.into_iter().collect();
         check(held.len(), 1)?;
-        let tokens = held.iter().map(Positions::len).sum();
-        let mut taken = vec![0_u64; (tokens as usize).div_ceil(64)];
+        let tokens: usize = held.iter().map(Positions::len).sum();
+        let mut taken = vec![0_u64; tokens.div_ceil(64)];
         for (rank, positions) in held.iter().enumerate() {
             for progression in positions.progressions() {
                 for index in 0..progression.len {
                     let position = progression.start + (index * progression.step) as i64;
-                    let token = u64::try_from(position).ok().filter(|&token| token < tokens);
+                    let token = usize::try_from(position).ok().filter(|&token| token < tokens);
                     let (word, bit) = match token {
-                        Some(token) => (token as usize / 64, 1 << (token % 64)),
+                        Some(token) => (token / 64, 1 << (token % 64)),
                         None => return Err(Error::NoSuchToken { rank, position, tokens }),
                     };
                     if taken[word] & bit != 0 {
@@ -114,10 +110,10 @@ impl Shards {
     }
 
     /// Checks that every contiguous range starts and ends at a multiple of `tile`, or with the sequence.
-    pub(crate) fn check_edges(&self, tile: u64) -> Result<()> {
+    pub(crate) fn check_edges(&self, tile: usize) -> Result<()> {
         for (rank, held) in self.held.iter().enumerate() {
             for Progression { start, step, len } in held.progressions() {
-                let (start, end) = (start as u64, start as u64 + len);
+                let (start, end) = (start as usize, start as usize + len);
                 let end_fits = end % tile == 0 || end == self.tokens;
                 if step != 1 || start % tile != 0 || !end_fits {
                     return Err(Error::Edges { rank, start, end, tile });
@@ -128,7 +124,7 @@ impl Shards {
     }
 
     /// Tokens of the whole sequence.
-    pub fn tokens(&self) -> u64 {
+    pub fn tokens(&self) -> usize {
         self.tokens
     }
 
@@ -148,12 +144,12 @@ impl Shards {
 }
 
 /// The first token of a chunk.
-fn edge(tokens: u64, grain: u64, chunks: usize, chunk: usize) -> u64 {
-    let grains = u128::from(tokens.div_ceil(grain)) * chunk as u128 / chunks as u128;
-    (grains as u64).saturating_mul(grain).min(tokens)
+fn edge(tokens: usize, grain: usize, chunks: usize, chunk: usize) -> usize {
+    let grains = tokens.div_ceil(grain) as u128 * chunk as u128 / chunks as u128;
+    (grains as usize).saturating_mul(grain).min(tokens)
 }
 
-fn check(ranks: usize, grain: u64) -> Result<()> {
+fn check(ranks: usize, grain: usize) -> Result<()> {
     if ranks == 0 {
         return Err(Error::NoRanks);
     }

@@ -11,7 +11,7 @@ pub(crate) fn of_bits(bits: &[u64]) -> Tokens {
     // Single tokens that may be a progression.
     let mut comb: Option<Progression> = None;
     let mut index = 0;
-    let end = bits.len() as u64 * 64;
+    let end = bits.len() * 64;
     while let Some(start) = next(bits, index, true) {
         let stop = next(bits, start, false).unwrap_or(end);
         let (start_at, len) = (start as i64, stop - start);
@@ -24,7 +24,7 @@ pub(crate) fn of_bits(bits: &[u64]) -> Tokens {
         comb = Some(match comb {
             None => Progression { start: start_at, step: 1, len: 1 },
             Some(comb) => {
-                let gap = (start_at - comb.start) as u64 - comb.step * (comb.len - 1);
+                let gap = (start_at - comb.start) as usize - comb.step * (comb.len - 1);
                 if comb.len == 1 || gap == comb.step {
                     Progression { step: gap, len: comb.len + 1, ..comb }
                 } else {
@@ -39,14 +39,13 @@ pub(crate) fn of_bits(bits: &[u64]) -> Tokens {
 }
 
 /// The first index from `from` on whose bit is (not) set.
-fn next(bits: &[u64], from: u64, set: bool) -> Option<u64> {
+fn next(bits: &[u64], from: usize, set: bool) -> Option<usize> {
     let flip = if set { 0 } else { u64::MAX };
-    let first = from as usize / 64;
     let mut keep = u64::MAX << (from % 64);
-    for (index, &word) in bits.iter().enumerate().skip(first) {
+    for (index, &word) in bits.iter().enumerate().skip(from / 64) {
         let word = (word ^ flip) & keep;
         if word != 0 {
-            return Some(index as u64 * 64 + u64::from(word.trailing_zeros()));
+            return Some(index * 64 + word.trailing_zeros() as usize);
         }
         keep = u64::MAX;
     }
@@ -55,14 +54,12 @@ fn next(bits: &[u64], from: u64, set: bool) -> Option<u64> {
 
 /// Every index.
 pub(crate) fn indices(tokens: &Tokens) -> impl Iterator<Item = usize> + '_ {
-    tokens
-        .progressions()
-        .flat_map(|p| (0..p.len).map(move |i| p.start as usize + (i * p.step) as usize))
+    tokens.progressions().flat_map(|p| (0..p.len).map(move |i| p.start as usize + i * p.step))
 }
 
 /// One bit per index below `count`, set for those in `tokens`.
-pub(crate) fn to_bits(tokens: &Tokens, count: u64) -> Vec<u64> {
-    let mut bits = vec![0; (count as usize).div_ceil(64)];
+pub(crate) fn to_bits(tokens: &Tokens, count: usize) -> Vec<u64> {
+    let mut bits = vec![0; count.div_ceil(64)];
     indices(tokens).for_each(|index| bits[index / 64] |= 1 << (index % 64));
     bits
 }
@@ -83,7 +80,7 @@ pub(crate) fn positions_of(held: &Positions, tokens: &Tokens) -> Positions {
     for chosen in tokens.progressions() {
         let mut index = 0;
         while index < chosen.len {
-            let token = chosen.start as u64 + index * chosen.step;
+            let token = chosen.start as usize + index * chosen.step;
             let (from, piece) = held[held.partition_point(|(from, _)| *from <= token) - 1];
             let inside = from + piece.len - token;
             let len = inside.div_ceil(chosen.step).min(chosen.len - index);
@@ -144,7 +141,7 @@ mod tests {
         .unwrap();
         let found = positions_of(&held, &tokens);
         let positions: Vec<_> = (0..found.len()).map(|i| found.get(i).unwrap()).collect();
-        let expected: Vec<_> = indices(&tokens).map(|n| held.get(n as u64).unwrap()).collect();
+        let expected: Vec<_> = indices(&tokens).map(|n| held.get(n).unwrap()).collect();
         assert_eq!(positions, expected);
     }
 }

@@ -108,7 +108,7 @@ fn global_queries_are_sent_to_the_keys() {
     let (tokens, ranks, global, reach) = (8_000, 8, 5, 40);
     let window = Rule::Window { left: reach, right: reach };
     let case = case(Rule::Or(vec![window, Rule::GlobalTokens { n: global }]), tokens);
-    let shards = Shards::contiguous(tokens, ranks, 1).unwrap();
+    let shards = Shards::contiguous(tokens as usize, ranks, 1).unwrap();
     let results = run(&case, &shards);
     for (rank, result) in results.iter().enumerate() {
         let expected = match rank {
@@ -130,7 +130,7 @@ fn no_rank_sends_much_more_than_the_mean() {
     ));
     for (name, rule) in rules.into_iter().filter(|(name, _)| *name != "documents") {
         let case = case(rule, tokens);
-        let shards = Shards::contiguous(tokens, 8, 1).unwrap();
+        let shards = Shards::contiguous(tokens as usize, 8, 1).unwrap();
         let sent: Vec<_> = run(&case, &shards).iter().map(|result| result.tally.sent).collect();
         let (most, all) = (*sent.iter().max().unwrap(), sent.iter().sum::<u64>());
         assert!(most * 8 <= 4 * all, "{name}: {sent:?}");

@@ -15,7 +15,7 @@ use common::faulty::{Faulty, flip, grow, repeat};
 use common::*;
 
 const RANKS: usize = 4;
-const TOKENS: u64 = 600;
+const TOKENS: usize = 600;
 const TIMEOUT: Duration = Duration::from_millis(300);
 
 /// A fault of one rank.
@@ -37,7 +37,7 @@ const FAULTS: [Fault; 5] = [Fault::Dies, Fault::Stalls, Fault::Flips, Fault::Gro
 
 fn case() -> AttentionCase {
     let sinks = Rule::Or(vec![Rule::Window { left: 200, right: 0 }, Rule::Sinks { n: 3 }]);
-    AttentionCase::new("faults", Rule::And(vec![Rule::Causal, sinks]), TOKENS)
+    AttentionCase::new("faults", Rule::And(vec![Rule::Causal, sinks]), TOKENS as u64)
 }
 
 /// Both passes of a rank, until an error.

@@ -106,7 +106,7 @@ fn plans_equal_rings_where_reproducible() {
 #[test]
 fn no_hop_is_uncovered() {
     let window = Rule::And(vec![Rule::Causal, Rule::Window { left: 700, right: 0 }]);
-    let zigzag = Shards::zigzag as fn(u64, usize, u64) -> longspan_ring::Result<Shards>;
+    let zigzag = Shards::zigzag as fn(usize, usize, usize) -> longspan_ring::Result<Shards>;
     for (name, rule, shards) in [
         ("causal", Rule::Causal, zigzag),
         ("full", Rule::Full, zigzag),

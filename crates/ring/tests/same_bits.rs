@@ -67,7 +67,7 @@ fn forward(
 #[test]
 fn reproducible_bits_for_any_number_of_ranks() {
     for case in cases() {
-        let tokens = case.layout.tokens_k;
+        let tokens = case.layout.tokens_k as usize;
         let one = Shards::contiguous(tokens, 1, 64).unwrap();
         let expected = forward(&case, &one, Reduction::Reproducible, 1);
         for ranks in 1..=8 {
@@ -113,7 +113,7 @@ fn bits_are_independent_of_threads_and_timing() {
     for case in cases() {
         let layout = Case { tokens_q: 2_200, tokens_k: 2_200, ..case.layout };
         let case = AttentionCase { layout, heads_q: 8, dim_k: 64, dim_v: 64, ..case };
-        let shards = Shards::zigzag(case.layout.tokens_k, 5, 1).unwrap();
+        let shards = Shards::zigzag(case.layout.tokens_k as usize, 5, 1).unwrap();
         let expected = forward(&case, &shards, Reduction::Overlapped, 1);
         for threads in [1, 2, 3] {
             assert!(

@@ -27,7 +27,7 @@ fn on_all_ranks<T: Send>(
     after: impl Fn(usize) -> T + Sync,
 ) -> Vec<T> {
     let (case, numbers) = (case(), case().unmasked());
-    let shards = Shards::contiguous(case.layout.tokens_k, RANKS, 1).unwrap();
+    let shards = Shards::contiguous(case.layout.tokens_k as usize, RANKS, 1).unwrap();
     let done = Barrier::new(RANKS);
     std::thread::scope(|scope| {
         let ranks = Local::ranks(RANKS).into_iter().enumerate().map(|(rank, transport)| {

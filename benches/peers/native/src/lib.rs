@@ -141,7 +141,7 @@ pub unsafe extern "C" fn peers_plan(request: &Request, plan: *mut *mut Plan) -> 
             return Err(format!("tensors of {element}, expected f32 or bf16"));
         }
         let threads = at_least_one(request.threads)?;
-        let shape = Shape::new(request.queries, request.keys);
+        let shape = Shape::new(request.queries as usize, request.keys as usize);
         let layout = Layout::compile(&pattern, &shape).map_err(display)?;
         let pairs =
             u64::try_from(layout.counts().map_err(display)?.active_pairs).map_err(display)?;

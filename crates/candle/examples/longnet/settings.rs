@@ -150,7 +150,7 @@ impl Settings {
         let layers = config.num_hidden_layers as f64;
         let weights = layers * (4.0 * h * h + 2.0 * h * f) + config.vocab_size as f64 * h;
         let tokens = (self.context * self.batch) as f64;
-        let shape = Shape::new(self.context as u64, self.context as u64);
+        let shape = Shape::new(self.context, self.context);
         let pairs = |pattern: Pattern| -> Result<u128> {
             let layout = Layout::compile(&(pattern & Pattern::causal()), &shape)?;
             Ok(layout.counts()?.active_pairs)

@@ -23,7 +23,7 @@ pub(crate) struct Case {
     pub(crate) keys: usize,
     pub(crate) dim: usize,
     pub(crate) value_dim: usize,
-    pub(crate) valid: Option<Vec<Range<u64>>>,
+    pub(crate) valid: Option<Vec<Range<usize>>>,
 }
 
 impl Case {

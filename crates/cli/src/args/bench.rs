@@ -43,11 +43,11 @@ pub(crate) struct Bench {
 
     /// Number of queries, at the last positions where there are more keys [default: tokens]
     #[arg(long, value_name = "N", value_parser = tokens, conflicts_with = "keys")]
-    pub(crate) queries: Option<u64>,
+    pub(crate) queries: Option<usize>,
 
     /// Number of keys [default: tokens]
     #[arg(long, value_name = "N", value_parser = tokens)]
-    pub(crate) keys: Option<u64>,
+    pub(crate) keys: Option<usize>,
 
     #[command(flatten)]
     pub(crate) tensors: Tensors,

@@ -31,9 +31,9 @@ impl Map {
     pub(crate) fn shards(
         self,
         pattern: &Heads,
-        tokens: u64,
+        tokens: usize,
         ranks: usize,
-        grain: u64,
+        grain: usize,
     ) -> Result<Shards> {
         match self {
             Map::Balanced => Shards::balanced(pattern.clone(), tokens, ranks, grain),

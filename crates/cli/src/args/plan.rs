@@ -47,7 +47,7 @@ pub(crate) struct Plan {
     /// Tokens of the sequence: 8192, 8_192, 64k (× 1,024), 1M (× 1,024²), 1G (× 1,024³)
     #[arg(long, short = 'n', value_name = "N", value_parser = tokens)]
     #[arg(required_unless_present = "calibrate", conflicts_with = "calibrate")]
-    pub(crate) tokens: Option<u64>,
+    pub(crate) tokens: Option<usize>,
 
     /// Number of ranks
     #[arg(long, short = 'r', value_name = "N", value_parser = at_least_one)]
@@ -73,7 +73,7 @@ pub(crate) struct Plan {
     /// Edges of shards are multiples of this many tokens
     #[arg(long, value_name = "N", default_value = "64", value_parser = tokens)]
     #[arg(conflicts_with = "calibrate")]
-    pub(crate) grain: u64,
+    pub(crate) grain: usize,
 
     /// this, a100, h100, b200, or a FILE
     #[arg(long, value_name = "MACHINE", default_value = "this", conflicts_with = "calibrate")]

@@ -17,14 +17,14 @@ pub(crate) struct Input {
 
     /// Tokens of the sequence: 8192, 8_192, 64k (× 1,024), 1M (× 1,024²), 1G (× 1,024³)
     #[arg(long, short = 'n', value_name = "N", value_parser = tokens)]
-    pub(crate) tokens: u64,
+    pub(crate) tokens: usize,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Block {
     /// Tokens per block, 16 to 256
     #[arg(long, short = 'b', value_name = "N", default_value = "64", value_parser = tokens)]
-    pub(crate) block: u64,
+    pub(crate) block: usize,
 }
 
 #[derive(Debug, Args)]

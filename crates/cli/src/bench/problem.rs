@@ -35,8 +35,8 @@ impl Sizes {
         let sizes = Sizes {
             element: E::TYPE,
             batch: args.batch.get(),
-            queries: usize::try_from(args.queries.unwrap_or(args.input.tokens))?,
-            keys: usize::try_from(args.keys.unwrap_or(args.input.tokens))?,
+            queries: args.queries.unwrap_or(args.input.tokens),
+            keys: args.keys.unwrap_or(args.input.tokens),
             heads,
             kv_heads,
             dim,
@@ -170,14 +170,14 @@ impl Problem {
         if queries == 0 || queries >= keys || queries * group > DECODE_QUERIES {
             return None;
         }
-        let active: u64 = (0..kv_heads)
+        let active: usize = (0..kv_heads)
             .map(|kv| {
                 let layouts = kv * group..(kv + 1) * group;
                 active_keys(layouts.map(|head| self.layouts.get(0, head)))
             })
             .sum();
         let part = |tensor: &'a Tensor<E>| {
-            let len = batch * active as usize * tensor.dims().dim;
+            let len = batch * active * tensor.dims().dim;
             &tensor.as_slice()[..len]
         };
         (active > 0).then(|| [part(&tensors.k), part(&tensors.v)])
@@ -190,8 +190,8 @@ impl Problem {
 const DECODE_QUERIES: usize = 64;
 
 /// Keys of the active blocks of any of the layouts.
-fn active_keys<'a>(layouts: impl Iterator<Item = &'a Layout>) -> u64 {
-    let mut ranges: Vec<Range<u64>> = Vec::new();
+fn active_keys<'a>(layouts: impl Iterator<Item = &'a Layout>) -> usize {
+    let mut ranges: Vec<Range<usize>> = Vec::new();
     let mut last: Option<&Layout> = None;
     for layout in layouts {
         if last.is_some_and(|last| std::ptr::eq(last, layout)) {

@@ -19,8 +19,8 @@ const TEXT: usize = 200;
 /// Settings of all passes.
 pub(super) struct About<'a> {
     pub(super) pattern: &'a Heads,
-    pub(super) tokens: u64,
-    pub(super) block: u64,
+    pub(super) tokens: usize,
+    pub(super) block: usize,
     pub(super) isa: Isa,
     pub(super) threads: NonZeroUsize,
     pub(super) problem: &'a Problem,
@@ -102,7 +102,7 @@ impl Statistics {
 struct Object<'a> {
     version: &'static str,
     pattern: &'a str,
-    tokens: u64,
+    tokens: usize,
     queries: usize,
     keys: usize,
     batch: usize,
@@ -111,7 +111,7 @@ struct Object<'a> {
     head_dim: usize,
     value_dim: usize,
     dtype: String,
-    block: u64,
+    block: usize,
     order: &'static str,
     density: f64,
     isa: String,
@@ -158,16 +158,16 @@ pub(super) fn table(about: &About<'_>, results: &[PassResult], out: &mut impl Wr
     let Sizes { element, batch, queries, keys, heads, kv_heads, dim, value_dim } = *sizes;
     let mut line = |name: &str, text: String| writeln!(out, "{name:<15}{text}");
     line("pattern", shortened(about.pattern, TEXT))?;
-    let tokens = format!("{} × {}", count(queries as u64, "query"), count(keys as u64, "key"));
+    let tokens = format!("{} × {}", count(queries, "query"), count(keys, "key"));
     line("tokens", format!("{tokens}, {} of all pairs", percent(*density)))?;
     let axes = match order {
         Order::Bshd => "[batch, token, head, dim]",
         Order::Bhsd => "[batch, head, token, dim]",
     };
     let heads = match kv_heads == heads {
-        true => count(heads as u64, "head"),
+        true => count(heads, "head"),
         false => {
-            format!("{} on {}", count(heads as u64, "head"), count(kv_heads as u64, "KV head"))
+            format!("{} on {}", count(heads, "head"), count(kv_heads, "KV head"))
         }
     };
     let dims = match value_dim == dim {
@@ -176,10 +176,7 @@ pub(super) fn table(about: &About<'_>, results: &[PassResult], out: &mut impl Wr
     };
     line("tensors", format!("{element}, batch {batch}, {heads}, {dims}, {axes}"))?;
     line("blocks", format!("{0} × {0} tokens", about.block))?;
-    line(
-        "computed with",
-        format!("{}, {}", about.isa(), count(about.threads.get() as u64, "thread")),
-    )?;
+    line("computed with", format!("{}, {}", about.isa(), count(about.threads.get(), "thread")))?;
     if cfg!(debug_assertions) {
         line("built", "without optimization: times are not representative".into())?;
     }

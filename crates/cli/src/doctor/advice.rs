@@ -46,7 +46,7 @@ pub(super) fn warnings(found: &Diagnosis) -> Vec<String> {
         warnings.push(format!(
             "the machine is busy, with {} on {}: measurements are too low",
             count(load.round() as u64, "thread"),
-            count(cpus as u64, "CPU"),
+            count(cpus, "CPU"),
         ));
     }
     if let Some(free) = found.free_memory_bytes.filter(|&free| free < LITTLE_MEMORY) {
@@ -57,15 +57,15 @@ pub(super) fn warnings(found: &Diagnosis) -> Vec<String> {
 
 fn threads(found: &Diagnosis, warnings: &mut Vec<String>) {
     let Some(threads) = found.threads else { return };
-    let used = count(threads as u64, "thread");
+    let used = count(threads, "thread");
     match found.allowed_cpus {
         Some(allowed) if threads > allowed => warnings.push(format!(
             "{used} on {}: more threads than CPUs wait for each other; set LONGSPAN_THREADS={allowed}",
-            count(allowed as u64, "CPU"),
+            count(allowed, "CPU"),
         )),
         Some(allowed) if threads < allowed && found.cpu_quota.is_none() => warnings.push(format!(
             "{used} on {}: unset LONGSPAN_THREADS to use all of them",
-            count(allowed as u64, "CPU"),
+            count(allowed, "CPU"),
         )),
         _ => {}
     }
@@ -76,7 +76,7 @@ fn threads(found: &Diagnosis, warnings: &mut Vec<String>) {
         warnings.push(format!(
             "{used} on {}: threads of one core share its multiply-add units; \
              LONGSPAN_THREADS={cores} may be as fast",
-            count(cores as u64, "core"),
+            count(cores, "core"),
         ));
     }
     // Threads on separate cores reach nearly the sum of their peaks.

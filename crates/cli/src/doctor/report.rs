@@ -17,11 +17,11 @@ pub(super) fn text(found: &Diagnosis, out: &mut impl Write) -> Result<()> {
     let model = found.cpu.clone().unwrap_or_else(unknown);
     line("CPU", format!("{model}, {}", found.architecture))?;
     if let (Some(cpus), Some(cores)) = (found.cpus, found.cores) {
-        let (cpus, cores) = (count(cpus as u64, "CPU"), count(cores as u64, "core"));
+        let (cpus, cores) = (count(cpus, "CPU"), count(cores, "core"));
         line("cores", format!("{cores}, {cpus}"))?;
     }
     let affinity = match (&found.affinity, found.allowed_cpus) {
-        (Some(list), Some(allowed)) => format!("{} ({list})", count(allowed as u64, "CPU")),
+        (Some(list), Some(allowed)) => format!("{} ({list})", count(allowed, "CPU")),
         _ => unknown(),
     };
     line("affinity", affinity)?;
@@ -63,7 +63,7 @@ pub(super) fn text(found: &Diagnosis, out: &mut impl Write) -> Result<()> {
     for kernel in &found.kernels {
         line("", format!("  {} for {}: {}", kernel.isa, kernel.dtype, kernel.why))?;
     }
-    let threads = found.threads.map(|threads| count(threads as u64, "thread"));
+    let threads = found.threads.map(|threads| count(threads, "thread"));
     line("", chosen(threads, &found.threads_why))?;
     if let (Some(one), Some(all)) = (found.one_thread_gflops, found.peak_gflops) {
         let (one, all) = (significant(one), significant(all));

@@ -38,7 +38,7 @@ pub(super) fn compute(isa: Isa, element: ElementType) -> Result<Tensors> {
 fn compute_with<E: Element>(isa: Isa) -> Result<Tensors> {
     let tokens = 150;
     let pattern: Pattern = "causal & (window(40, 0) | sinks(4))".parse()?;
-    let layout = Layout::compile(&pattern, &Shape::new(tokens as u64, tokens as u64))?;
+    let layout = Layout::compile(&pattern, &Shape::new(tokens, tokens))?;
     let attention = Attention::new(layout).isa(isa).threads(Threads::Count(1));
     let make = |seed, heads, dim| {
         let dims = Dims { batch: 1, tokens, heads, dim };

@@ -14,7 +14,7 @@ const SPARSE: f64 = 1.0 / 8.0;
 /// Share of Partial blocks among active ones above which it is.
 const PARTIAL: f64 = 0.5;
 /// The smallest block.
-const SMALLEST_BLOCK: u64 = 16;
+const SMALLEST_BLOCK: usize = 16;
 
 /// One warning per layout whose active blocks hold few active pairs.
 pub(super) fn warnings(inspection: &Inspection) -> Result<Vec<String>> {

@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::number::{short, thousands};
 
 /// Tokens from which ticks are labeled `64k` instead of `65,536`.
-const LONG: u64 = 65_536;
+const LONG: usize = 65_536;
 /// Characters of a label that may be closer to its neighbor than others.
 const LONGEST_END: usize = 7;
 /// Labels per axis.
@@ -21,15 +21,15 @@ pub(super) struct Axis {
     pub(super) gap: i32,
     /// Number of blocks, and tokens per block.
     pub(super) blocks: u32,
-    pub(super) block: u64,
+    pub(super) block: usize,
     /// The tokens along it.
-    pub(super) tokens: Range<u64>,
+    pub(super) tokens: Range<usize>,
 }
 
 impl Axis {
     /// Whether a cell is a token.
     fn is_tokens(&self) -> bool {
-        u64::from(self.cells) == self.tokens.end - self.tokens.start && self.gap > 0
+        self.cells as usize == self.tokens.len() && self.gap > 0
     }
 
     /// The first pixel of a cell.
@@ -66,7 +66,7 @@ impl Axis {
     }
 
     /// Where a token begins, in pixels.
-    pub(super) fn place(&self, token: u64) -> i32 {
+    pub(super) fn place(&self, token: usize) -> i32 {
         let token = token - self.tokens.start;
         if self.is_tokens() {
             return self.start(token as u32).min(self.length());
@@ -74,22 +74,22 @@ impl Axis {
         // A last block of fewer tokens is drawn as large as the others.
         let index = token / self.block;
         let first = index * self.block;
-        let tokens = self.block.min(self.tokens.end - self.tokens.start - first).max(1);
+        let tokens = self.block.min(self.tokens.len() - first).max(1);
         let blocks = index as f64 + (token - first) as f64 / tokens as f64;
         (blocks * f64::from(self.length()) / f64::from(self.blocks)).round() as i32
     }
 
     /// Tokens with labels, about `apart` pixels or more from each other.
-    pub(super) fn ticks(&self, apart: i32) -> Vec<(u64, String)> {
+    pub(super) fn ticks(&self, apart: i32) -> Vec<(usize, String)> {
         let Range { start, end } = self.tokens;
         let most = (self.length() / apart).clamp(1, MOST_LABELS);
-        let step = step(end - start, most as u64);
-        let label = |token: u64| if end >= LONG { short(token) } else { thousands(token) };
+        let step = step(end - start, most as usize);
+        let label = |token: usize| if end >= LONG { short(token) } else { thousands(token) };
         let mut ticks: Vec<_> =
             (start.div_ceil(step)..=end / step).map(|i| (i * step, label(i * step))).collect();
         // The ends have labels too where there is room.
-        let room = |a: u64, b: u64| self.place(b) - self.place(a) >= (apart * 3 / 4).max(1);
-        let fits = |token: u64| label(token).len() <= LONGEST_END;
+        let room = |a: usize, b: usize| self.place(b) - self.place(a) >= (apart * 3 / 4).max(1);
+        let fits = |token: usize| label(token).len() <= LONGEST_END;
         if ticks.first().is_none_or(|(first, _)| room(start, *first) && fits(start)) {
             ticks.insert(0, (start, label(start)));
         }
@@ -102,10 +102,10 @@ impl Axis {
 
 /// The distance between ticks: a power of two where the length is a multiple of it, or so long
 /// that labels need suffixes; a round number otherwise.
-fn step(length: u64, most: u64) -> u64 {
-    let fits = |step: &u64| length.div_ceil(*step) <= most;
+fn step(length: usize, most: usize) -> usize {
+    let fits = |step: &usize| length.div_ceil(*step) <= most;
     let binary = (0..63).map(|shift| 1 << shift).find(fits).unwrap_or(1 << 62);
-    let round = (0..18).flat_map(|zeros| [1, 2, 5].map(|digit| digit * 10u64.pow(zeros)));
+    let round = (0..18).flat_map(|zeros| [1, 2, 5].map(|digit| digit * 10usize.pow(zeros)));
     let round = round.into_iter().find(fits).unwrap_or(binary);
     if length.is_multiple_of(binary) || length >= LONG { binary } else { round }
 }
@@ -114,8 +114,8 @@ fn step(length: u64, most: u64) -> u64 {
 mod tests {
     use super::*;
 
-    fn blocks(tokens: Range<u64>, block: u64) -> Axis {
-        let blocks = (tokens.end - tokens.start).div_ceil(block) as u32;
+    fn blocks(tokens: Range<usize>, block: usize) -> Axis {
+        let blocks = tokens.len().div_ceil(block) as u32;
         Axis { cells: blocks, pixels: 10, gap: 0, blocks, block, tokens }
     }
 

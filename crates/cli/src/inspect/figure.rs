@@ -15,7 +15,6 @@
 //! Sizes are in pixels, at two pixels per point.
 
 use longspan_pattern::{Layout, Result, Shade};
-use plotters_backend::text_anchor::HPos;
 
 use super::axis::Axis;
 use super::grid::{Grid, MASKS, Meaning, Partials, Room};
@@ -23,7 +22,7 @@ use super::inspection::Inspection;
 use crate::compile::BadInput;
 use crate::number::{axis, count, percent, ranges, shortened, significant};
 use crate::plot::{
-    self, Color, FAINT_INK, Face, Format, INK, LINE, PAGE, Picture, Scene, Turn, Type,
+    self, Align, Color, FAINT_INK, Face, Format, INK, LINE, PAGE, Picture, Scene, Turn, Type,
 };
 
 /// Empty border around everything.
@@ -66,7 +65,7 @@ fn leading(em: f32) -> i32 {
 const SMALLEST_CELL: i32 = 2;
 /// Largest cell that an SVG file is coarsened to.
 const COARSEST_CELL: i32 = 32;
-/// Items of an SVG file: a rectangle takes about 90 bytes, so these take under a megabyte.
+/// Items of an SVG file: a rectangle takes about 65 bytes, so these take under a megabyte.
 const SVG_ITEMS: usize = 10_000;
 
 /// Draws the layouts of an inspection. For SVG, cells grow until there are at most [`SVG_ITEMS`]
@@ -229,15 +228,15 @@ impl Panel {
         face: Face::Sans,
         em: LABEL,
         ink: FAINT_INK,
-        align: HPos::Center,
+        align: Align::Center,
         turn: Turn::Across,
     };
 
-    fn key_ticks(&self) -> Vec<(u64, String)> {
+    fn key_ticks(&self) -> Vec<(usize, String)> {
         self.grid.across.ticks(PER_KEY)
     }
 
-    fn query_ticks(&self) -> Vec<(u64, String)> {
+    fn query_ticks(&self) -> Vec<(usize, String)> {
         self.grid.down.ticks(PER_QUERY)
     }
 
@@ -288,7 +287,7 @@ impl Panel {
             self.rule(scene, x, y);
         }
 
-        let axis_title = Type::new(Face::Sans, TEXT, INK).align(HPos::Center);
+        let axis_title = Type::new(Face::Sans, TEXT, INK).align(Align::Center);
         for (token, label) in self.key_ticks() {
             let at = x + grid.across.place(token);
             scene.rectangle(at - 1, y - outside - TICK, 2, TICK, LINE);
@@ -296,7 +295,7 @@ impl Panel {
         }
         let above = y - outside - TICK - leading(LABEL) - leading(TEXT) / 2;
         scene.text(x + width / 2, above, axis_title.cut(&self.key_title, width), axis_title);
-        let right = Self::LABELS.align(HPos::Right);
+        let right = Self::LABELS.align(Align::Right);
         for (token, label) in self.query_ticks() {
             let at = y + grid.down.place(token);
             scene.rectangle(x - outside - TICK, at - 1, TICK, 2, LINE);
@@ -376,7 +375,7 @@ fn legend(scene: &mut Scene, meaning: Meaning, top: i32, width: i32) -> i32 {
 }
 
 /// A note on cells of several blocks.
-fn cell_note(meaning: Meaning, block: u64) -> Option<String> {
+fn cell_note(meaning: Meaning, block: usize) -> Option<String> {
     let Meaning::Blocks(across, down) = meaning else { return None };
     let size = |across: f64, down: f64| format!("{} × {}", significant(across), significant(down));
     let blocks = size(across, down);

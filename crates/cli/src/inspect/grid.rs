@@ -131,7 +131,7 @@ impl Grid {
                             let mask = masks.get(row, column, run);
                             let seen: u32 = mask.iter().map(|word| word.count_ones()).sum();
                             let keys = layout.column_tokens(column);
-                            let all = (queries.end - queries.start) * (keys.end - keys.start);
+                            let all = queries.len() * keys.len();
                             Shade::Partial(Shade::level(f64::from(seen) / all as f64))
                         }
                     };
@@ -198,7 +198,7 @@ impl Grid {
 
 /// The meaning of a cell, and both axes.
 fn sides(layout: &Layout, room: Room, partials: Partials) -> (Meaning, Axis, Axis) {
-    let block = layout.block().get() as u64;
+    let block = layout.block().get();
     let rows = layout.rows();
     let queries = layout.row_tokens(rows.start).start..layout.row_tokens(rows.end - 1).end;
     let keys = 0..layout.keys();
@@ -206,7 +206,7 @@ fn sides(layout: &Layout, room: Room, partials: Partials) -> (Meaning, Axis, Axi
     let mut across = axis(keys, layout.columns());
     let mut down = axis(queries, rows.len() as u32);
 
-    let length = |axis: &Axis| (axis.tokens.end - axis.tokens.start) as f64;
+    let length = |axis: &Axis| axis.tokens.len() as f64;
     let ratio = length(&down) / length(&across);
     let share = |ratio: f64| (f64::from(room.side) * ratio.clamp(FLATTEST, 1.0)) as i32;
     let (wide, high) = (share(1.0 / ratio), share(ratio));
@@ -217,7 +217,7 @@ fn sides(layout: &Layout, room: Room, partials: Partials) -> (Meaning, Axis, Axi
     let meaning = if length(&across) <= most && length(&down) <= most {
         for (axis, pixels) in [(&mut across, wide), (&mut down, high)] {
             axis.gap = GAP;
-            axis.cells = (axis.tokens.end - axis.tokens.start) as u32;
+            axis.cells = axis.tokens.len() as u32;
             let gaps = (axis.blocks as i32 - 1) * GAP;
             axis.pixels = ((pixels - gaps) / axis.cells as i32).clamp(1, largest(axis));
         }
@@ -258,7 +258,7 @@ mod tests {
 
     const ROOM: Room = Room { side: 1_280, cell: 2 };
 
-    fn grid(pattern: &str, queries: u64, keys: u64, block: u64) -> Result<Grid> {
+    fn grid(pattern: &str, queries: usize, keys: usize, block: u64) -> Result<Grid> {
         let pattern: Pattern = pattern.parse()?;
         let shape = Shape::new(queries, keys).block(BlockSize::new(block)?);
         Grid::new(&Layout::compile(&pattern, &shape)?, ROOM, Partials::Shaded)

@@ -24,7 +24,7 @@ const TEXT: usize = 2_000;
 pub(super) struct Inspection {
     /// Text of the pattern, cut to [`TEXT`] characters.
     pub(super) pattern: String,
-    pub(super) block: u64,
+    pub(super) block: usize,
     pub(super) query_offset: i64,
     pub(super) key_offset: i64,
     pub(super) head_dim: u32,
@@ -58,7 +58,7 @@ impl Inspection {
     /// Whether only some rows of blocks were compiled.
     pub(super) fn some_rows(&self) -> bool {
         let layout = &self.layouts[0];
-        layout.rows().len() as u64 != layout.queries().div_ceil(self.block)
+        layout.rows().len() != layout.queries().div_ceil(self.block)
     }
 
     /// The layouts to draw, each with its heads.
@@ -143,8 +143,8 @@ fn count_heads(patterns: &Heads, args: &Inspect) -> Result<(usize, ByHead)> {
     }
 }
 
-fn shape(args: &Inspect, queries: u64) -> Result<Shape> {
-    let block = BlockSize::new(args.block.block)?;
+fn shape(args: &Inspect, queries: usize) -> Result<Shape> {
+    let block = BlockSize::new(args.block.block as u64)?;
     let mut shape = Shape::new(queries, args.input.tokens)
         .block(block)
         .key_offset(args.key_offset)
@@ -153,7 +153,8 @@ fn shape(args: &Inspect, queries: u64) -> Result<Shape> {
         shape = shape.query_offset(offset);
     }
     if let Some(rows) = &args.rows {
-        shape = shape.rows(rows.within(queries.div_ceil(args.block.block)));
+        let rows = rows.within(queries.div_ceil(args.block.block));
+        shape = shape.rows(rows.start as u64..rows.end as u64);
     }
     if let Some(keys) = &args.key_padding {
         shape = shape.key_padding(keys.within(args.input.tokens));

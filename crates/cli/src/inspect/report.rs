@@ -94,9 +94,9 @@ impl Statistics {
 struct Object<'a> {
     version: &'static str,
     pattern: &'a str,
-    tokens: u64,
-    queries: u64,
-    block: u64,
+    tokens: usize,
+    queries: usize,
+    block: usize,
     query_offset: i64,
     key_offset: i64,
     head_dim: u32,
@@ -186,11 +186,8 @@ pub(super) fn summary(
     let block = inspection.block;
     line("blocks", format!("{block} × {block} tokens, {grid}"))?;
     if by_head {
-        let distinct = count(inspection.layouts.len() as u64, "layout");
-        line(
-            "heads",
-            format!("{}, {distinct}; totals over all heads below", thousands(heads as u64)),
-        )?;
+        let distinct = count(inspection.layouts.len(), "layout");
+        line("heads", format!("{}, {distinct}; totals over all heads below", thousands(heads)))?;
     }
     let all_blocks = statistics.rows as f64 * f64::from(statistics.columns) * heads as f64;
     let share = if all_blocks > 0.0 { statistics.active_blocks as f64 / all_blocks } else { 0.0 };
@@ -220,8 +217,8 @@ pub(super) fn summary(
         "layout",
         format!(
             "{}, {}, {}",
-            count(statistics.runs as u64, "run"),
-            count(statistics.stored_masks as u64, "stored mask"),
+            count(statistics.runs, "run"),
+            count(statistics.stored_masks, "stored mask"),
             bytes(statistics.layout_bytes)
         ),
     )?;
@@ -248,7 +245,7 @@ fn heads_table(inspection: &Inspection, out: &mut impl Write) -> Result<()> {
         rows.push([
             head.to_string(),
             about.layout.to_string(),
-            thousands(statistics.runs as u64),
+            thousands(statistics.runs),
             thousands(statistics.active_blocks),
             thousands(statistics.active_pairs),
             percent(statistics.density),

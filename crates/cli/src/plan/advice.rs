@@ -95,7 +95,7 @@ pub(crate) fn advise(planned: &Planned) -> (Limit, Vec<String>) {
         advice.push(match latency > transfer / 2.0 {
             true => format!(
                 "{} hops of {} µs latency aren't hidden: use fewer ranks, so that each computes longer",
-                thousands(hops as u64),
+                thousands(hops),
                 significant(link.latency_seconds * 1e6)
             ),
             false => format!(

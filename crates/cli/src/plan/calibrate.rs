@@ -37,9 +37,9 @@ use crate::{choice, machine as host, random, table};
 /// Query heads of the measurements: enough work for every thread.
 const HEADS: usize = 8;
 /// Tokens of the dense call.
-const DENSE: u64 = 1_024;
+const DENSE: usize = 1_024;
 /// Tokens of the call without Full blocks.
-const MASKED: u64 = 8_192;
+const MASKED: usize = 8_192;
 /// Measurement intervals per kind of call, their length, and their minimum number of calls.
 const INTERVALS: usize = 4;
 const INTERVAL: Duration = Duration::from_millis(250);
@@ -63,7 +63,7 @@ pub(super) fn run(args: &Plan) -> Result<()> {
     drop(stage);
     let memory = [host::memory("MemTotal"), host::memory_limit()].into_iter().flatten().min();
     let cpu = host::cpu_model().unwrap_or_else(|| "a CPU".into());
-    let each = count(threads.get() as u64, "thread");
+    let each = count(threads.get(), "thread");
     let each = match ranks.get() {
         1 => each,
         ranks => format!("{ranks} concurrent ranks of {each}"),
@@ -132,7 +132,7 @@ fn kernel<E: Element>(dim: usize, threads: NonZeroUsize, ranks: NonZeroUsize) ->
 /// into a softmax state and into accumulators.
 fn passes<E: Element>(
     pattern: &Pattern,
-    tokens: u64,
+    tokens: usize,
     dim: usize,
     threads: NonZeroUsize,
     together: &Barrier,
@@ -140,16 +140,16 @@ fn passes<E: Element>(
     let layout = Layout::compile(pattern, &Shape::new(tokens, tokens))?;
     let pairs = layout.counts()?.active_blocks() as f64 * 64.0 * 64.0 * HEADS as f64;
     let attention = Attention::new(layout).threads(threads.get());
-    let dims = Dims { batch: 1, tokens: tokens as usize, heads: HEADS, dim };
+    let dims = Dims { batch: 1, tokens, heads: HEADS, dim };
     let order = Order::Bhsd;
-    let numbers = HEADS * tokens as usize * dim;
+    let numbers = HEADS * tokens * dim;
     let make = |seed| Tensor::new(random::normals::<E>(seed, numbers, threads), dims, order);
     let (q, k, v, dout) = (make(0)?, make(1)?, make(2)?, make(3)?);
     let inputs = Inputs { q: q.view(), k: k.view(), v: v.view() };
     let mut state = State::empty(dims)?;
     let forward = typical(together, || attention.extend(inputs, &mut state, Hook::none()))?;
 
-    let rows = HEADS * tokens as usize;
+    let rows = HEADS * tokens;
     let (mut lse, mut rest, mut delta) = (vec![0.0; rows], vec![0.0; rows], vec![0.0; rows]);
     let mut out = Tensor::<E>::zeros(dims, order)?;
     let output = OutputMut { out: out.view_mut(), lse: &mut lse, lse_lo: Some(&mut rest) };
@@ -233,18 +233,18 @@ fn link() -> Link {
 
 /// CPU seconds per byte of a message, between `ranks` ranks.
 fn handling(ranks: usize) -> Result<f64> {
-    const TOKENS: u64 = 64;
+    const TOKENS: usize = 64;
     const BATCH: usize = 16;
     const TIMES: usize = 9;
     // Wall time of a forward pass less that in kernels.
     let beside = |ranks: usize| -> Result<(f64, u64)> {
-        let shards = Shards::contiguous(ranks as u64 * TOKENS, ranks, TOKENS)?;
+        let shards = Shards::contiguous(ranks * TOKENS, ranks, TOKENS)?;
         let problem = Problem::new(Pattern::full(), shards).batch(BATCH).heads(16, 16).dims(64, 64);
         let run = |transport: Local| -> longspan_ring::Result<(Vec<f64>, u64)> {
             let threads = Threads::Count(1);
             let options = Options { threads, ..Options::default() };
             let mut ring = Ring::new(transport, problem.clone(), options)?;
-            let dims = Dims { batch: BATCH, tokens: TOKENS as usize, heads: 16, dim: 64 };
+            let dims = Dims { batch: BATCH, tokens: TOKENS, heads: 16, dim: 64 };
             let x = Tensor::filled(0.5_f32, dims, Order::Bhsd)?;
             let mut seconds = Vec::new();
             for _ in 0..TIMES {

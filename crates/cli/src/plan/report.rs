@@ -69,7 +69,7 @@ impl Statistics {
 struct Object<'a> {
     version: &'static str,
     pattern: &'a str,
-    tokens: u64,
+    tokens: usize,
     ranks: usize,
     /// Simulated ranks.
     simulated: usize,
@@ -123,9 +123,9 @@ pub(super) fn table(planned: &Planned, plot: Option<&Path>, out: &mut impl Write
     let Sizes { tokens, ranks, batch, heads, kv_heads, dim, value_dim, element } = planned.sizes;
     let mut line = |name: &str, text: String| writeln!(out, "{name:<15}{text}");
     line("pattern", shortened(&planned.pattern, TEXT))?;
-    let (ranks_named, shards) = (count(ranks as u64, "rank"), planned.map.name());
+    let (ranks_named, shards) = (count(ranks, "rank"), planned.map.name());
     line("tokens", format!("{} over {ranks_named}, {shards}", count(tokens, "token")))?;
-    let heads = format!("{} on {}", count(heads as u64, "head"), count(kv_heads as u64, "KV head"));
+    let heads = format!("{} on {}", count(heads, "head"), count(kv_heads, "KV head"));
     let dims = match value_dim == dim {
         true => format!("head dim {dim}"),
         false => format!("head dim {dim}, values {value_dim}"),

@@ -1,11 +1,10 @@
 //! The timeline picture: per pass and rank, one lane for computing and one for messages.
 
 use longspan_pattern::Shade;
-use plotters_backend::text_anchor::HPos;
 
 use super::{PassPlan, Planned, Span, Timeline};
 use crate::number::{count, shortened, time};
-use crate::plot::{Color, FAINT_INK, Face, INK, LINE, Scene, Type};
+use crate::plot::{Align, Color, FAINT_INK, Face, INK, LINE, Scene, Type};
 
 const MARGIN: i32 = 48;
 /// Pixels per pass.
@@ -38,7 +37,7 @@ pub(super) fn compose(planned: &Planned) -> Scene {
     }
     let faint = Type::new(Face::Sans, TEXT, FAINT_INK);
     let tokens = count(planned.sizes.tokens, "token");
-    let ranks = count(planned.sizes.ranks as u64, "rank");
+    let ranks = count(planned.sizes.ranks, "rank");
     let about =
         format!("{tokens} over {ranks}, {}, machine {}", planned.map.name(), planned.machine.name);
     scene.text(MARGIN, y + LINE_HEIGHT / 2, about, faint);
@@ -87,11 +86,11 @@ fn draw(scene: &mut Scene, pass: &PassPlan, top: i32) -> i32 {
         let x = left + LENGTH * tick / TICKS;
         scene.rectangle(x - 1, y, 2, bottom - y, LINE);
         let text = time(whole * f64::from(tick) / f64::from(TICKS));
-        scene.text(x, bottom + LINE_HEIGHT / 2, text, label.align(HPos::Center));
+        scene.text(x, bottom + LINE_HEIGHT / 2, text, label.align(Align::Center));
     }
     for timeline in drawn.into_iter().map(|index| &pass.timelines[index]) {
         let name = format!("rank {}", timeline.rank);
-        scene.text(left - 12, y + COMPUTING / 2, name, label.align(HPos::Right));
+        scene.text(left - 12, y + COMPUTING / 2, name, label.align(Align::Right));
         lanes(scene, timeline, whole, left, y);
         y += COMPUTING + MESSAGES + GAP;
     }

@@ -1,8 +1,5 @@
 //! A display list: rectangles and text in whole pixels, independent of the output format.
 
-use anyhow::{Result, anyhow};
-use plotters_backend::DrawingBackend;
-
 use super::palette::{Color, PAGE};
 use super::text::Type;
 
@@ -13,9 +10,24 @@ pub(crate) struct Scene {
 }
 
 enum Item {
-    /// Left, top, right, bottom; the last two are exclusive.
-    Rectangle(i32, i32, i32, i32, Color),
-    Text(i32, i32, String, Type),
+    Rectangle(Rectangle, Color),
+    Text((i32, i32), String, Type),
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Rectangle {
+    pub(super) x: i32,
+    pub(super) y: i32,
+    pub(super) width: i32,
+    pub(super) height: i32,
+}
+
+/// What a scene is drawn on.
+pub(super) trait Canvas {
+    fn rectangle(&mut self, place: Rectangle, color: Color);
+
+    /// Text that is vertically centered on a point.
+    fn text(&mut self, at: (i32, i32), text: &str, set: &Type);
 }
 
 impl Scene {
@@ -29,27 +41,22 @@ impl Scene {
     }
 
     pub(crate) fn rectangle(&mut self, x: i32, y: i32, width: i32, height: i32, color: Color) {
-        self.items.push(Item::Rectangle(x, y, x + width, y + height, color));
+        self.items.push(Item::Rectangle(Rectangle { x, y, width, height }, color));
     }
 
     /// Text whose middle line is at `y`.
     pub(crate) fn text(&mut self, x: i32, y: i32, text: impl Into<String>, set: Type) {
-        self.items.push(Item::Text(x, y, text.into(), set));
+        self.items.push(Item::Text((x, y), text.into(), set));
     }
 
-    /// Draws all items with a backend.
-    pub(crate) fn paint<B: DrawingBackend>(&self, backend: &mut B) -> Result<()> {
-        let failed = |error| anyhow!("drawing failed: {error}");
-        backend.draw_rect((0, 0), (self.width, self.height), &PAGE, true).map_err(failed)?;
+    /// Draws the page and all items.
+    pub(super) fn paint(&self, canvas: &mut impl Canvas) {
+        canvas.rectangle(Rectangle { x: 0, y: 0, width: self.width, height: self.height }, PAGE);
         for item in &self.items {
             match item {
-                Item::Rectangle(left, top, right, bottom, color) => {
-                    backend.draw_rect((*left, *top), (*right, *bottom), color, true)
-                }
-                Item::Text(x, y, text, set) => backend.draw_text(text, set, (*x, *y)),
+                Item::Rectangle(place, color) => canvas.rectangle(*place, *color),
+                Item::Text(at, text, set) => canvas.text(*at, text, set),
             }
-            .map_err(failed)?;
         }
-        backend.present().map_err(failed)
     }
 }

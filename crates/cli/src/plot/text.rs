@@ -6,16 +6,12 @@
 //! [`Type`] draws its glyphs itself, at fractions of a pixel and with their own bearings: at this
 //! size whole pixels would give uneven spacing.
 
-use std::convert::Infallible;
 use std::sync::LazyLock;
 
 use ab_glyph::{Font, FontRef, PxScale, ScaleFont, point};
-use plotters_backend::text_anchor::{HPos, Pos, VPos};
-use plotters_backend::{
-    BackendColor, BackendCoord, BackendStyle, BackendTextStyle, FontFamily, FontTransform,
-};
 
 use super::palette::Color;
+use super::{Align, Turn};
 
 /// The two typefaces: one for prose, one for patterns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,7 +31,7 @@ impl Face {
         }
     }
 
-    fn family(self) -> &'static str {
+    pub(super) fn family(self) -> &'static str {
         match self {
             Face::Sans => "DejaVu Sans, Verdana, sans-serif",
             Face::Mono => "DejaVu Sans Mono, Menlo, Consolas, monospace",
@@ -49,7 +45,7 @@ fn parse(bytes: &'static [u8]) -> FontRef<'static> {
 
 /// Levels of a pixel's coverage: few enough for a palette of 256 colors, which makes a PNG file a
 /// third as large.
-const COVERS: f64 = 16.0;
+const COVERS: f32 = 16.0;
 
 /// Typeface, size, color, alignment and direction of text.
 #[derive(Clone, Copy)]
@@ -58,25 +54,16 @@ pub(crate) struct Type {
     /// Pixels of an em.
     pub(crate) em: f32,
     pub(crate) ink: Color,
-    pub(crate) align: HPos,
+    pub(crate) align: Align,
     pub(crate) turn: Turn,
-}
-
-/// Direction of text.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Turn {
-    /// From left to right.
-    Across,
-    /// From bottom to top.
-    Up,
 }
 
 impl Type {
     pub(crate) fn new(face: Face, em: f32, ink: Color) -> Self {
-        Type { face, em, ink, align: HPos::Left, turn: Turn::Across }
+        Type { face, em, ink, align: Align::Left, turn: Turn::Across }
     }
 
-    pub(crate) fn align(self, align: HPos) -> Self {
+    pub(crate) fn align(self, align: Align) -> Self {
         Type { align, ..self }
     }
 
@@ -149,64 +136,30 @@ impl Type {
         }
         x
     }
-}
 
-impl BackendTextStyle for Type {
-    type FontError = Infallible;
-
-    fn color(&self) -> BackendColor {
-        self.ink.color()
-    }
-
-    fn size(&self) -> f64 {
-        // The SVG backend divides by this to get the em.
-        f64::from(self.em) * 1.24
-    }
-
-    fn transform(&self) -> FontTransform {
-        match self.turn {
-            Turn::Across => FontTransform::None,
-            Turn::Up => FontTransform::Rotate270,
-        }
-    }
-
-    fn anchor(&self) -> Pos {
-        Pos::new(self.align, VPos::Center)
-    }
-
-    fn family(&self) -> FontFamily<'_> {
-        FontFamily::Name(self.face.family())
-    }
-
-    fn layout_box(&self, text: &str) -> Result<((i32, i32), (i32, i32)), Infallible> {
-        Ok(((0, 0), (self.width(text), self.em.round() as i32)))
-    }
-
-    fn draw<E, F: FnMut(i32, i32, BackendColor) -> Result<(), E>>(
-        &self,
-        text: &str,
-        (left, top): BackendCoord,
-        mut draw: F,
-    ) -> Result<Result<(), E>, Infallible> {
+    /// Calls `dot` with each pixel that text across covers, as steps right and down from its point,
+    /// and with the share of it that is covered.
+    pub(super) fn rasterize(&self, text: &str, mut dot: impl FnMut(i32, i32, f32)) {
         let font = self.face.font();
+        let left = match self.align {
+            Align::Left => 0,
+            Align::Center => -self.width(text) / 2,
+            Align::Right => -self.width(text),
+        };
         // Where an SVG viewer puts the baseline of text that is centered on a point: half the
         // height of an x, which is 0.55 em, below it.
-        let baseline = self.em * (0.5 + 0.55 / 2.0);
-        let ink = self.ink.color();
-        let mut result = Ok(());
+        let baseline = self.em * 0.55 / 2.0;
         self.set(text, |c, x| {
             let glyph = font.glyph_id(c).with_scale_and_position(self.scale(), point(x, baseline));
             let Some(outline) = font.outline_glyph(glyph) else { return };
             let corner = outline.px_bounds().min;
             outline.draw(|x, y, cover| {
-                let at = (left + corner.x as i32 + x as i32, top + corner.y as i32 + y as i32);
-                let alpha = (f64::from(cover.min(1.0)) * COVERS).round() / COVERS;
-                if result.is_ok() && alpha > 0.0 {
-                    result = draw(at.0, at.1, BackendColor { alpha, ..ink });
+                let cover = (cover.min(1.0) * COVERS).round() / COVERS;
+                if cover > 0.0 {
+                    dot(left + corner.x as i32 + x as i32, corner.y as i32 + y as i32, cover);
                 }
             });
         });
-        Ok(result)
     }
 }
 

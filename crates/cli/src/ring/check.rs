@@ -37,7 +37,7 @@ pub(super) struct Checked {
 
 /// `results` are those of every rank, concatenated by [`flat`].
 pub(super) fn check<E: Element + Pod>(job: &Job, results: &[Vec<f32>]) -> Result<Checked> {
-    let tokens = job.tokens as usize;
+    let tokens = job.tokens;
     let got = joined(job, results);
     let shape = Shape::new(job.tokens, job.tokens);
     let layouts: Vec<Layout> = (0..job.heads)
@@ -112,7 +112,7 @@ fn one_process<E: Element>(
 
 /// The results of all ranks in the order of one process.
 fn joined(job: &Job, results: &[Vec<f32>]) -> Vec<f32> {
-    let tokens = job.tokens as usize;
+    let tokens = job.tokens;
     let mut all = vec![f32::NAN; lens(job, tokens).into_iter().sum()];
     let shapes = [
         (job.heads, job.dim),
@@ -142,7 +142,7 @@ fn joined(job: &Job, results: &[Vec<f32>]) -> Vec<f32> {
 
 /// The results of the first heads.
 fn first_heads(job: &Job, all: &[f32], heads: usize, kv_heads: usize) -> Values<f32> {
-    let tokens = job.tokens as usize;
+    let tokens = job.tokens;
     let mut rest = all;
     let mut next = |len: usize, keep: usize| {
         let (these, others) = rest.split_at(len);
@@ -163,7 +163,7 @@ fn first_heads(job: &Job, all: &[f32], heads: usize, kv_heads: usize) -> Values<
 
 /// The oracle's problem for the first KV heads.
 fn oracle(job: &Job, layouts: &[Layout], kv_heads: usize) -> Problem {
-    let tokens = job.tokens as usize;
+    let tokens = job.tokens;
     let heads = kv_heads * (job.heads / job.kv_heads);
     let sizes = Sizes {
         batch: 1,
@@ -203,7 +203,7 @@ fn oracle(job: &Job, layouts: &[Layout], kv_heads: usize) -> Problem {
 
 /// The oracle's mask, read from the layouts.
 fn seen(job: &Job, layouts: &[Layout]) -> Seen {
-    let tokens = job.tokens as usize;
+    let tokens = job.tokens;
     let pattern = |head: usize| job.patterns.get(head, job.heads).ok();
     // A head has the mask of the first one with its pattern.
     let first = |head: usize| (0..head).find(|&other| pattern(other) == pattern(head));
@@ -222,20 +222,20 @@ fn seen(job: &Job, layouts: &[Layout]) -> Seen {
 
 /// One bit per pair.
 fn mask(layout: &Layout) -> Vec<u64> {
-    let words = (layout.keys() as usize).div_ceil(64);
-    let mut bits = vec![0_u64; layout.queries() as usize * words];
+    let words = layout.keys().div_ceil(64);
+    let mut bits = vec![0_u64; layout.queries() * words];
     let per_row = layout.block().words();
     let mut masks = layout.masks();
     for row in layout.rows() {
         for run in layout.row(row) {
             for column in run.start..run.end() {
-                let first = layout.column_tokens(column).start as usize;
-                let keys = (layout.column_tokens(column).end as usize) - first;
+                let keys = layout.column_tokens(column);
+                let (first, keys) = (keys.start, keys.len());
                 let block = masks.get(row, column, run);
                 for (query, block) in layout.row_tokens(row).zip(block.chunks_exact(per_row)) {
                     for key in (0..keys).filter(|key| block[key / 64] >> (key % 64) & 1 == 1) {
                         let key = first + key;
-                        bits[query as usize * words + key / 64] |= 1 << (key % 64);
+                        bits[query * words + key / 64] |= 1 << (key % 64);
                     }
                 }
             }

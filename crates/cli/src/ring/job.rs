@@ -23,10 +23,10 @@ use crate::compile::{self, BadInput};
 use crate::random;
 
 /// Tokens up to which `--check` is allowed: the oracle takes minutes beyond.
-const MAX_CHECKED: u64 = 8_192;
+const MAX_CHECKED: usize = 8_192;
 
 /// Grain of the shards with which results don't depend on the number of ranks.
-const TILE: u64 = 64;
+const TILE: usize = 64;
 
 pub(super) const ORDER: Order = Order::Bhsd;
 
@@ -36,7 +36,7 @@ pub(super) struct Job {
     pub(super) map: Map,
     pub(super) fold: Reduction,
     pub(super) shards: Shards,
-    pub(super) tokens: u64,
+    pub(super) tokens: usize,
     pub(super) heads: usize,
     pub(super) kv_heads: usize,
     pub(super) dim: usize,
@@ -131,11 +131,11 @@ pub(super) struct Tensors<E> {
 
 impl<E: Element> Tensors<E> {
     pub(super) fn of(job: &Job, held: &Positions) -> Result<Self> {
-        let count = held.len() as usize;
+        let count = held.len();
         let positions = held.progressions().flat_map(|piece| {
-            (0..piece.len).map(move |index| piece.start as u64 + index * piece.step)
+            (0..piece.len).map(move |index| piece.start as usize + index * piece.step)
         });
-        let positions: Vec<u64> = positions.collect();
+        let positions: Vec<usize> = positions.collect();
         let tensor = |seed, dims: Dims| {
             let shape = (dims.heads, job.tokens, dims.dim);
             Tensor::new(random::rows(seed, shape, positions.iter().copied()), dims, ORDER)
@@ -246,7 +246,7 @@ pub(super) fn work<E: Element + Pod>(
     let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
     let (forward, backward) = fastest.unwrap_or_default();
     let share = RankStats {
-        tokens: held.len(),
+        tokens: held.len() as u64,
         pairs: u64::try_from(pairs).unwrap_or(u64::MAX),
         received: tally.received / times,
         needed: needed_forward + needed_backward,
@@ -262,7 +262,7 @@ pub(super) fn work<E: Element + Pod>(
     let results = match job.results {
         Results::Collect => {
             let mine = flat(&output, &gradients);
-            let each = |rank| flat_len(job, job.shards.rank(rank).len() as usize);
+            let each = |rank| flat_len(job, job.shards.rank(rank).len());
             collect(transport, &mine, each, job.timeout)?
         }
         Results::Keep => None,

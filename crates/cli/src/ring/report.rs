@@ -28,7 +28,7 @@ pub(super) enum Carrier {
 pub(super) struct Report<'a> {
     version: &'static str,
     pattern: String,
-    tokens: u64,
+    tokens: usize,
     heads: usize,
     kv_heads: usize,
     head_dim: usize,
@@ -138,20 +138,17 @@ impl<'a> Report<'a> {
         line("pattern", self.pattern.clone())?;
         line("tokens", thousands(self.tokens))?;
         let heads = match self.kv_heads == self.heads {
-            true => count(self.heads as u64, "head"),
-            false => format!(
-                "{} on {}",
-                count(self.heads as u64, "head"),
-                count(self.kv_heads as u64, "KV head")
-            ),
+            true => count(self.heads, "head"),
+            false => {
+                format!("{} on {}", count(self.heads, "head"), count(self.kv_heads, "KV head"))
+            }
         };
         line("tensors", format!("{}, {heads}, head dim {}", self.dtype, self.head_dim))?;
         let carrier = match self.carrier {
             Carrier::Threads => "threads of one process",
             Carrier::Mpi => "MPI processes",
         };
-        let (ranks, threads) =
-            (count(self.ranks as u64, "rank"), count(self.threads as u64, "thread"));
+        let (ranks, threads) = (count(self.ranks, "rank"), count(self.threads, "thread"));
         line("ranks", format!("{ranks}, {carrier}, {}, {threads} each", self.isa))?;
         line("shards", format!("{}, {} order", self.shards, self.fold))?;
         let (forward, backward) = (significant(self.forward_ms), significant(self.backward_ms));
@@ -170,8 +167,7 @@ impl<'a> Report<'a> {
             (self.max_error, self.error_of_limit, self.checked_heads)
         {
             let verdict = if self.wrong.is_empty() { "right" } else { "WRONG" };
-            let limit =
-                format!("{} of the limit on {}", percent(of_limit), count(heads as u64, "head"));
+            let limit = format!("{} of the limit on {}", percent(of_limit), count(heads, "head"));
             line("check", format!("{verdict}: at most {error:.2e} from one process; {limit}"))?;
             let bits = match (self.bits_equal, self.gradient_bits_equal) {
                 (Some(true), Some(true)) => "equal to one process",

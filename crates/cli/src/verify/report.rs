@@ -63,7 +63,7 @@ pub(super) fn summary(checks: &[Check], cases: usize, out: &mut impl Write) -> R
             Some((ratio, tensor, name)) => format!("; worst {ratio:.2} ({tensor}, {name})"),
             None => String::new(),
         };
-        writeln!(out, "{} on {kernel}: {verdict}{worst}", count(cases as u64, "case"))?;
+        writeln!(out, "{} on {kernel}: {verdict}{worst}", count(cases, "case"))?;
     }
     Ok(())
 }

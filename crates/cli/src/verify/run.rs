@@ -102,7 +102,7 @@ fn layouts(case: &AttentionCase) -> Result<Layouts> {
 }
 
 fn shape(case: &Case) -> Result<Shape> {
-    let mut shape = Shape::new(case.tokens_q, case.tokens_k);
+    let mut shape = Shape::new(case.tokens_q as usize, case.tokens_k as usize);
     shape = shape.block(BlockSize::new(case.block.into())?);
     if let Some(offset) = case.query_offset {
         shape = shape.query_offset(offset);
@@ -123,7 +123,11 @@ fn shape(case: &Case) -> Result<Shape> {
 }
 
 fn positions(steps: &[Steps]) -> Result<Positions> {
-    let steps = steps.iter().map(|s| Progression { start: s.start, step: s.step, len: s.len });
+    let steps = steps.iter().map(|s| Progression {
+        start: s.start,
+        step: s.step as usize,
+        len: s.len as usize,
+    });
     Ok(Positions::new(steps)?)
 }
 

@@ -256,13 +256,13 @@ fn invalid_arguments_are_errors() {
 }
 
 /// Milliseconds of both passes around a ring of threads, the fastest of several.
-fn around(pattern: &str, tokens: u64, ranks: usize, heads: usize) -> f64 {
+fn around(pattern: &str, tokens: usize, ranks: usize, heads: usize) -> f64 {
     let heads_of: Heads = pattern.parse().unwrap();
     let shards = Shards::balanced(heads_of.clone(), tokens, ranks, 64).unwrap();
     let problem = Problem::new(heads_of, shards.clone()).heads(heads, heads);
     std::thread::scope(|scope| {
         let ranks = Local::ranks(ranks).into_iter().enumerate().map(|(rank, transport)| {
-            let (problem, held) = (problem.clone(), shards.rank(rank).len() as usize);
+            let (problem, held) = (problem.clone(), shards.rank(rank).len());
             scope.spawn(move || {
                 let threads = Threads::Count(1);
                 let options = Options { threads, ..Options::default() };
@@ -290,7 +290,7 @@ fn around(pattern: &str, tokens: u64, ranks: usize, heads: usize) -> f64 {
 }
 
 /// Micro-benchmarks alone predict what a ring of threads takes.
-fn comes_true(pattern: &str, tokens: u64, heads: usize) {
+fn comes_true(pattern: &str, tokens: usize, heads: usize) {
     // One at a time: each needs the whole machine.
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);

@@ -200,7 +200,7 @@ fn svg_has_title_axes_and_legend() {
     };
     // Rows 1 to 127 have Full blocks; those of the first four rows are squares of their own, and
     // the legend has one more.
-    assert!((125..=130).contains(&filled("#0A4C8C")), "{} Full", filled("#0A4C8C"));
+    assert!((125..=130).contains(&filled("#0a4c8c")), "{} Full", filled("#0a4c8c"));
 }
 
 #[test]

@@ -157,11 +157,7 @@ impl Maker<'_, '_> {
                     Selection {
                         entry: 0,
                         segments: Steps { first: start, step: step as usize, count: group.len() },
-                        tokens: Steps {
-                            first: 0,
-                            step: tokens.step as usize,
-                            count: tokens.len as usize,
-                        },
+                        tokens: Steps { first: 0, step: tokens.step, count: tokens.len },
                         heads,
                     }
                 };
@@ -201,7 +197,7 @@ impl Maker<'_, '_> {
                 let skip = (low - origin).max(0);
                 let first = origin.saturating_add((skip + rate - 1) / rate * rate);
                 let len = if first < end { (end - 1 - first) / rate + 1 } else { 0 };
-                Progression { start: first, step: rate as u64, len: len as u64 }
+                Progression { start: first, step: rate as usize, len: len as usize }
             };
             let keys = from(start, end);
             let queries = from(first_query.max(start), end.min(end_query));
@@ -248,7 +244,7 @@ impl Maker<'_, '_> {
     /// All queries and keys.
     fn shape(&self) -> Shape {
         let Sizes { queries, keys, .. } = self.sizes;
-        Shape::new(queries as u64, keys as u64).query_offset(self.query_offset)
+        Shape::new(queries, keys).query_offset(self.query_offset)
     }
 
     fn compile(&self, pattern: &Pattern, shape: &Shape) -> Result<Layout> {

@@ -299,8 +299,8 @@ impl<X: FusedKernel> Work<'_, '_, X> {
                             continue;
                         }
                         let first_of_query_panel = query_panel as usize * plan.grid.query_panel;
-                        let first = stream.layout.row_tokens(rows.start).start as usize;
-                        let end = stream.layout.row_tokens(rows.end - 1).end as usize;
+                        let first = stream.layout.row_tokens(rows.start).start;
+                        let end = stream.layout.row_tokens(rows.end - 1).end;
                         let at = of_stream.buffers + index * tickets.buffered.len() + buffer;
                         let from =
                             self.buffers.query(at).add((first - first_of_query_panel) * sizes.dim);

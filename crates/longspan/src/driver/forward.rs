@@ -145,7 +145,7 @@ unsafe fn join<E: Element>(
     sink_logits: Option<&[f32]>,
 ) {
     let tokens = stream.layout.row_tokens(cut.row);
-    let (token, tokens) = (tokens.start as usize, (tokens.end - tokens.start) as usize);
+    let (token, tokens) = (tokens.start, tokens.len());
     for lane in 0..cut.lanes as usize {
         let (head, token) = (stream.heads[lane / tokens] as usize, token + lane % tokens);
         let part = |part: u32| cut.first as usize + part as usize * cut.lanes as usize + lane;

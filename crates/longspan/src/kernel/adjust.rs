@@ -29,7 +29,7 @@ const WORD: usize = 1;
 
 /// The position that those of a tile are counted from: that of a query nearby.
 pub(crate) fn base(layout: &Layout, query: usize) -> i64 {
-    layout.score_positions().map_or(0, |mut positions| positions.query(query as u64))
+    layout.score_positions().map_or(0, |mut positions| positions.query(query))
 }
 
 /// A position in f32: exact within 2^24 of the base.
@@ -58,7 +58,7 @@ impl Additions<'_> {
             {
                 let slope = self.slopes.get(head).copied().unwrap_or(0.0);
                 for index in 0..count {
-                    let position = positions.query((first + index) as u64);
+                    let position = positions.query(first + index);
                     *into.at(POSITION, index).first = relative(position, base);
                     *into.at(SLOPE, index).first = slope;
                     *into.at(HEAD, index).first = f32::from_bits(head as u32);
@@ -66,7 +66,7 @@ impl Additions<'_> {
             }
             if let Some(dropout) = self.dropout {
                 for index in 0..count {
-                    let position = layout.query_positions().get((first + index) as u64);
+                    let position = layout.query_positions().get(first + index);
                     let words = dropout.query_words(entry, head, self.heads, position.unwrap_or(0));
                     for (row, word) in WORDS.into_iter().zip(words) {
                         *into.at(row, index).first = f32::from_bits(word);
@@ -94,13 +94,13 @@ impl Additions<'_> {
                 && let Ok(mut positions) = layout.score_positions()
             {
                 for index in 0..count {
-                    let position = positions.key((first + index) as u64);
+                    let position = positions.key(first + index);
                     *into.at(POSITION, index).first = relative(position, base);
                 }
             }
             if self.dropout.is_some() {
                 for index in 0..count {
-                    let position = layout.key_positions().get((first + index) as u64);
+                    let position = layout.key_positions().get(first + index);
                     *into.at(WORD, index).first = f32::from_bits(position.unwrap_or(0) as u32);
                 }
             }

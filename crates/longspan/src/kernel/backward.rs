@@ -148,9 +148,8 @@ impl<X: FusedKernel> Backward<'_, X> {
                 continue;
             }
             let tokens = layout.row_tokens(row);
-            let (start, end) = (tokens.start as usize, tokens.end as usize);
-            for query in (start..end).step_by(QUERIES) {
-                let queries = (end - query).min(QUERIES);
+            for query in tokens.clone().step_by(QUERIES) {
+                let queries = (tokens.end - query).min(QUERIES);
                 let dq = match target {
                     // SAFETY: `query_panel` demands a tensor with the queries of the layout.
                     QueryTarget::Tensor => unsafe { self.dq.head(stream.entry, head, query) },
@@ -172,7 +171,7 @@ impl<X: FusedKernel> Backward<'_, X> {
                     unsafe { self.queries(panel, stream, head, group.tiles(), (masks, bias)) };
                     group = Group::EMPTY;
                 }
-                group.push(QueryTile { row, query, queries, within: query - start, dq });
+                group.push(QueryTile { row, query, queries, within: query - tokens.start, dq });
             }
         }
         // SAFETY: as above.

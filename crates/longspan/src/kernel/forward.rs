@@ -110,7 +110,7 @@ impl<E> Stack<'_, E> {
     /// The first query of a row, and how many it has.
     fn tokens(&self, row: u32) -> (usize, usize) {
         let tokens = self.stream.layout.row_tokens(row);
-        (tokens.start as usize, (tokens.end - tokens.start) as usize)
+        (tokens.start, tokens.len())
     }
 
     /// Queries × heads of a row.
@@ -195,7 +195,7 @@ impl<X: FusedKernel> Forward<'_, X> {
             // What all rows see in full is read once for all of them.
             lists.share(layout, unit);
             for &(from, to) in &lists.shared {
-                let (mut key, end) = (from as usize, to as usize);
+                let (mut key, end) = (from, to);
                 while key < end {
                     if monitor.poll_in_task() {
                         return true;
@@ -316,8 +316,8 @@ impl<X: FusedKernel> Forward<'_, X> {
         let mut masked = false;
         while let Some((group, rest)) = pieces.split_at_checked(touching(pieces)) {
             let [Piece { from, .. }, ..] = group else { break };
-            let to = group[group.len() - 1].to as usize;
-            let (mut key, to) = ((*from as usize).max(first), to.min(end));
+            let to = group[group.len() - 1].to;
+            let (mut key, to) = ((*from).max(first), to.min(end));
             while key < to {
                 if monitor.poll_in_task() {
                     return masked;
@@ -364,7 +364,7 @@ impl<X: FusedKernel> Forward<'_, X> {
         unsafe {
             self.place_keys(workspace, stack, key, keys);
             for piece in pieces {
-                let (from, to) = (piece.from as usize, piece.to as usize);
+                let (from, to) = (piece.from, piece.to);
                 let (from, to) = (from.max(key), to.min(key + keys));
                 if from >= to {
                     continue;
@@ -378,7 +378,7 @@ impl<X: FusedKernel> Forward<'_, X> {
                 masked = true;
                 fault(Site::Mask);
                 let words = masks.get(row, column, &run);
-                let start = layout.column_tokens(column).start as usize;
+                let start = layout.column_tokens(column).start;
                 for tile in self.tiles_of(workspace, stack, row) {
                     let by_key = &mut bits[tile.first / LANES];
                     for word in (from - start) / LANES..(to - start).div_ceil(LANES) {

@@ -321,7 +321,7 @@ impl<X: MicroKernel> Masses<'_, X> {
             std::ptr::write_bytes(room.queries.first, 0, (scores + spreads) * LANES);
             for (index, row) in band.rows.clone().enumerate() {
                 let tokens = self.layout.row_tokens(row);
-                let (token, count) = (tokens.start as usize, (tokens.end - tokens.start) as usize);
+                let (token, count) = (tokens.start, tokens.len());
                 let (first, lanes) = self.sampling.lanes(count);
                 let lane = index * self.lanes_per_row();
                 let sampled = |token: usize| {
@@ -372,7 +372,7 @@ impl<X: MicroKernel> Masses<'_, X> {
     ) {
         let Sampling { groups, step, .. } = self.sampling;
         let tokens = self.layout.row_tokens(row);
-        let (first, lanes) = self.sampling.lanes((tokens.end - tokens.start) as usize);
+        let (first, lanes) = self.sampling.lanes(tokens.len());
         // SAFETY: columns are those of the chunk, groups those of a block and lanes below `LANES`,
         // so that the score is in the matrix.
         let score = |column: u32, group: usize, lane: usize| unsafe {

@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     fn choose(budget: Budget, always: &str, masses: &[f32]) -> Vec<u32> {
-        let shape = Shape::new(64, 64 * masses.len() as u64);
+        let shape = Shape::new(64, 64 * masses.len());
         let compile = |pattern: &Pattern| Layout::compile(pattern, &shape).unwrap();
         let (base, always) = (compile(&Pattern::full()), compile(&always.parse().unwrap()));
         budget.choose(base.row(0), always.row(0), masses)

@@ -95,7 +95,7 @@ impl Selection {
         let Measured { base, shape, padding } = &self.measured;
         let first = self.layouts.get(0, 0).query_positions();
         let position = |&pick: &usize| {
-            let start = first.get(pick as u64).expect("a query of the layout");
+            let start = first.get(pick).expect("a query of the layout");
             Progression { start, step: 1, len: 1 }
         };
         let positions = Positions::new(picks.iter().map(position))?;

@@ -97,7 +97,7 @@ impl Tickets {
         weights.resize(panels + 1, 0);
         steps.resize(panels + 1, 0);
         let block = layout.block().get();
-        let (keys, panel) = (layout.keys() as usize, grid.panel);
+        let (keys, panel) = (layout.keys(), grid.panel);
         for query_panel in 0..query_panels as u32 {
             monitor.check()?;
             weights.fill(0);
@@ -170,11 +170,11 @@ pub(crate) struct Grid {
 
 impl Grid {
     fn panels(&self, layout: &Layout) -> usize {
-        (layout.keys() as usize).div_ceil(self.panel)
+        layout.keys().div_ceil(self.panel)
     }
 
     fn query_panels(&self, layout: &Layout) -> usize {
-        (layout.queries() as usize).div_ceil(self.query_panel)
+        layout.queries().div_ceil(self.query_panel)
     }
 
     /// The rows of blocks of a query panel.

@@ -40,17 +40,21 @@ pub(crate) fn dims_out(sizes: &Sizes) -> Dims {
 /// A pattern's layout for so many queries and keys.
 pub(crate) fn compile(pattern: &str, queries: usize, keys: usize) -> Layout {
     let pattern: Pattern = pattern.parse().unwrap();
-    Layout::compile(&pattern, &Shape::new(queries as u64, keys as u64)).unwrap()
+    Layout::compile(&pattern, &Shape::new(queries, keys)).unwrap()
 }
 
 fn positions(steps: &[Steps]) -> Positions {
-    let steps = steps.iter().map(|s| Progression { start: s.start, step: s.step, len: s.len });
+    let steps = steps.iter().map(|s| Progression {
+        start: s.start,
+        step: s.step as usize,
+        len: s.len as usize,
+    });
     Positions::new(steps).unwrap()
 }
 
 fn shape(case: &Case) -> Shape {
     let block = BlockSize::new(case.block.into()).unwrap();
-    let mut shape = Shape::new(case.tokens_q, case.tokens_k).block(block);
+    let mut shape = Shape::new(case.tokens_q as usize, case.tokens_k as usize).block(block);
     if let Some(offset) = case.query_offset {
         shape = shape.query_offset(offset);
     }

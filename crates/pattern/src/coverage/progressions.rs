@@ -69,7 +69,7 @@ impl PatternCoverage {
         match self.intervals(queries, keys) {
             Some([]) => BlockCoverage::Empty,
             Some(&[Interval { start: 0, end, coverage: KeyCoverage::Full, .. }])
-                if end as u64 == keys.len =>
+                if end as usize == keys.len =>
             {
                 BlockCoverage::Full
             }
@@ -79,14 +79,14 @@ impl PatternCoverage {
 
     /// Ranges of key indices (of `keys`, from 0) outside which no query attends to any key,
     /// ascending and not adjacent. Keys inside may be masked for every query, too.
-    pub fn key_ranges(&mut self, queries: Progression, keys: Progression) -> Vec<Range<u64>> {
-        let mut ranges: Vec<Range<u64>> = Vec::new();
+    pub fn key_ranges(&mut self, queries: Progression, keys: Progression) -> Vec<Range<usize>> {
+        let mut ranges: Vec<Range<usize>> = Vec::new();
         let Some(found) = self.intervals(queries, keys) else {
             ranges.push(0..keys.len);
             return ranges;
         };
         for interval in found {
-            let (start, end) = (interval.start as u64, interval.end as u64);
+            let (start, end) = (interval.start as usize, interval.end as usize);
             match ranges.last_mut().filter(|last| last.end == start) {
                 Some(last) => last.end = end,
                 None => ranges.push(start..end),
@@ -165,10 +165,10 @@ mod tests {
 
     /// A progression inside 0..1000.
     fn progression(random: &mut Random) -> Progression {
-        let mut next = |limit: u64| random.below(limit);
-        let step = [1, 1, 1, 2, 7, 64][next(6) as usize];
+        let mut next = |limit: usize| random.below(limit as u64) as usize;
+        let step = [1, 1, 1, 2, 7, 64][next(6)];
         let start = next(1_000);
-        let max_len = [4, 80, 1_000][next(3) as usize];
+        let max_len = [4, 80, 1_000][next(3)];
         let len = next(max_len).min((1_000 - start).div_ceil(step));
         Progression { start: start as i64, step, len }
     }
@@ -184,8 +184,8 @@ mod tests {
             let mut lowered = LoweredPattern::new(&pattern, None, -MAX_POSITION..MAX_POSITION);
             for _ in 0..60 {
                 let (queries, keys) = (progression(&mut random), progression(&mut random));
-                let at = |p: &Progression, i: u64| p.start + (i * p.step) as i64;
-                let (mut active, mut masked) = (vec![false; keys.len as usize], false);
+                let at = |p: &Progression, i: usize| p.start + (i * p.step) as i64;
+                let (mut active, mut masked) = (vec![false; keys.len], false);
                 for (index, active) in (0..).zip(&mut active) {
                     for query in 0..queries.len {
                         let allowed = lowered.allows(at(&queries, query), at(&keys, index));
@@ -219,7 +219,7 @@ mod tests {
         for far in [
             Progression { start: i64::MAX, step: 1, len: 2 },
             Progression { start: 0, step: 0, len: 2 },
-            Progression { start: 5, step: u64::MAX, len: u64::MAX },
+            Progression { start: 5, step: usize::MAX, len: usize::MAX },
         ] {
             assert_eq!(coverage.block_coverage(far, tokens), BlockCoverage::Mixed);
             let all = 0..far.len;

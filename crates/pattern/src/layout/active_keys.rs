@@ -35,7 +35,7 @@ impl Layout {
         mut progress: impl FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<Vec<u64>> {
         let mut meter = self.meter(&mut progress);
-        let mut active = vec![0_u64; (self.keys() as usize).div_ceil(64)];
+        let mut active = vec![0_u64; self.keys().div_ceil(64)];
         let per_row = self.block().words();
         let mut masks = self.masks();
         let words_per_mask = (per_row * self.block().get()) as u64;
@@ -47,7 +47,7 @@ impl Layout {
                 break;
             }
             let queries = self.row_tokens(row);
-            let counts = |query: u64| chosen.is_none_or(|bits| bit(bits, query));
+            let counts = |query: usize| chosen.is_none_or(|bits| bit(bits, query));
             if !queries.clone().any(counts) {
                 continue;
             }
@@ -89,7 +89,7 @@ impl Layout {
     /// assert_eq!(layout.keys_by_query()?, [3, 4, 5]);
     /// # Ok::<_, longspan_pattern::Error>(())
     /// ```
-    pub fn keys_by_query(&self) -> Result<Vec<u64>> {
+    pub fn keys_by_query(&self) -> Result<Vec<usize>> {
         self.keys_by_query_with(ignore_progress)
     }
 
@@ -97,17 +97,16 @@ impl Layout {
     pub fn keys_by_query_with(
         &self,
         mut progress: impl FnMut(u64, u64) -> ControlFlow<()>,
-    ) -> Result<Vec<u64>> {
+    ) -> Result<Vec<usize>> {
         let mut meter = self.meter(&mut progress);
-        let mut counts = vec![0_u64; self.queries() as usize];
+        let mut counts = vec![0; self.queries()];
         let per_row = self.block().words();
         let mut masks = self.masks();
         let words_per_mask = (per_row * self.block().get()) as u64;
         for row in self.rows() {
             meter.at_row((row - self.rows().start).into());
             meter.spend(words_per_mask);
-            let queries = self.row_tokens(row);
-            let counts = &mut counts[queries.start as usize..queries.end as usize];
+            let counts = &mut counts[self.row_tokens(row)];
             for run in self.row(row) {
                 if run.kind() == RunKind::Full {
                     meter.spend(words_per_mask);
@@ -124,7 +123,7 @@ impl Layout {
                     let words = masks.get_with(row, column, run, &mut meter);
                     for (count, words) in counts.iter_mut().zip(words.chunks_exact(per_row)) {
                         *count +=
-                            words.iter().map(|word| u64::from(word.count_ones())).sum::<u64>();
+                            words.iter().map(|word| word.count_ones() as usize).sum::<usize>();
                     }
                 }
             }
@@ -133,30 +132,30 @@ impl Layout {
     }
 }
 
-fn bit(bits: &[u64], number: u64) -> bool {
-    bits[number as usize / 64] >> (number % 64) & 1 != 0
+fn bit(bits: &[u64], number: usize) -> bool {
+    bits[number / 64] >> (number % 64) & 1 != 0
 }
 
 /// The bits `from..to` of each word that they touch.
-fn words(from: u64, to: u64) -> impl Iterator<Item = (usize, u64)> {
+fn words(from: usize, to: usize) -> impl Iterator<Item = (usize, u64)> {
     (from / 64..to.div_ceil(64)).map(move |word| {
         let low = from.saturating_sub(word * 64);
         let high = (to - word * 64).min(64);
-        (word as usize, u64::MAX << low & u64::MAX >> (64 - high))
+        (word, u64::MAX << low & u64::MAX >> (64 - high))
     })
 }
 
-fn set(bits: &mut [u64], from: u64, to: u64) {
+fn set(bits: &mut [u64], from: usize, to: usize) {
     words(from, to).for_each(|(word, mask)| bits[word] |= mask);
 }
 
-fn all(bits: &[u64], from: u64, to: u64) -> bool {
+fn all(bits: &[u64], from: usize, to: usize) -> bool {
     words(from, to).all(|(word, mask)| bits[word] & mask == mask)
 }
 
 /// Sets the bits of a mask row whose first bit is key `from`.
-fn join(bits: &mut [u64], from: u64, mask: &[u64]) {
-    let (first, shift) = (from as usize / 64, from % 64);
+fn join(bits: &mut [u64], from: usize, mask: &[u64]) {
+    let (first, shift) = (from / 64, from % 64);
     for (index, word) in mask.iter().enumerate().filter(|(_, word)| **word != 0) {
         bits[first + index] |= word << shift;
         if shift != 0 && word >> (64 - shift) != 0 {

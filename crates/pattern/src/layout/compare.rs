@@ -4,7 +4,7 @@
 //! have the same Full and the same Partial blocks, however their masks are stored, and layouts
 //! that differ there compare without masks. Masks are hashed only if all blocks agree.
 
-use std::hash::Hasher;
+use std::hash::{Hash, Hasher};
 use std::ops::ControlFlow;
 
 use rustc_hash::FxHasher;
@@ -49,10 +49,10 @@ impl Layout {
         let mut meter = self.meter(&mut progress);
         let mut hasher = FxHasher::default();
         let rows = self.rows();
-        for number in [self.queries(), self.keys(), rows.start.into(), rows.end.into()] {
-            hasher.write_u64(number);
+        for number in [self.queries(), self.keys(), self.block().get()] {
+            hasher.write_usize(number);
         }
-        hasher.write_usize(self.block().get());
+        rows.hash(&mut hasher);
         for row in rows.clone() {
             meter.at_row((row - rows.start).into());
             let runs = self.row(row);

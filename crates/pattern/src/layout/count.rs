@@ -78,9 +78,8 @@ impl Accumulator for Counter<'_> {
         let Counter { layout, counts, .. } = self;
         let block = layout.block().get() as u128;
         // Keys missing from the last column.
-        let missing = u128::from(layout.columns()) * block - u128::from(layout.keys());
-        let tokens = layout.row_tokens(row);
-        let queries = u128::from(tokens.end - tokens.start);
+        let missing = u128::from(layout.columns()) * block - layout.keys() as u128;
+        let queries = layout.row_tokens(row).len() as u128;
         let blocks = u128::from(group.count);
         match content {
             BlockContent::Full => {

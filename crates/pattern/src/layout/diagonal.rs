@@ -27,7 +27,7 @@ const SHIFTED: u64 = 64;
 
 /// The end of the rows and the number of columns of whole blocks.
 fn whole(frame: &Frame) -> (u32, u32) {
-    let block = frame.block.get() as u64;
+    let block = frame.block.get();
     let rows = (frame.queries.len() / block) as u32;
     (rows.min(frame.rows.end), (frame.keys.len() / block) as u32)
 }

@@ -42,8 +42,8 @@ pub(super) fn digest(layout: &Layout, meter: Meter<'_>) -> Result<LayoutHash> {
     let rows = layout.rows();
     let words = [
         VERSION,
-        layout.queries(),
-        layout.keys(),
+        layout.queries() as u64,
+        layout.keys() as u64,
         layout.block().get() as u64,
         rows.start.into(),
         rows.end.into(),

@@ -40,13 +40,13 @@ impl Layout {
 
 impl ScorePositions<'_> {
     /// The position of the query with local index `index`; 0 if no sequence contains it.
-    pub fn query(&mut self, index: u64) -> i64 {
+    pub fn query(&mut self, index: usize) -> i64 {
         let position = self.layout.query_positions().get(index);
         self.within(position, |sequences, position, hints| sequences.query(position, &mut hints[0]))
     }
 
     /// The position of the key with local index `index`; 0 if no sequence contains it.
-    pub fn key(&mut self, index: u64) -> i64 {
+    pub fn key(&mut self, index: usize) -> i64 {
         let position = self.layout.key_positions().get(index);
         self.within(position, |sequences, position, hints| sequences.key(position, &mut hints[1]))
     }

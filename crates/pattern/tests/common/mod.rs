@@ -1,20 +1,22 @@
 //! All checks of one random case, shared by the exactness test and the fuzz target.
 
-use std::ops::Range;
-
 use longspan_pattern::{
     BlockMasks, BlockSize, Blocks, Layout, Pattern, Positions, Progression, RunKind, Shape,
 };
 use longspan_testing::{Case, Steps, Truth};
 
 fn positions(steps: &[Steps]) -> Positions {
-    let steps = steps.iter().map(|s| Progression { start: s.start, step: s.step, len: s.len });
+    let steps = steps.iter().map(|s| Progression {
+        start: s.start,
+        step: s.step as usize,
+        len: s.len as usize,
+    });
     Positions::new(steps).unwrap()
 }
 
 fn shape(case: &Case) -> Shape {
     let block = BlockSize::new(case.block.into()).unwrap();
-    let mut shape = Shape::new(case.tokens_q, case.tokens_k).block(block);
+    let mut shape = Shape::new(case.tokens_q as usize, case.tokens_k as usize).block(block);
     if let Some(offset) = case.query_offset {
         shape = shape.query_offset(offset);
     }
@@ -31,7 +33,7 @@ fn shape(case: &Case) -> Shape {
         shape = shape.rows(rows.clone());
     }
     if let Some(valid) = &case.key_padding {
-        shape = shape.key_padding(valid.clone());
+        shape = shape.key_padding(valid.start as usize..valid.end as usize);
     }
     if let Some(bytes) = case.mask_bytes {
         shape = shape.mask_bytes(bytes);
@@ -49,7 +51,7 @@ pub(crate) fn check(case: &Case) -> Result<bool, String> {
     }
     let layout = Layout::compile(&pattern, &shape(case)).map_err(|e| e.to_string())?;
     let truth = case.truth();
-    if (layout.queries(), layout.keys()) != (truth.queries() as u64, truth.keys() as u64) {
+    if (layout.queries(), layout.keys()) != (truth.queries(), truth.keys()) {
         return Err(format!("covers {} × {}", layout.queries(), layout.keys()));
     }
     let active = ActivePairs::read(&layout)?;
@@ -68,19 +70,15 @@ struct ActivePairs {
     pairs: u128,
 }
 
-fn size(range: Range<u64>) -> usize {
-    (range.end - range.start) as usize
-}
-
 impl ActivePairs {
     fn read(layout: &Layout) -> Result<Self, String> {
-        let keys = layout.keys() as usize;
+        let keys = layout.keys();
         let rows = layout.rows();
-        let first = if rows.is_empty() { 0 } else { layout.row_tokens(rows.start).start as usize };
+        let first = if rows.is_empty() { 0 } else { layout.row_tokens(rows.start).start };
         let mut active = ActivePairs { first, rows: Vec::new(), full: 0, partial: 0, pairs: 0 };
         let mut masks = layout.masks();
         for row in rows {
-            let queries = size(layout.row_tokens(row));
+            let queries = layout.row_tokens(row).len();
             let start = active.rows.len();
             active.rows.resize(start + queries, vec![false; keys]);
             let mut next = 0;
@@ -91,7 +89,7 @@ impl ActivePairs {
                 next = run.end();
                 for column in run.start..run.end() {
                     let tokens = layout.column_tokens(column);
-                    let (from, width) = (tokens.start as usize, size(tokens));
+                    let (from, width) = (tokens.start, tokens.len());
                     let words = masks.get(row, column, run);
                     let per_row = layout.block().words();
                     let bit = |i: usize, j: usize| words[i * per_row + j / 64] >> (j % 64) & 1 == 1;

@@ -115,7 +115,7 @@ impl<'a, E: Element + Pod> Backward<'a, E> {
     fn remote_queries(&mut self, index: usize, hook: Hook<'_>) -> Result<()> {
         let received = self.remote[index].take().expect("remote queries received");
         let problem = &self.compiled.problem;
-        let count = self.compiled.schedule.remote_queries[index].positions.len() as usize;
+        let count = self.compiled.schedule.remote_queries[index].positions.len();
         let some = Queries::<E>::read(problem, count, received.bytes())?;
         let mut dq = vec![0.0; some.q.dims().elements().unwrap_or(0)];
         let Inputs { k, v, .. } = self.inputs;

@@ -76,7 +76,7 @@ impl<'a, E: Element + Pod> Forward<'a, E> {
     fn attend_remote_queries(&mut self, index: usize, hook: Hook<'_>) -> Result<()> {
         let received = self.remote[index].take().expect("remote queries received");
         let problem = &self.compiled.problem;
-        let count = self.compiled.schedule.remote_queries[index].positions.len() as usize;
+        let count = self.compiled.schedule.remote_queries[index].positions.len();
         let dims = problem.query_dims(count);
         let q = View::new(cast_slice(received.bytes()), dims, Order::Bhsd)?;
         let mut state = State::empty(problem.output_dims(count))?;

@@ -101,7 +101,7 @@ impl<'a, E: Element + Pod> Keys<'a, E> {
     pub(super) fn received(&mut self, index: usize) -> Result<Rows<E>> {
         let received = self.take(index);
         let problem = &self.compiled.problem;
-        let tokens = self.compiled.schedule.received_keys[index].positions.len() as usize;
+        let tokens = self.compiled.schedule.received_keys[index].positions.len();
         if problem.wire == Wire::Exact {
             return Ok(Rows::Received(received, tokens));
         }
@@ -114,7 +114,7 @@ impl<'a, E: Element + Pod> Keys<'a, E> {
 
     fn max_len(&self, index: usize) -> usize {
         let tokens = self.compiled.schedule.received_keys[index].positions.len();
-        self.compiled.problem.keys_len(tokens as usize)
+        self.compiled.problem.keys_len(tokens)
     }
 
     fn sent_tokens(&self, index: usize) -> Vec<usize> {

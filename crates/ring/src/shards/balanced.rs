@@ -33,9 +33,9 @@ const TARGET: (u128, u128) = (103, 100);
 const CHUNKS: [&[usize]; 2] = [&[4, 8, 16], &[32, 64]];
 
 /// Block rows that are counted for all chunks: exact up to 64 M tokens.
-const ROWS: u64 = 1 << 20;
+const ROWS: usize = 1 << 20;
 /// Block rows that are counted per chunk, at least.
-const MIN_ROWS: u64 = 8;
+const MIN_ROWS: usize = 8;
 
 /// A sharding that may be chosen.
 struct Candidate {
@@ -43,7 +43,7 @@ struct Candidate {
     /// The largest load.
     largest: u128,
     /// Keys that ranks receive from others.
-    moved: u64,
+    moved: usize,
 }
 
 impl Shards {
@@ -70,15 +70,15 @@ impl Shards {
     /// ```
     pub fn balanced(
         pattern: impl Into<Heads>,
-        tokens: u64,
+        tokens: usize,
         ranks: usize,
-        grain: u64,
+        grain: usize,
     ) -> Result<Self> {
         check(ranks, grain)?;
         let heads = pattern.into();
         let mut best: Option<Candidate> = None;
         for (attempt, chunks_per_rank) in CHUNKS.into_iter().enumerate() {
-            let fits = |many: &usize| (many * ranks) as u64 <= tokens.div_ceil(grain);
+            let fits = |many: &usize| many * ranks <= tokens.div_ceil(grain);
             let finest = match chunks_per_rank.iter().rfind(|many| fits(many)) {
                 Some(&many) => many,
                 // With fewer tokens than chunks the first group is tried all the same.
@@ -144,16 +144,16 @@ fn is_balanced(largest: u128, total: u128, ranks: usize, limit: (u128, u128)) ->
 /// Loads of chunks, and the keys that they need.
 struct Weigher<'a> {
     patterns: Vec<&'a longspan::Pattern>,
-    tokens: u64,
-    grain: u64,
+    tokens: usize,
+    grain: usize,
     /// Active pairs of each of the smallest chunks.
     weights: Vec<u128>,
 }
 
 impl<'a> Weigher<'a> {
-    fn new(heads: &'a Heads, tokens: u64, grain: u64, chunks: usize) -> Result<Self> {
+    fn new(heads: &'a Heads, tokens: usize, grain: usize, chunks: usize) -> Result<Self> {
         let patterns = distinct(heads, heads.count().unwrap_or(1))?;
-        let rows = (ROWS / chunks as u64).max(MIN_ROWS);
+        let rows = (ROWS / chunks).max(MIN_ROWS);
         let mut weights = Vec::with_capacity(chunks);
         for chunk in 0..chunks {
             let Range { start, end } = chunk_range(tokens, grain, chunks, chunk);
@@ -173,21 +173,21 @@ impl<'a> Weigher<'a> {
         self.weights.chunks(self.weights.len() / chunks).map(|some| some.iter().sum()).collect()
     }
 
-    fn lengths(&self, chunks: usize) -> Vec<u64> {
+    fn lengths(&self, chunks: usize) -> Vec<usize> {
         let length = |chunk| chunk_range(self.tokens, self.grain, chunks, chunk);
-        (0..chunks).map(length).map(|range| range.end - range.start).collect()
+        (0..chunks).map(length).map(|range| range.len()).collect()
     }
 
     /// Keys that ranks receive from others, at the granularity of chunks.
-    fn moved(&self, shards: &Shards) -> u64 {
+    fn moved(&self, shards: &Shards) -> usize {
         let mut coverages: Vec<_> =
             self.patterns.iter().map(|pattern| PatternCoverage::new(pattern)).collect();
         let all = Progression { start: 0, step: 1, len: self.tokens };
         let needed = (0..shards.ranks()).map(|rank| {
             let held = shards.rank(rank);
-            let mut ranges: Vec<Range<u64>> = Vec::new();
+            let mut ranges: Vec<Range<usize>> = Vec::new();
             for piece in held.progressions() {
-                ranges.push(piece.start as u64..piece.start as u64 + piece.len);
+                ranges.push(piece.start as usize..piece.start as usize + piece.len);
                 for coverage in &mut coverages {
                     ranges.extend(coverage.key_ranges(piece, all));
                 }
@@ -204,19 +204,19 @@ impl<'a> Weigher<'a> {
     }
 }
 
-fn chunk_range(tokens: u64, grain: u64, chunks: usize, chunk: usize) -> Range<u64> {
+fn chunk_range(tokens: usize, grain: usize, chunks: usize, chunk: usize) -> Range<usize> {
     edge(tokens, grain, chunks, chunk)..edge(tokens, grain, chunks, chunk + 1)
 }
 
 /// Assigns chunks to ranks, the same number per rank; returns the ascending chunks of each.
-fn swap_chunks(weights: &[u128], lengths: &[u64], ranks: usize) -> Vec<Vec<usize>> {
+fn swap_chunks(weights: &[u128], lengths: &[usize], ranks: usize) -> Vec<Vec<usize>> {
     let many = weights.len() / ranks;
     let mut assigned: Vec<Vec<usize>> =
         (0..ranks).map(|rank| (rank * many..(rank + 1) * many).collect()).collect();
     let load = |chunks: &[usize]| chunks.iter().map(|&chunk| weights[chunk]).sum::<u128>();
-    let held = |chunks: &[usize]| chunks.iter().map(|&chunk| lengths[chunk]).sum::<u64>();
+    let held = |chunks: &[usize]| chunks.iter().map(|&chunk| lengths[chunk]).sum::<usize>();
     let total: u128 = weights.iter().sum();
-    let tokens = lengths.iter().sum::<u64>() as i128;
+    let tokens = lengths.iter().sum::<usize>() as i128;
     let longest = lengths.iter().copied().max().unwrap_or(0) as i128;
     // At most half a chunk from the mean.
     let fair = |held: i128| 2 * (held * ranks as i128 - tokens).abs() <= longest * ranks as i128;
@@ -270,10 +270,10 @@ mod tests {
     use super::*;
 
     /// Largest ÷ mean load, counted exactly, and the keys that are moved.
-    fn measure(pattern: &Pattern, shards: &Shards) -> (f64, u64) {
+    fn measure(pattern: &Pattern, shards: &Shards) -> (f64, usize) {
         let loads: Vec<_> = (0..shards.ranks())
             .map(|rank| {
-                active_pairs(pattern, shards.tokens(), shards.rank(rank), u64::MAX).unwrap()
+                active_pairs(pattern, shards.tokens(), shards.rank(rank), usize::MAX).unwrap()
             })
             .collect();
         let mean = loads.iter().sum::<u128>() as f64 / loads.len() as f64;
@@ -284,9 +284,9 @@ mod tests {
     }
 
     /// Lengths from a hundred to sixty thousand, most of them short.
-    fn mixed(tokens: u64) -> Pattern {
+    fn mixed(tokens: usize) -> Pattern {
         let mut lengths = Vec::new();
-        let (mut random, mut left) = (Random::new(1), tokens);
+        let (mut random, mut left) = (Random::new(1), tokens as u64);
         while left > 0 {
             let length = (100 << random.below(10)) + random.below(100);
             lengths.push(length.min(left));
@@ -331,7 +331,7 @@ mod tests {
             let most = (0..ranks).map(held).max().unwrap();
             let least = (0..ranks).map(held).min().unwrap();
             // Chunks are a quarter of a rank's tokens, or less.
-            let chunk = tokens.div_ceil(4 * ranks as u64) + grain;
+            let chunk = tokens.div_ceil(4 * ranks) + grain;
             assert!(most - least <= chunk, "{tokens} over {ranks}: {least} to {most}");
         }
     }

@@ -21,7 +21,7 @@ pub(crate) fn options() -> Options {
 
 /// Shardings of every kind.
 pub(crate) fn maps(case: &AttentionCase, ranks: usize) -> Vec<(&'static str, Shards)> {
-    let tokens = case.layout.tokens_k;
+    let tokens = case.layout.tokens_k as usize;
     let heads: Heads = case.pattern_text().parse().unwrap();
     vec![
         ("contiguous", Shards::contiguous(tokens, ranks, 1).unwrap()),

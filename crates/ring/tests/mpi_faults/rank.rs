@@ -14,7 +14,7 @@ use crate::fault::{Fault, Kind};
 use crate::launch::{FOLDER, LONE};
 use crate::{LONG, SLACK, TIMEOUT};
 
-const TOKENS: u64 = 640;
+const TOKENS: usize = 640;
 const WINDOW: u64 = 200;
 
 /// A rank's results: out, lse, dq, dk, dv.
@@ -22,7 +22,7 @@ type Found = [Vec<f32>; 5];
 
 fn case(left: u64) -> AttentionCase {
     let sinks = Rule::Or(vec![Rule::Window { left, right: 0 }, Rule::Sinks { n: 3 }]);
-    AttentionCase::new("faults", Rule::And(vec![Rule::Causal, sinks]), TOKENS)
+    AttentionCase::new("faults", Rule::And(vec![Rule::Causal, sinks]), TOKENS as u64)
 }
 
 /// Seconds since 1970.

@@ -27,7 +27,7 @@ pub struct AttentionCase {
     /// One rule per query head; empty where they share the layout's.
     pub per_head: Vec<Rule>,
     /// Numbers of the keys that are not padding, one range per batch entry; empty without padding.
-    pub padding: Vec<Range<u64>>,
+    pub padding: Vec<Range<usize>>,
     /// Sequences.
     pub batch: usize,
     /// Query heads.
@@ -157,7 +157,7 @@ impl AttentionCase {
         let rules = self.rules();
         let origin = self.layout.key_origin();
         let valid = |entry: usize, key: i64| {
-            let number = u64::try_from(key - origin);
+            let number = usize::try_from(key - origin);
             self.padding.is_empty() || number.is_ok_and(|n| self.padding[entry].contains(&n))
         };
         let entries = if self.padding.is_empty() { 1 } else { self.padding.len() };

@@ -32,7 +32,7 @@ impl AttentionCase {
         if draw(4) == 0 {
             case.padding = (0..case.batch)
                 .map(|_| {
-                    let end = |n: usize| n as u64 % (tokens_k + 1);
+                    let end = |n: usize| n % (tokens_k as usize + 1);
                     let (a, b) = (end(draw(1 << 20)), end(draw(1 << 20)));
                     a.min(b)..a.max(b)
                 })

@@ -22,7 +22,7 @@ fn squares(tensor: &Tensor) -> Result<f64> {
 fn main() -> Result<()> {
     let sparse: SparseAttention = "causal & (window(64, 0) | sinks(4))".parse()?;
     let sparse = sparse.options(Options::default().scale(0.3).softcap(5.0).threads(2));
-    let shape = Shape::new(TOKENS as u64, TOKENS as u64);
+    let shape = Shape::new(TOKENS, TOKENS);
     let attention = sparse.compile(&shape, 4, &Padding::None(1))?;
     let counts = attention.layouts().get(0, 0).counts().map_err(candle_core::Error::wrap)?;
 

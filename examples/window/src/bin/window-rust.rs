@@ -18,7 +18,7 @@ fn squares(values: &[f32]) -> f64 {
 
 fn main() -> longspan::Result<()> {
     let pattern: Pattern = "causal & (window(64, 0) | sinks(4))".parse()?;
-    let layout = Layout::compile(&pattern, &Shape::new(TOKENS as u64, TOKENS as u64))?;
+    let layout = Layout::compile(&pattern, &Shape::new(TOKENS, TOKENS))?;
     let active_pairs = layout.counts()?.active_pairs;
     let attention = Attention::new(layout).scale(0.3).softcap(5.0).threads(2);
 

@@ -101,8 +101,7 @@ fn expected<E: Element>(
     let scale = 1.0 / (dim as f64).sqrt();
     let sampled: Vec<usize> = (tokens.start + first..tokens.end).step_by(step).collect();
     let mut shares = vec![vec![0.0; keys.div_ceil(block)]; sampled.len()];
-    for column in 0..keys.div_ceil(block) {
-        let first_key = column * block;
+    for (column, first_key) in (0..keys).step_by(block).enumerate() {
         let own: Vec<Vec<f64>> = (first_key..(first_key + block).min(keys))
             .map(|key| vector(k, key, key_head))
             .collect();
@@ -152,7 +151,7 @@ fn expected<E: Element>(
 fn compare<E: Element>(case: &Case, shared: bool, tolerance: f64) {
     let Case { sampling, dims: (queries, keys), heads, dim, pattern } = *case;
     let block = sampling.block;
-    let shape = Shape::new(queries as u64, keys as u64);
+    let shape = Shape::new(queries, keys);
     let pattern: Pattern = pattern.parse().unwrap();
     let block_size = BlockSize::new(block as u64).unwrap();
     let layout = Layout::compile(&pattern, &shape.clone().block(block_size)).unwrap();

@@ -223,7 +223,7 @@ impl<X: FusedKernel> Forward<'_, X> {
         lists.rest(layout, row, unit.columns);
         let mut masked = false;
         for pieces in lists.pieces.chunk_by(|a, b| a.to == b.from) {
-            let (mut key, end) = (pieces[0].from as usize, pieces[pieces.len() - 1].to as usize);
+            let (mut key, end) = (pieces[0].from, pieces[pieces.len() - 1].to);
             while key < end {
                 if monitor.poll_in_task() {
                     return masked;
@@ -444,7 +444,7 @@ fn see<E>(
 ) -> bool {
     let (layout, tokens) = (stack.stream.layout, stack.tokens(row).1);
     let per_row = layout.block().words();
-    let inside = |piece: &&Piece| piece.from < (key + keys) as u64 && piece.to > key as u64;
+    let inside = |piece: &&Piece| piece.from < key + keys && piece.to > key;
     let pieces = || pieces.iter().filter(inside);
     if pieces().all(|piece| piece.partial.is_none()) {
         return false;
@@ -452,14 +452,14 @@ fn see<E>(
     let bits = &mut queries.bits[..queries.count];
     bits.iter_mut().for_each(|bits| bits.fill(0));
     for piece in pieces() {
-        let (from, to) = ((piece.from as usize).max(key), (piece.to as usize).min(key + keys));
+        let (from, to) = (piece.from.max(key), piece.to.min(key + keys));
         let words = piece.partial.map(|(column, run)| {
             fault(Site::Mask);
             masks.get(row, column, &run)
         });
         for (query, bits) in bits.iter_mut().enumerate() {
             let words = words.map(|words| &words[query % tokens * per_row..][..per_row]);
-            let (mut at, within) = (from, piece.from as usize);
+            let (mut at, within) = (from, piece.from);
             while at < to {
                 // As far as neither word ends.
                 let (source, target) = ((at - within) % 64, (at - key) % 64);

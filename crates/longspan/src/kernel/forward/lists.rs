@@ -15,8 +15,8 @@ pub(super) fn even(left: usize, most: usize) -> usize {
 /// Keys that a row sees, all in full, or those of one Partial block.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Piece {
-    pub(super) from: u64,
-    pub(super) to: u64,
+    pub(super) from: usize,
+    pub(super) to: usize,
     /// The column, and the run that it is in.
     pub(super) partial: Option<(u32, Run)>,
 }
@@ -24,7 +24,7 @@ pub(super) struct Piece {
 impl Piece {
     /// Whether it is worth a key tile of its own.
     pub(super) fn is_long(&self) -> bool {
-        self.partial.is_none() && self.to - self.from >= 2 * LANES as u64
+        self.partial.is_none() && self.to - self.from >= 2 * LANES
     }
 }
 
@@ -43,8 +43,8 @@ pub(super) fn touching(pieces: &[Piece]) -> usize {
 #[derive(Debug, Default)]
 pub(crate) struct Lists {
     /// Keys that all rows of a unit see in full.
-    pub(super) shared: Vec<(u64, u64)>,
-    narrower: Vec<(u64, u64)>,
+    pub(super) shared: Vec<(usize, usize)>,
+    narrower: Vec<(usize, usize)>,
     /// What one row sees besides.
     pub(super) pieces: Vec<Piece>,
     /// What some rows of a unit see besides.
@@ -110,7 +110,7 @@ impl Lists {
         }
         for row in rows {
             self.rest(layout, row, unit.columns);
-            let pieces = self.pieces.iter().map(|piece| (piece.from as usize, piece.to as usize));
+            let pieces = self.pieces.iter().map(|piece| (piece.from, piece.to));
             self.united.extend(pieces);
         }
         self.united.sort_unstable();
