@@ -183,14 +183,19 @@ fn a_waiting_thread_can_be_stopped() {
     let cache = LayoutCache::new(1 << 30);
     std::thread::scope(|scope| {
         let (compiling, resume) = compile_halfway(scope, &cache);
-        let start = Instant::now();
-        let stopped =
-            cache.get_with(&Pattern::causal(), &shape(65_536), |_, _| ControlFlow::Break(()));
-        assert_eq!(stopped.unwrap_err(), Error::Stopped { row: 0, rows: 1024 });
-        // The hook is called every 20 ms; a loaded machine may take ten times as long.
-        assert!(start.elapsed() < Duration::from_millis(200), "{:?}", start.elapsed());
+        // The hook is called every 20 ms; a loaded machine may take ten times as long, but not every
+        // time.
+        let latency = || {
+            let start = Instant::now();
+            let stopped =
+                cache.get_with(&Pattern::causal(), &shape(65_536), |_, _| ControlFlow::Break(()));
+            assert_eq!(stopped.unwrap_err(), Error::Stopped { row: 0, rows: 1024 });
+            start.elapsed()
+        };
+        let latencies: Vec<Duration> = (0..6).map(|_| latency()).collect();
         resume.send(()).unwrap();
         assert!(compiling.join().unwrap().is_ok());
+        assert!(latencies.iter().min().unwrap() < &Duration::from_millis(200), "{latencies:?}");
     });
 }
 

@@ -7,6 +7,9 @@ use std::time::{Duration, Instant};
 /// Below the threshold of perception.
 const LATEST: Duration = Duration::from_millis(200);
 
+/// The most times a command is interrupted per trial.
+const TRIES: u32 = 6;
+
 const COMMANDS: [&[&str]; 5] = [
     &["inspect", "dilated(1048576, 65) & dilated(1048575, 67)", "--tokens", "1m"],
     &["bench", "full", "--tokens", "64k", "--repeat", "3", "--pass", "forward"],
@@ -37,9 +40,16 @@ fn commands_end_at_once() {
         let mut ended = 0;
         for trial in 0..trials {
             let delay = |trial: u32| Duration::from_millis(u64::from(60 + 97 * trial % 900));
-            // The machine may have been stalled: repeat once.
-            let latencies = [trial, trial + 7].map(|trial| latency(args, delay(trial)));
-            let Some(fastest) = latencies.into_iter().flatten().min() else { continue };
+            // The machine may have been stalled: repeat until once it was not. A command that is
+            // late by itself is late every time.
+            let mut fastest = None;
+            for trial in (0..TRIES).map(|number| trial + 7 * number) {
+                fastest = fastest.into_iter().chain(latency(args, delay(trial))).min();
+                if fastest.is_some_and(|fastest| fastest < LATEST) {
+                    break;
+                }
+            }
+            let Some(fastest) = fastest else { continue };
             ended += 1;
             slowest = slowest.max(fastest);
             assert!(fastest < LATEST, "{args:?}: {fastest:?} after Ctrl-C");
