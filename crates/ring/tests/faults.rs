@@ -16,7 +16,7 @@ use common::*;
 
 const RANKS: usize = 4;
 const TOKENS: usize = 600;
-const TIMEOUT: Duration = Duration::from_millis(300);
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A fault of one rank.
 #[derive(Debug, Clone, Copy)]
