@@ -90,8 +90,7 @@ def attention(
         "dropout_p": dropout if module.training else 0.0,
     }
     if selector is not None and query.shape[2] >= _SELECTED_FROM:
-        layout = _select.layout(selector, mask, query, key, scores)
-        out = over_pattern(query, key, value, layout, **scores)
+        out = _select.attention(selector, mask, query, key, value, scores)
     elif mask.cu_seqlens is None:
         out = over_pattern(
             query,

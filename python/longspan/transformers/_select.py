@@ -1,4 +1,4 @@
-"""Selectors in models: the layout of a layer's queries and keys."""
+"""Selectors in models: attention over the blocks that are chosen from a layer's queries and keys."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longspan import BlockSelector, Layout
+from longspan import BlockSelector
+from longspan.torch import attention as over_layout
 from longspan.transformers import _pattern
 from longspan.transformers._mask import Mask
 
 
-def layout(selector: BlockSelector, mask: Mask, query: Tensor, key: Tensor, scores: dict[str, Any]) -> Layout:
-    """The blocks that a selector chooses of those that both its base and the layer's mask allow."""
-    if torch.compiler.is_compiling():
-        raise NotImplementedError(
-            "a selector under torch.compile: its choice depends on the values of queries and keys. Run the model "
-            "without torch.compile, or register the name without a selector"
-        )
+@torch.compiler.disable
+def attention(
+    selector: BlockSelector, mask: Mask, query: Tensor, key: Tensor, value: Tensor, scores: dict[str, Any]
+) -> Tensor:
+    """Attention over the blocks that a selector chooses of those that both its base and the layer's mask allow.
+
+    The choice depends on the values of queries and keys: under ``torch.compile`` it is a break between graphs.
+    """
     if mask.cu_seqlens is not None:
         raise NotImplementedError(
             "a selector with packed sequences: expected one sequence per batch entry; pad them, or register the name "
@@ -31,17 +33,21 @@ def layout(selector: BlockSelector, mask: Mask, query: Tensor, key: Tensor, scor
                 "selector"
             )
     base = _pattern.joined(mask.pattern, str(selector.base))
-    padding = None if mask.key_padding is None else [(first, end) for first, end in mask.key_padding.tolist()]
     selection = selector.over(base).select(
         query.detach(),
         key.detach(),
         scale=scores["scale"],
-        query_offset=_whole(mask.query_offset),
-        key_offset=_whole(mask.key_offset),
-        key_padding=padding,
+        query_offset=int(mask.query_offset),
+        key_offset=int(mask.key_offset),
+        key_padding=None if mask.key_padding is None else _ranges(mask.key_padding),
     )
-    return selection.layout
+    return over_layout(query, key, value, selection.layout, **scores)
 
 
-def _whole(offset: int | Tensor | None) -> int | None:
-    return None if offset is None else int(offset)
+def _ranges(padding: Tensor) -> list[tuple[int, int]]:
+    """The first key and the end of each batch entry, of pairs or of bools that are true in one range."""
+    if padding.dtype != torch.bool:
+        return [(first, end) for first, end in padding.tolist()]
+    counts = padding.sum(1)
+    first = padding.int().argmax(1)
+    return [(start, start + count) for start, count in zip(first.tolist(), counts.tolist())]

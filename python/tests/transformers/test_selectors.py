@@ -42,13 +42,13 @@ def _register(name, **options):
 
 @torch.no_grad()
 def test_everything_is_dense(ids):
-    _register("longspan_all", mass=1.0)
+    _register("adaptive_all", mass=1.0)
     expected = _model("sdpa")(ids).logits
-    torch.testing.assert_close(_model("longspan_all")(ids).logits, expected, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(_model("adaptive_all")(ids).logits, expected, rtol=1e-3, atol=1e-4)
     held = torch.ones_like(ids)
     held[1, :200] = 0
     expected = _model("sdpa")(ids, attention_mask=held).logits[1, 200:]
-    found = _model("longspan_all")(ids, attention_mask=held).logits[1, 200:]
+    found = _model("adaptive_all")(ids, attention_mask=held).logits[1, 200:]
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
 
@@ -57,7 +57,7 @@ def test_more_mass_is_nearer(ids):
     with torch.no_grad():
         expected = _model("sdpa")(ids).logits.log_softmax(-1)
         for mass in (0.3, 0.7, 0.95):
-            name = f"longspan_{int(100 * mass)}"
+            name = f"adaptive_{int(100 * mass)}"
             _register(name, mass=mass)
             found = _model(name)(ids).logits.log_softmax(-1)
             distances.append((expected.exp() * (expected - found)).sum(-1).mean().item())
@@ -65,8 +65,8 @@ def test_more_mass_is_nearer(ids):
 
 
 def test_gradients_and_generation(ids):
-    _register("longspan_some", mass=0.8)
-    model = _model("longspan_some")
+    _register("adaptive_some", mass=0.8)
+    model = _model("adaptive_some")
     model(ids, labels=ids).loss.backward()
     assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
     with torch.no_grad():
@@ -84,10 +84,30 @@ def test_gradients_and_generation(ids):
     torch.testing.assert_close(torch.cat(parts, 1), whole.logits, rtol=1e-3, atol=1e-4)
 
 
-def test_refusals(ids):
+def test_compiled(ids):
+    _register("adaptive_compiled", mass=0.8)
+    model = _model("adaptive_compiled")
+    held = torch.ones_like(ids)
+    held[1, :200] = 0
+    with torch.no_grad():
+        expected = model(ids, attention_mask=held).logits[1, 200:]
+        found = torch.compile(model, backend="eager")(ids, attention_mask=held).logits[1, 200:]
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_refusals():
     with pytest.raises(TypeError, match="expected a longspan.BlockSelector"):
-        longspan.transformers.register("longspan_wrong", selector="causal")
-    _register("longspan_compiled", mass=0.8)
-    model = torch.compile(_model("longspan_compiled"))
-    with torch.no_grad(), pytest.raises(Exception, match="a selector under torch.compile"):
-        model(ids)
+        longspan.transformers.register("adaptive_wrong", selector="causal")
+    _register("adaptive_capped", mass=0.8)
+    query = torch.randn(1, 2, 64, 8)
+    mask = longspan.transformers._mask.Mask("causal", None, 1, 64, 64, 0, 0, None, None, None)
+    attention = longspan.transformers._attention.attention
+    selector = longspan.BlockSelector("full")
+    module = torch.nn.Module()
+    with pytest.raises(NotImplementedError, match="a selector for a layer with softcap"):
+        attention(module, query, query, query, mask, softcap=30.0, selector=selector)
+    packed = longspan.transformers._mask.Mask(
+        "causal", None, 1, 64, 64, 0, 0, None, (torch.tensor([0, 30, 64]),), None
+    )
+    with pytest.raises(NotImplementedError, match="a selector with packed sequences"):
+        attention(module, query, query, query, packed, selector=selector)
