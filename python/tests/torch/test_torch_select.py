@@ -10,7 +10,7 @@ import torch
 def test_gradients_over_a_choice() -> None:
     torch.manual_seed(3)
     q, k, v = (torch.randn(1, 2, 1100, 8, requires_grad=True) for _ in range(3))
-    selector = longspan.BlockSelector("causal", always="window(64, 0)", mass=0.5)
+    selector = longspan.BlockSelector("causal", always="window(64, 0)", max_blocks=6)
     selection = selector.select(q.detach(), k.detach())
     assert selection.density < 0.9
     out, lse = longspan.torch.attention(q, k, v, selection.layout, return_lse=True)
