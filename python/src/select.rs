@@ -27,7 +27,8 @@ use crate::{errors, signals};
 /// - `estimator`: `"clusters"` (of similar keys, the default), `"means"` (of neighboring keys) or
 ///   `"antidiagonals"` (XAttention; `groups` is block / stride). `queries` sampled queries and `groups`
 ///   summaries of keys per block.
-/// - `sharing`: `"head"`, or `"key_head"` for one choice per group of query heads that share keys.
+/// - `sharing`: `"head"`, or `"key_head"` for one choice per group of query heads that share keys, which
+///   takes one pattern for all heads.
 ///
 /// Attention over the choice is exact, forward and backward; the choice is a constant for gradients.
 /// It does not depend on the number of threads, on other batch entries, or on how a prompt is cut into

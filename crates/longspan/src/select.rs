@@ -269,7 +269,7 @@ impl BlockSelector {
         self
     }
 
-    /// Scale, threads and instruction set of the estimate. Score additions are refused.
+    /// Scale, threads and instruction set of the estimate. Score additions and dropout are refused.
     #[must_use]
     pub fn options(mut self, options: Options) -> Self {
         self.options = options;
@@ -293,6 +293,14 @@ impl BlockSelector {
         if self.options.score != Score::default() {
             let why = "masses are estimated from products of queries and keys alone";
             return Err(Error::Unexpected { what: "a score addition of a selector", why });
+        }
+        if self.options.dropout.is_some() {
+            let why = "dropout belongs to attention over the choice; give it there";
+            return Err(Error::Unexpected { what: "dropout of a selector", why });
+        }
+        if self.sharing == Sharing::PerKeyHead && self.base.count().is_some() {
+            let why = "heads with a choice in common have one pattern; use Sharing::PerHead";
+            return Err(Error::Unexpected { what: "a base pattern per head", why });
         }
         Ok(())
     }
@@ -326,6 +334,7 @@ impl Selector for BlockSelector {
             return finish(base.clone());
         }
         let block = base.get(0, 0).block();
+        let sampling = self.estimator.sampling(block)?;
         let dense = (self.dense_below / block.get()).min(self.budget.max_blocks);
         let budget = Budget { all_up_to: dense, ..self.budget };
         if base.get(0, 0).columns() as usize <= dense {
@@ -361,7 +370,6 @@ impl Selector for BlockSelector {
         } else {
             base.clone()
         };
-        let sampling = self.estimator.sampling(block)?;
         let (chosen, streams) = choose(shape, &candidates, sampling, budget)?;
         finish(keep(&base, &chosen, streams)?)
     }

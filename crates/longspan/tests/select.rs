@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use half::bf16;
 use longspan::{
-    Attention, BlockSelector, BlockSize, Dims, Element, Error, Estimator, Hook, Inputs, Isa,
+    Attention, BlockSelector, BlockSize, Dims, Element, Error, Estimator, Heads, Hook, Inputs, Isa,
     Layout, LayoutSet, Options, Order, Padding, Pattern, RunKind, Selection, Selector, Shape,
     Sharing, Tensor, View,
 };
@@ -327,6 +327,12 @@ fn mistakes_are_refused() {
     assert!(refused(clusters(8, 0)).to_string().contains("groups"));
     let error = refused(new().options(Options::default().softcap(30.0)));
     assert!(matches!(error, Error::Unexpected { .. }), "{error}");
+    let dropout = longspan::Dropout::new(0.1, 7).unwrap();
+    let error = refused(new().options(Options::default().dropout(dropout)));
+    assert!(error.to_string().contains("attention over the choice"), "{error}");
+    let heads: Heads = "heads([causal, causal & window(9, 0)])".parse().unwrap();
+    let error = refused(BlockSelector::new(heads).sharing(Sharing::PerKeyHead));
+    assert!(error.to_string().contains("use Sharing::PerHead"), "{error}");
     let selection = new().select(x.view(), x.view()).unwrap();
     let error = selection.kept_mass(x.view(), x.view(), &[0.0; 3]).unwrap_err();
     assert_eq!(error, Error::Length { what: "lse", len: 3, expected: 1_100 });
