@@ -16,7 +16,6 @@ from collections.abc import Sequence
 
 import torch
 
-import native
 from engines import CAUSAL, FULL, Longspan, Mask, Problem, Sdpa, Tensors, window
 
 # Multiples of √n · 2⁻²⁴: about five times the worst that any engine was seen off f64.
@@ -101,11 +100,11 @@ def small_problems(masks: Sequence[Mask], dims: Sequence[int], dtype: str) -> li
     return found + grouped
 
 
-def check_small(library: native.Library, problem: Problem, threads: int, isa: str | None) -> float:
+def check_small(problem: Problem, threads: int, isa: str | None) -> float:
     """Longspan, and SDPA where it can, against f64; the largest share of a tolerance."""
     tensors = Tensors.of(problem)
     out, gradients = exact(problem, tensors)
-    engines: list[Longspan | Sdpa] = [Longspan(library, problem, tensors, threads, isa)]
+    engines: list[Longspan | Sdpa] = [Longspan(problem, tensors, threads, isa)]
     if problem.mask in (FULL, CAUSAL):
         engines.append(Sdpa(problem, tensors))
     share = 0.0

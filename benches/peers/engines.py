@@ -3,16 +3,14 @@
 Every engine allocates its results inside the timed call, as torch can't do otherwise.
 """
 
-import ctypes
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import longspan
 import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
-
-import native
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
@@ -66,9 +64,6 @@ class Problem:
     @staticmethod
     def square(mask: Mask, tokens: int, heads: int, dim: int, dtype: str = "f32") -> "Problem":
         return Problem(mask, tokens, tokens, heads, heads, dim, dtype)
-
-    def extents(self) -> native.Extents:
-        return native.Extents(1, self.queries, self.keys, self.heads, self.kv_heads, self.dim)
 
 
 @dataclass(frozen=True)
@@ -174,11 +169,10 @@ class Flex:
 
 
 class Longspan:
-    """Longspan, for any pattern."""
+    """Longspan, for any pattern, as the wheel has it."""
 
     def __init__(
         self,
-        library: native.Library,
         problem: Problem,
         tensors: Tensors,
         threads: int,
@@ -186,55 +180,33 @@ class Longspan:
         name: str = "Longspan",
     ) -> None:
         self.name = name
-        self._library = library
         self._problem = problem
-        self._threads = threads
-        self._isa = isa
         self._tensors = tensors
-        for tensor in (tensors.q, tensors.k, tensors.v, tensors.dout):
-            assert tensor.dtype == DTYPES[problem.dtype]
-        self._inputs = _pointers(native.InputTensors, tensors.q, tensors.k, tensors.v)
-        self._extents = problem.extents()
-        self._plan = self.build()
-        self.pairs = self._plan.pairs
+        layout = self.build()
+        self._attention = longspan.Attention(layout, threads=threads, isa=isa)
+        self.pairs = layout.active_pairs
 
-    def build(self) -> native.Plan:
+    def build(self) -> longspan.Layout:
         """The pattern's text parsed and compiled."""
         problem = self._problem
-        arguments = (problem.queries, problem.keys, problem.dtype, self._threads, self._isa)
-        return self._library.plan(problem.mask.text, *arguments)
+        return longspan.Pattern(problem.mask.text).compile(problem.queries, problem.keys)
 
     def forward(self) -> torch.Tensor:
-        return self._forward()[0]
+        out = torch.empty_like(self._tensors.q)
+        self._forward(out)
+        return out
 
     def backward(self) -> Callable[[], Gradients]:
         """The backward pass alone: the forward pass is done here, once."""
         given = self._tensors
-        kept = self._forward()
-        arrived = _pointers(native.SavedTensors, *kept, given.dout)
+        output = self._forward(torch.empty_like(given.q))
 
-        def run(_kept: object = kept) -> Gradients:
-            found = (
-                torch.empty_like(given.q),
-                torch.empty_like(given.k),
-                torch.empty_like(given.v),
-            )
-            gradients = _pointers(native.GradientTensors, *found)
-            self._plan.backward(self._extents, self._inputs, arrived, gradients)
-            return found
+        def run() -> Gradients:
+            found = self._attention.backward(given.q, given.k, given.v, output, given.dout)
+            dq, dk, dv = map(torch.from_dlpack, found)
+            return dq, dk, dv
 
         return run
 
-    def _forward(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        out = torch.empty_like(self._tensors.q)
-        lse = torch.empty(out.shape[:3], dtype=torch.float32)
-        lse_lo = torch.empty_like(lse)
-        output = _pointers(native.OutputTensors, out, lse, lse_lo)
-        self._plan.forward(self._extents, self._inputs, output)
-        return out, lse, lse_lo
-
-
-def _pointers(kind: type[ctypes.Structure], *tensors: torch.Tensor) -> ctypes.Structure:
-    for tensor in tensors:
-        assert tensor.is_contiguous()
-    return kind(*(tensor.data_ptr() for tensor in tensors))
+    def _forward(self, out: torch.Tensor) -> longspan.Output:
+        return self._attention.forward(self._tensors.q, self._tensors.k, self._tensors.v, out=out)

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import venv
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -69,27 +68,19 @@ def variables(threads: int) -> dict[str, str]:
     }
 
 
-@dataclass(frozen=True)
-class Built:
-    """Longspan as a shared library, and what it was built from."""
-
-    path: Path
-    commit: str
-
-
-def library() -> Built:
-    """The library, built anew where its source has changed."""
-    target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target" / "peers-native"))
+def install_longspan() -> str:
+    """Builds this checkout's wheel, and has this process import it; the commit it was built from."""
     say("building Longspan")
-    build = ["cargo", "build", "--release", "--quiet", "--target-dir", str(target)]
-    manifest = HERE / "native" / "Cargo.toml"
     # Now: by the end of a run the checkout may have moved on.
     commit = output("git", "rev-parse", "--short", "HEAD")
-    if output("git", "status", "--porcelain", "--", "crates", "benches/peers/native"):
+    if output("git", "status", "--porcelain", "--", "crates", "python"):
         commit += " with changes"
-    subprocess.run([*build, "--manifest-path", str(manifest)], check=True)
-    suffix = "dylib" if sys.platform == "darwin" else "so"
-    return Built(target / "release" / f"liblongspan_peers.{suffix}", commit)
+    target = ROOT / "target" / "peers-wheel"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade"]
+    command = [*pip, "--target", str(target / "site"), str(ROOT / "python")]
+    subprocess.run(command, check=True, env=os.environ | {"CARGO_TARGET_DIR": str(target)})
+    sys.path.insert(0, str(target / "site"))
+    return commit
 
 
 def output(*command: str) -> str:

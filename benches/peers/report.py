@@ -10,6 +10,7 @@ from datetime import date
 from pathlib import Path
 
 import torch
+from longspan import limits
 
 from environment import output
 from figures import Case, Figure
@@ -57,7 +58,7 @@ class Machine:
 
 
 def machine(bench: Bench, commit: str) -> Machine:
-    isa = bench.settings.isa or bench.library.best_isa()
+    isa = bench.settings.isa or limits.best_isa()
     others = [x for case in bench.cases for x in case.samples.others if x is not None]
     return Machine(
         date=date.today().isoformat(),

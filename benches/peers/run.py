@@ -6,20 +6,17 @@ measures, and writes a table, a picture and the raw samples. README.md says what
 """
 
 import argparse
+import ctypes
 import re
 import sys
 import time
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 sys.dont_write_bytecode = True  # no caches beside the sources
 
 import environment
 from environment import ROOT, say
-
-if TYPE_CHECKING:
-    import native
 
 # By what tensors hold.
 SECTIONS = {
@@ -67,33 +64,36 @@ def name(text: str) -> str:
     return text
 
 
+def give_back_memory() -> None:
+    """Has glibc return what it was told to keep: what a step leaves free is gigabytes."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim:
+        trim(0)
+
+
 def main() -> int:
     given = arguments()
     environment.prepare(given.threads)
 
     import torch
 
-    import agreement
-    import native
-
     torch.set_num_threads(given.threads)
-    built = environment.library()
-    library = native.Library(built.path)
+    commit = environment.install_longspan()
+
+    import agreement
+
     try:
         for dtype in dict.fromkeys(given.dtype):
-            compare(given, dtype, library, built.commit)
-    except (agreement.Disagreement, native.Failed) as error:
+            compare(given, dtype, commit)
+    except (agreement.Disagreement, ValueError) as error:
         say(f"{sys.argv[0]}: {error}")
         return 1
     return 0
 
 
-def compare(
-    given: argparse.Namespace, dtype: str, library: "native.Library", commit: str
-) -> None:
+def compare(given: argparse.Namespace, dtype: str, commit: str) -> None:
     """All that is asked for with tensors of one type, and its files."""
     import agreement
-    import native
     import plot
     import report
     import sections
@@ -109,12 +109,12 @@ def compare(
         flex_blocks=(64,) if given.quick else (64, 128),
         budget=Budget(*((1.0, 3, 10) if given.quick else (4.0, 3, 20)), given.patience),
     )
-    bench = sections.Bench(library, settings)
+    bench = sections.Bench(settings)
     clock = time.perf_counter()
 
     problems = agreement.small_problems(sections.ONE_HEAD, settings.dims, dtype)
     checks = (
-        agreement.check_small(library, problem, settings.threads, settings.isa)
+        agreement.check_small(problem, settings.threads, settings.isa)
         for problem in problems
     )
     worst = 100 * max(checks)
@@ -129,7 +129,7 @@ def compare(
         say(f"[{number}/{len(steps)}  {seconds // 60}:{seconds % 60:02}] {dtype}: {step.title}")
         before = len(bench.figures)
         step.run(bench)
-        native.give_back_memory()
+        give_back_memory()
         for figure in bench.figures[before:]:
             target = f", target {figure.target.show()}" if figure.target else ""
             say(f"    {figure.what}  {figure.kind.show(figure.best)}{target}")

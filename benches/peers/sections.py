@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from longspan import limits
 
 import agreement
-import native
 from engines import (
     CAUSAL,
     DTYPES,
@@ -89,9 +89,8 @@ class Settings:
 
 @dataclass
 class Bench:
-    """The library, the settings, and what has been found so far."""
+    """The settings, and what has been found so far."""
 
-    library: native.Library
     settings: Settings
     cases: list[Case] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
@@ -102,11 +101,11 @@ class Bench:
 
     def longspan(self, problem: Problem, tensors: Tensors) -> Longspan:
         settings = self.settings
-        return Longspan(self.library, problem, tensors, settings.threads, settings.isa)
+        return Longspan(problem, tensors, settings.threads, settings.isa)
 
     def peak(self) -> Contestant:
         threads, isa = self.settings.threads, self.settings.isa
-        return Contestant(PEAK, lambda: self.library.fma_peak(threads, isa), Unit.GFLOPS)
+        return Contestant(PEAK, lambda: limits.fma_peak(threads, isa), Unit.GFLOPS)
 
     def limits(self) -> list[Contestant]:
         """What the machine can do with numbers of the dtype."""
@@ -114,8 +113,8 @@ class Bench:
         found = [self.peak()]
         if self.settings.dtype != "bf16":
             return found
-        if (self.settings.isa or self.library.best_isa()) == "amx":
-            found.append(Contestant(AMX_PEAK, lambda: self.library.amx_peak(threads), Unit.GFLOPS))
+        if (self.settings.isa or limits.best_isa()) == "amx":
+            found.append(Contestant(AMX_PEAK, lambda: limits.amx_peak(threads), Unit.GFLOPS))
         return [*found, Contestant(PRODUCT, self._product(), Unit.GFLOPS)]
 
     def _product(self) -> Callable[[], float]:
@@ -142,8 +141,10 @@ class Bench:
         ]
 
     def bandwidth(self, data: torch.Tensor) -> Contestant:
-        arguments = (data.data_ptr(), data.numel(), self.settings.threads)
-        return Contestant(BANDWIDTH, lambda: self.library.read_bandwidth(*arguments), Unit.GBYTES)
+        threads, numbers = self.settings.threads, data.numpy()
+        return Contestant(
+            BANDWIDTH, lambda: limits.read_bandwidth(numbers, threads), Unit.GBYTES
+        )
 
     def run(
         self,
@@ -331,7 +332,7 @@ def threads(mask: Mask, tokens: int, dim: int) -> Step:
         tensors = Tensors.of(problem)
         names = ("Longspan, 1 thread", f"Longspan, {count} threads")
         one, many = (
-            Longspan(bench.library, problem, tensors, number, isa, name)
+            Longspan(problem, tensors, number, isa, name)
             for number, name in zip((1, count), names, strict=True)
         )
         for pass_, calls in (

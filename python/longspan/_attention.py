@@ -170,6 +170,14 @@ class Attention:
         """The forward pass, with all that ``backward`` needs: ``longspan.forward``."""
         return _longspan.forward(q, k, v, self._pattern, out=out, **self._options)
 
+    def bytes_needed(
+        self, q: _Tensor, k: _Tensor, v: _Tensor, *, backward: bool = False
+    ) -> int:
+        """Bytes that ``forward`` or ``backward`` allocates: ``longspan.bytes_needed``."""
+        return _longspan.bytes_needed(
+            q, k, v, self._pattern, backward=backward, **self._options
+        )
+
     def backward(
         self,
         q: _Tensor,

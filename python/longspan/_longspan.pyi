@@ -552,6 +552,34 @@ def backward(
     isa: _Isa | None = None,
     precision: _Precision | None = None,
 ) -> Gradients: ...
+def bytes_needed(
+    q: _Tensor,
+    k: _Tensor,
+    v: _Tensor,
+    pattern: _What,
+    *,
+    backward: bool = False,
+    order: _Order | None = "bhsd",
+    block: int | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    alibi_slopes: _Slopes | None = None,
+    bias_table: _Table | None = None,
+    bias_right: int | None = None,
+    sink_logits: _Slopes | None = None,
+    dropout_p: float | None = None,
+    dropout_seed: int | None = None,
+    query_offset: int | None = None,
+    key_offset: int | None = None,
+    key_padding: Sequence[tuple[int, int]] | None = None,
+    threads: int | None = None,
+    isa: _Isa | None = None,
+    precision: _Precision | None = None,
+) -> int: ...
+def best_isa() -> str: ...
+def fma_peak(threads: int = 1, isa: _Isa | None = None) -> float: ...
+def amx_peak(threads: int = 1) -> float | None: ...
+def read_bandwidth(data: _Tensor, threads: int) -> float: ...
 def raw_forward(
     q: _Raw, k: _Raw, v: _Raw, out: _Raw, lse: _Raw, lse_lo: _Raw | None,
     pattern: _What, **options: Any,

@@ -1,5 +1,6 @@
 //! What a user calls: `attention`, `forward`, `backward`.
 
+use longspan::Pass;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyString, PyTuple, PyType};
@@ -194,6 +195,34 @@ pub(crate) fn backward<'py>(
     let heads = call.queries.heads;
     let table = list(table)?.map(|table| table.call_method1("reshape", (heads, -1))).transpose()?;
     class(py, &GRADIENTS, "Gradients")?.call1((dq, dk, dv, list(sinks)?, table, list(slopes)?))
+}
+
+/// Bytes that the first call of `forward` with these arguments allocates, or of `backward` with
+/// `backward=True`: its results, and the workspace of its threads. Layouts are not counted.
+///
+/// Only shapes and types of `q`, `k`, `v` matter, so arrays that take no memory will do.
+///
+/// >>> import longspan, numpy
+/// >>> x = numpy.broadcast_to(numpy.float32(0), (1, 8, 100_000, 64))
+/// >>> longspan.bytes_needed(x, x, x, "window(512, 0)", threads=1) > 8 * 100_000 * 64 * 4
+/// True
+#[pyfunction]
+#[pyo3(
+    signature = (q, k, v, pattern, *, backward=false, **options),
+    text_signature = "(q, k, v, pattern, *, backward=False, order='bhsd', block=None, scale=None, \
+        softcap=None, alibi_slopes=None, bias_table=None, bias_right=None, sink_logits=None, dropout_p=None, dropout_seed=None, query_offset=None, key_offset=None, \
+        key_padding=None, threads=None, isa=None, precision=None)"
+)]
+pub(crate) fn bytes_needed(
+    q: &Bound<'_, PyAny>,
+    k: &Bound<'_, PyAny>,
+    v: &Bound<'_, PyAny>,
+    pattern: &Bound<'_, PyAny>,
+    backward: bool,
+    options: Option<&Bound<'_, PyDict>>,
+) -> PyResult<usize> {
+    let pass = if backward { Pass::Backward } else { Pass::Forward };
+    Call::import([q, k, v], pattern, Options::read("bytes_needed", options)?)?.bytes_needed(pass)
 }
 
 /// The pattern and the options of the forward pass that made `output`, where it holds them, checked

@@ -8,7 +8,7 @@
 
 use longspan::{
     Dims, ElementType, GradientsMut, Hook, Inputs, Order, OutputGradient, OutputMut, OutputRef,
-    Progress,
+    Pass, Progress,
 };
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
@@ -59,6 +59,14 @@ impl Call {
     ) -> PyResult<Self> {
         let tensors = [Tensor::import("q", q)?, Tensor::import("k", k)?, Tensor::import("v", v)?];
         Call::new(tensors, pattern, options)
+    }
+
+    /// Bytes that a pass allocates.
+    pub(crate) fn bytes_needed(&self, pass: Pass) -> PyResult<usize> {
+        let dims = [self.queries, self.k.dims(self.order)?, self.v.dims(self.order)?];
+        with_element!(self.q.element(), E => {
+            self.engine.bytes_needed::<E>(dims, pass).map_err(errors::raise)
+        })
     }
 
     /// Writes output and log-sum-exp.

@@ -1,7 +1,8 @@
 //! What computes a call: attention over layouts, or dilated attention.
 
 use longspan::{
-    Attention, Element, GradientsMut, Hook, Inputs, OutputGradient, OutputMut, OutputRef,
+    Attention, Dims, Element, GradientsMut, Hook, Inputs, OutputGradient, OutputMut, OutputRef,
+    Pass,
 };
 
 /// What computes a call.
@@ -11,6 +12,17 @@ pub(crate) enum Engine {
 }
 
 impl Engine {
+    pub(crate) fn bytes_needed<E: Element>(
+        &self,
+        dims: [Dims; 3],
+        pass: Pass,
+    ) -> longspan::Result<usize> {
+        match self {
+            Engine::Attention(attention) => attention.bytes_needed::<E>(dims, pass),
+            Engine::Dilated(dilated) => dilated.bytes_needed::<E>(dims, pass),
+        }
+    }
+
     pub(crate) fn forward<E: Element>(
         &self,
         inputs: Inputs<'_, E>,

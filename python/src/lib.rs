@@ -27,6 +27,7 @@ mod dlpack;
 mod engine;
 mod errors;
 mod layout;
+mod limits;
 mod options;
 mod pattern;
 mod picture;
@@ -43,13 +44,15 @@ mod _longspan {
     #[pymodule_export]
     use crate::array::Array;
     #[pymodule_export]
-    use crate::attention::{attention, backward, forward};
+    use crate::attention::{attention, backward, bytes_needed, forward};
     #[pymodule_export]
     use crate::dilated::Dilated;
     #[pymodule_export]
     use crate::errors::RingError;
     #[pymodule_export]
     use crate::layout::Layout;
+    #[pymodule_export]
+    use crate::limits::{amx_peak, best_isa, fma_peak, read_bandwidth};
     #[pymodule_export]
     use crate::options::{cache_stats, check_options};
     #[pymodule_export]

@@ -179,3 +179,22 @@ def test_the_object():
 def test_what_is_wrong_is_refused_at_once(pattern, options, error, message):
     with pytest.raises(error, match=message):
         longspan.Attention(pattern, **options)
+
+
+def test_bytes_needed_are_those_of_results_and_workspace():
+    x = numpy.broadcast_to(numpy.float32(0), (1, 4, 50_000, 64))  # takes no memory
+    tensor = 4 * 50_000 * 64 * 4
+    attention = longspan.Attention("window(300, 0)", threads=1)
+    forward = attention.bytes_needed(x, x, x)
+    assert tensor < forward < 1.2 * tensor
+    assert 3 * tensor < attention.bytes_needed(x, x, x, backward=True) < 3.5 * tensor
+    assert forward == longspan.bytes_needed(x, x, x, "window(300, 0)", threads=1)
+    half = x.astype("float16")
+    # Gradients are summed up in f32.
+    assert attention.bytes_needed(half, half, half, backward=True) > 4.5 * tensor
+    dilated = longspan.Dilated([(1000, 1), (10_000, 10)])
+    assert longspan.bytes_needed(x, x, x, dilated, threads=1) > tensor
+    with pytest.raises(ValueError, match="heads"):
+        longspan.bytes_needed(x, x[:, :3], x[:, :3], "causal")
+    with pytest.raises(TypeError, match="no argument"):
+        longspan.bytes_needed(x, x, x, "causal", speed=3)

@@ -5,6 +5,15 @@ use crate::dtype::Element;
 use crate::error::Result;
 use crate::tensor::{Tensor, View, ViewMut, allocatable, allocate};
 
+/// A pass of attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pass {
+    /// From queries, keys and values to output and log-sum-exp.
+    Forward,
+    /// From the output's gradient to those of queries, keys and values.
+    Backward,
+}
+
 /// The three tensors that attention reads.
 #[derive(Debug, Clone, Copy)]
 pub struct Inputs<'a, E = f32> {

@@ -1,10 +1,11 @@
 //! One interface for attention of every kind.
 
 use crate::arguments::{
-    Gradients, GradientsMut, Inputs, Output, OutputGradient, OutputMut, OutputRef,
+    Gradients, GradientsMut, Inputs, Output, OutputGradient, OutputMut, OutputRef, Pass,
 };
 use crate::attention::Attention;
 use crate::dilated::Dilated;
+use crate::dims::Dims;
 use crate::dtype::Element;
 use crate::error::Result;
 use crate::exec::Hook;
@@ -45,6 +46,9 @@ pub trait Attend: Send + Sync {
     where
         Self: Sized;
 
+    /// See [`Attention::bytes_needed`].
+    fn bytes_needed<E: Element>(&self, dims: [Dims; 3], pass: Pass) -> Result<usize>;
+
     /// See [`Attention::forward`].
     fn forward<E: Element>(&self, inputs: Inputs<'_, E>) -> Result<Output<E>>;
 
@@ -80,6 +84,10 @@ macro_rules! implement {
         impl Attend for $kind {
             fn with_options(&self, change: impl FnOnce(Options) -> Options) -> Self {
                 self.clone().options(change(self.options.clone()))
+            }
+
+            fn bytes_needed<E: Element>(&self, dims: [Dims; 3], pass: Pass) -> Result<usize> {
+                $kind::bytes_needed::<E>(self, dims, pass)
             }
 
             fn forward<E: Element>(&self, inputs: Inputs<'_, E>) -> Result<Output<E>> {

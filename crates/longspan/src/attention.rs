@@ -8,7 +8,7 @@
 //! of each row.
 
 use crate::arguments::{
-    Gradients, GradientsMut, Inputs, Output, OutputGradient, OutputMut, OutputRef,
+    Gradients, GradientsMut, Inputs, Output, OutputGradient, OutputMut, OutputRef, Pass,
 };
 use crate::check;
 use crate::dims::Dims;
@@ -97,6 +97,36 @@ impl Attention {
         check::output(&inputs, &output)?;
         let rows = driver::Target::Finish(output);
         driver::forward(&self.options, &self.layouts, &inputs, rows, &Monitor::new(hook))
+    }
+
+    /// Bytes that the first call of a pass over queries, keys and values of these dims allocates:
+    /// its results, and the workspace of as many threads as the options ask for. The layouts, which
+    /// exist already, are not counted.
+    ///
+    /// Later calls of the same dims find the workspace, and [`forward_into`](Self::forward_into) and
+    /// [`backward_into`](Self::backward_into) allocate no results. Inputs with values that are not
+    /// finite take a few pages per thread more.
+    ///
+    /// ```
+    /// use longspan::{Attention, Dims, Layout, Pass, Pattern, Shape};
+    ///
+    /// let layout = Layout::compile(&Pattern::sliding_window(512)?, &Shape::new(100_000, 100_000))?;
+    /// let dims = Dims { batch: 1, tokens: 100_000, heads: 8, dim: 64 };
+    /// let attention = Attention::new(layout).threads(1);
+    /// let bytes = attention.bytes_needed::<f32>([dims; 3], Pass::Forward)?;
+    /// let tensor = dims.elements().unwrap() * 4;
+    /// assert!(tensor < bytes && bytes < tensor + tensor / 10);
+    /// # Ok::<_, longspan::Error>(())
+    /// ```
+    pub fn bytes_needed<E: Element>(&self, dims: [Dims; 3], pass: Pass) -> Result<usize> {
+        let element = [E::default()];
+        let inputs = driver::bytes::inputs(&element, dims)?;
+        let sizes = check::inputs(&self.options, &self.layouts, &inputs)?;
+        let workspace = match pass {
+            Pass::Forward => driver::forward_bytes(&self.options, &self.layouts, &inputs)?,
+            Pass::Backward => driver::backward_bytes(&self.options, &self.layouts, &inputs)?,
+        };
+        Ok(driver::bytes::of_results::<E>(&self.options, &sizes, pass) + workspace)
     }
 
     /// Adds the keys of `inputs` to a partial softmax: the forward pass of a ring hop or of one

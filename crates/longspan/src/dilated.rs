@@ -1,5 +1,6 @@
 //! LongNet's dilated attention: branches of segments and rates, joined by their denominators.
 
+mod bytes;
 mod parts;
 
 use std::ops::ControlFlow;

@@ -5,12 +5,13 @@
 //! become types.
 
 mod backward;
+pub(crate) mod bytes;
 mod forward;
 pub(crate) mod gradients;
 pub(crate) mod masses;
 
-pub(crate) use self::backward::backward;
-pub(crate) use self::forward::{Target, forward};
+pub(crate) use self::backward::{backward, backward_bytes};
+pub(crate) use self::forward::{Target, forward, forward_bytes};
 
 use std::marker::PhantomData;
 
@@ -83,7 +84,7 @@ impl<'a, 'h, E: Element> Call<'a, 'h, E> {
 }
 
 /// A pass, to be compiled for an instruction set.
-pub(crate) trait Pass<E> {
+pub(crate) trait FusedPass<E> {
     fn with<X: FusedKernel<Element = E>>(self, tiles: X) -> Result<()>;
 }
 
@@ -131,9 +132,9 @@ fn on_matrix_unit(options: &Options, dtype: ElementType) -> Result<bool> {
 }
 
 /// Chooses the instruction set.
-fn dispatch<E: Element>(options: &Options, pass: impl Pass<E>) -> Result<()> {
+fn dispatch<E: Element>(options: &Options, pass: impl FusedPass<E>) -> Result<()> {
     struct Chosen<P, E>(P, PhantomData<E>);
-    impl<P: Pass<E>, E: Element> WithSimd for Chosen<P, E> {
+    impl<P: FusedPass<E>, E: Element> WithSimd for Chosen<P, E> {
         type Output = Result<()>;
 
         fn with<S: Simd>(self, simd: S) -> Result<()> {

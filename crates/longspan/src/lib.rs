@@ -67,7 +67,7 @@ mod tensor;
 mod workspace;
 
 pub use arguments::{
-    Gradients, GradientsMut, Inputs, Output, OutputGradient, OutputMut, OutputRef,
+    Gradients, GradientsMut, Inputs, Output, OutputGradient, OutputMut, OutputRef, Pass,
 };
 pub use attend::Attend;
 pub use attention::{Attention, row_deltas};

@@ -16,6 +16,7 @@ use longspan_pattern::{Layout, Run, RunKind};
 use crate::dims::Sizes;
 use crate::layouts::Layouts;
 use crate::simd::LANES;
+use crate::tensor::size_of_list;
 
 /// A row may be this part of all the work before it is cut: eight threads still find eight pieces
 /// each.
@@ -113,6 +114,11 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
+    pub(crate) fn bytes(&self) -> usize {
+        let Plan { streams, heads, units, cuts, .. } = self;
+        size_of_list(streams) + size_of_list(heads) + size_of_list(units) + size_of_list(cuts)
+    }
+
     /// How many streams there are.
     pub(crate) fn stream_count(&self) -> usize {
         self.streams.len()

@@ -20,7 +20,7 @@ mod select;
 mod view;
 mod view_mut;
 
-pub(crate) use self::allocate::allocatable;
+pub(crate) use self::allocate::{allocatable, size_of_list};
 pub(crate) use self::memory::Memory;
 pub use self::owned::Tensor;
 pub(crate) use self::raw::{Raw, Strided};

@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::exec::{Arena, worker_index};
 use crate::kernel::Scratch;
 use crate::tasks::{Plan, backward};
-use crate::tensor::allocate;
+use crate::tensor::{allocate, size_of_list};
 
 /// What calls share, one after the other.
 #[derive(Debug, Default)]
@@ -36,6 +36,17 @@ pub(crate) struct Workspace {
 }
 
 impl Workspace {
+    /// Bytes that it holds, but for what tasks add when they meet it: masks that a layout does not
+    /// store, values that are not finite.
+    pub(crate) fn bytes(&mut self) -> usize {
+        let Workspace { plan, backward, counters, scratch, threads: _, parts } = self;
+        let of_threads = scratch
+            .iter_mut()
+            .map(|scratch| scratch.get_mut().unwrap_or_else(PoisonError::into_inner).bytes());
+        let of_threads: usize = of_threads.sum();
+        of_threads + plan.bytes() + backward.bytes() + size_of_list(counters) + parts.bytes()
+    }
+
     /// Prepares the scratch of `threads` threads.
     pub(crate) fn grow_scratch(&mut self, threads: usize, grow: impl Fn(&mut Scratch)) {
         if self.scratch.len() < threads {

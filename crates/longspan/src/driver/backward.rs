@@ -5,15 +5,12 @@ use std::sync::{Mutex, PoisonError};
 
 #[cfg(target_arch = "x86_64")]
 use super::on_matrix_unit;
-use super::{Call, Pass, dispatch, dispatch_on_dtype};
-use crate::arguments::GradientsMut;
-use crate::arguments::Inputs;
+use super::{Call, FusedPass, dispatch, dispatch_on_dtype};
+use crate::arguments::{GradientsMut, Inputs};
 use crate::check;
-use crate::dtype::Element;
-use crate::dtype::ElementType;
+use crate::dtype::{Element, ElementType};
 use crate::error::Result;
-use crate::exec::Monitor;
-use crate::exec::{Arena, Tasks};
+use crate::exec::{Arena, Hook, Monitor, Tasks};
 use crate::kernel::Scratch;
 use crate::kernel::backward::{Backward, OrderedWriter, QueryTarget};
 use crate::kernel::bias::BiasSums;
@@ -22,8 +19,7 @@ use crate::layouts::Layouts;
 use crate::options::Options;
 use crate::softmax::RowStatistics;
 use crate::tasks::backward::{Plan, Unit};
-use crate::tensor::View;
-use crate::tensor::{Raw, Strided};
+use crate::tensor::{Raw, Strided, View};
 use crate::workspace::Workspace;
 
 pub(crate) fn backward<E: Element>(
@@ -39,28 +35,62 @@ pub(crate) fn backward<E: Element>(
     check::statistics(&dout, &rows, call.sizes.output())?;
     check::gradient_dims(inputs, &gradients)?;
     let mut space = options.workspaces.take();
-    let pass =
-        BackwardPass { call: &call, dout: Raw::read(&dout), rows, gradients, space: &mut space };
+    let given = Some(Given { dout: Raw::read(&dout), rows, gradients });
+    let pass = BackwardPass { call: &call, given, space: &mut space };
     let result = dispatch_on_dtype!(BackwardPass, pass);
     options.workspaces.put(space);
     result
 }
 
+/// Bytes of a new workspace of [`backward`], with gradients of all options that have some.
+pub(crate) fn backward_bytes<E: Element>(
+    options: &Options,
+    layouts: &Layouts,
+    inputs: &Inputs<'_, E>,
+) -> Result<usize> {
+    let monitor = Monitor::new(Hook::none());
+    let call = Call::new(options, layouts, inputs, &monitor)?;
+    let mut space = Workspace::default();
+    let pass = BackwardPass { call: &call, given: None, space: &mut space };
+    dispatch_on_dtype!(BackwardPass, pass)?;
+    // Sums of units and their totals are f64.
+    let [_, bias_table, alibi_slopes] = options.gradient_lens();
+    let biases = bias_table.unwrap_or(0) + alibi_slopes.unwrap_or(0);
+    let of_unit = biases / call.sizes.key_heads.max(1);
+    Ok(space.bytes() + (biases + call.workers.threads * of_unit) * size_of::<f64>())
+}
+
 struct BackwardPass<'a, 'h, E> {
     call: &'a Call<'a, 'h, E>,
-    dout: Raw<E>,
-    rows: RowStatistics<'a>,
-    gradients: GradientsMut<'a, f32>,
+    /// Nothing where the workspace alone is prepared.
+    given: Option<Given<'a, E>>,
     space: &'a mut Workspace,
 }
 
-impl<E: Element> Pass<E> for BackwardPass<'_, '_, E> {
+/// What the backward pass starts from and adds to.
+struct Given<'a, E> {
+    dout: Raw<E>,
+    rows: RowStatistics<'a>,
+    gradients: GradientsMut<'a, f32>,
+}
+
+impl<E: Element> FusedPass<E> for BackwardPass<'_, '_, E> {
     fn with<X: FusedKernel<Element = E>>(self, tiles: X) -> Result<()> {
-        let BackwardPass { call, dout, rows, mut gradients, space } = self;
+        let BackwardPass { call, given, space } = self;
         let (sizes, layouts) = (&call.sizes, call.layouts);
         space.plan.list_streams(layouts, sizes, usize::MAX);
         space.backward.fill(&space.plan, layouts, sizes, call.monitor)?;
+        let (grid, dims) = (space.backward.grid, (sizes.dim, sizes.value_dim));
+        let workers = call.workers_for(space.backward.weight, space.backward.units.len());
+        space.grow_scratch(workers.threads, |scratch| {
+            let len = Backward::<X>::workspace_len(grid, dims, call.additions.is_some());
+            scratch.elements.reserve(len);
+            scratch.clean.reserve(Backward::<X>::finite_copy_len(dims));
+        });
         let plan = &space.backward;
+        space.counters.resize_with(space.counters.len().max(plan.counters), AtomicU32::default);
+        let buffers = Buffers::carve(plan, sizes.dim, sizes.value_dim, &mut space.parts);
+        let Some(Given { dout, rows, mut gradients }) = given else { return Ok(()) };
         let kernel = Backward {
             tiles,
             scale: call.scale,
@@ -77,16 +107,8 @@ impl<E: Element> Pass<E> for BackwardPass<'_, '_, E> {
             dim: sizes.dim,
             value_dim: sizes.value_dim,
             keys: sizes.keys,
-            grid: plan.grid,
+            grid,
         };
-        let workers = call.workers_for(plan.weight, plan.units.len());
-        space.grow_scratch(workers.threads, |scratch| {
-            scratch.elements.reserve(kernel.workspace_len());
-            scratch.clean.reserve(kernel.finite_copy_len());
-        });
-        let plan = &space.backward;
-        space.counters.resize_with(space.counters.len().max(plan.counters), AtomicU32::default);
-        let buffers = Buffers::carve(plan, sizes.dim, sizes.value_dim, &mut space.parts);
         let bias = BiasTotals::new(&mut gradients);
         let work = Work { call, space: &*space, kernel, buffers, bias };
         work.space.counters[..plan.counters]

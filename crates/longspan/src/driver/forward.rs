@@ -2,13 +2,13 @@
 
 #[cfg(target_arch = "x86_64")]
 use super::on_matrix_unit;
-use super::{Call, Pass, dispatch, dispatch_on_dtype};
+use super::{Call, FusedPass, dispatch, dispatch_on_dtype};
 use crate::arguments::{Inputs, OutputMut};
 use crate::check;
 use crate::dims::Strides;
 use crate::dtype::{Element, ElementType};
 use crate::error::Result;
-use crate::exec::{Arena, Monitor, Tasks};
+use crate::exec::{Arena, Hook, Monitor, Tasks};
 use crate::kernel::forward::{Forward, Target as RowTarget};
 use crate::kernel::fused::FusedKernel;
 use crate::layouts::Layouts;
@@ -41,25 +41,43 @@ pub(crate) fn forward<E: Element>(
         Target::Extend(state) => check::same("the state", state.dims(), dims)?,
     }
     let mut space = options.workspaces.take();
+    let rows = Some(rows);
     let result =
         dispatch_on_dtype!(ForwardPass, ForwardPass { call: &call, rows, space: &mut space });
     options.workspaces.put(space);
     result
 }
 
+/// Bytes of a new workspace of [`forward`].
+pub(crate) fn forward_bytes<E: Element>(
+    options: &Options,
+    layouts: &Layouts,
+    inputs: &Inputs<'_, E>,
+) -> Result<usize> {
+    let monitor = Monitor::new(Hook::none());
+    let call = Call::new(options, layouts, inputs, &monitor)?;
+    let mut space = Workspace::default();
+    dispatch_on_dtype!(ForwardPass, ForwardPass { call: &call, rows: None, space: &mut space })?;
+    Ok(space.bytes())
+}
+
 pub(crate) struct ForwardPass<'a, 'h, E> {
     pub(crate) call: &'a Call<'a, 'h, E>,
-    rows: Target<'a, E>,
+    /// Nothing where the workspace alone is prepared.
+    rows: Option<Target<'a, E>>,
     space: &'a mut Workspace,
 }
 
-impl<E: Element> Pass<E> for ForwardPass<'_, '_, E> {
+impl<E: Element> FusedPass<E> for ForwardPass<'_, '_, E> {
     fn with<X: FusedKernel<Element = E>>(self, tiles: X) -> Result<()> {
         let ForwardPass { call, rows, space } = self;
         let sizes = &call.sizes;
         let plan = &mut space.plan;
-        let empty_rows =
-            if matches!(rows, Target::Extend(_)) { EmptyRows::Skip } else { EmptyRows::Write };
+        let empty_rows = if matches!(rows, Some(Target::Extend(_))) {
+            EmptyRows::Skip
+        } else {
+            EmptyRows::Write
+        };
         plan.forward(call.layouts, sizes, empty_rows);
         let kernel = Forward {
             tiles,
@@ -73,14 +91,6 @@ impl<E: Element> Pass<E> for ForwardPass<'_, '_, E> {
             value_dim: sizes.value_dim,
             keys: sizes.keys,
         };
-        let target = match rows {
-            Target::Finish(mut output) => RowTarget::Output {
-                out: Raw::write(&mut output.out),
-                lse: output.lse.as_mut_ptr(),
-                lse_lo: output.lse_lo.map_or(std::ptr::null_mut(), <[f32]>::as_mut_ptr),
-            },
-            Target::Extend(mut state) => RowTarget::Extend(state.raw()),
-        };
         let workers = call.workers_for(plan.weight, plan.units.len());
         let (workspace, row_tiles, pieces) =
             (kernel.workspace_len(plan.tiles), plan.row_tiles, plan.pieces);
@@ -89,6 +99,15 @@ impl<E: Element> Pass<E> for ForwardPass<'_, '_, E> {
             scratch.lists.grow(row_tiles, pieces);
         });
         let parts = part_states(&mut space.parts, space.plan.part_rows, sizes.value_dim);
+        let target = match rows {
+            None => return Ok(()),
+            Some(Target::Finish(mut output)) => RowTarget::Output {
+                out: Raw::write(&mut output.out),
+                lse: output.lse.as_mut_ptr(),
+                lse_lo: output.lse_lo.map_or(std::ptr::null_mut(), <[f32]>::as_mut_ptr),
+            },
+            Some(Target::Extend(mut state)) => RowTarget::Extend(state.raw()),
+        };
 
         let (space, plan) = (&*space, &space.plan);
         Tasks::counted(plan.units.len(), call.monitor).run(workers, &|unit| {

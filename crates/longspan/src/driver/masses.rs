@@ -4,7 +4,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 #[cfg(target_arch = "x86_64")]
 use super::on_matrix_unit;
-use super::{Pass, dispatch, dispatch_on_dtype};
+use super::{FusedPass, dispatch, dispatch_on_dtype};
 use crate::dims::{Dims, Order, Sizes};
 use crate::dtype::{Element, ElementType};
 use crate::error::Result;
@@ -75,7 +75,7 @@ pub(crate) struct EstimatePass<'a, 'h, E> {
     chosen: &'a mut Vec<Chosen>,
 }
 
-impl<E: Element> Pass<E> for EstimatePass<'_, '_, E> {
+impl<E: Element> FusedPass<E> for EstimatePass<'_, '_, E> {
     fn with<X: FusedKernel<Element = E>>(self, tiles: X) -> Result<()> {
         let EstimatePass { call, choose, chosen } = self;
         let Estimate { options, sampling, base, ref sizes, monitor, .. } = *call;

@@ -10,6 +10,10 @@ struct Line(#[expect(dead_code, reason = "read and written through pointers")] [
 pub(crate) struct Arena(Vec<Line>);
 
 impl Arena {
+    pub(crate) fn bytes(&self) -> usize {
+        self.0.capacity() * size_of::<Line>()
+    }
+
     /// Room for `len` numbers, whatever they are at present.
     pub(crate) fn reserve(&mut self, len: usize) -> *mut f32 {
         let lines = len.div_ceil(16);

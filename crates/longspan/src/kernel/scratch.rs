@@ -16,3 +16,10 @@ pub(crate) struct Scratch {
     /// Gradients of biases.
     pub(crate) bias: BiasSums,
 }
+
+impl Scratch {
+    /// Bytes of what is reserved before tasks run.
+    pub(crate) fn bytes(&self) -> usize {
+        self.elements.bytes() + self.lists.bytes() + self.clean.bytes()
+    }
+}

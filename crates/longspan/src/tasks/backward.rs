@@ -30,6 +30,7 @@ use crate::dims::Sizes;
 use crate::error::Result;
 use crate::exec::Monitor;
 use crate::layouts::Layouts;
+use crate::tensor::size_of_list;
 
 /// Keys of a key panel: their five matrices have to stay in the second-level cache.
 const KEY_PANEL: usize = 256;
@@ -74,6 +75,14 @@ pub(crate) struct Tickets {
 }
 
 impl Tickets {
+    fn bytes(&self) -> usize {
+        let Tickets { starts, tickets, buffers, buffered, by_query_panel, weights, steps, ends } =
+            self;
+        let of_panels = size_of_list(starts) + size_of_list(tickets) + size_of_list(buffers);
+        let of_queries = size_of_list(buffered) + size_of_list(by_query_panel);
+        of_panels + of_queries + size_of_list(weights) + size_of_list(steps) + size_of_list(ends)
+    }
+
     /// The turns of a key panel, last query panel first.
     pub(crate) fn of(&self, panel: u32) -> &[Ticket] {
         let panel = panel as usize;
@@ -236,6 +245,13 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
+    pub(crate) fn bytes(&self) -> usize {
+        let Plan { tickets, families, streams, units, weights, .. } = self;
+        let of_tickets: usize = tickets.iter().map(Tickets::bytes).sum();
+        let of_units = size_of_list(families) + size_of_list(streams) + size_of_list(units);
+        of_tickets + size_of_list(tickets) + of_units + size_of_list(weights)
+    }
+
     /// Lists units and turns for streams that were listed before.
     pub(crate) fn fill(
         &mut self,

@@ -33,6 +33,11 @@ pub(crate) fn zeros<E: Element>(elements: usize) -> Result<Vec<E>> {
     Ok(unsafe { Vec::from_raw_parts(first, elements, elements) })
 }
 
+/// Bytes that a list holds, used or not.
+pub(crate) fn size_of_list<T>(list: &Vec<T>) -> usize {
+    list.capacity() * size_of::<T>()
+}
+
 /// How many elements there are, if memory could hold them.
 pub(crate) fn allocatable<T>(dims: Dims) -> Result<usize> {
     let elements = dims.elements();

@@ -9,6 +9,7 @@ use crate::kernel::finite::AllFinite;
 use crate::kernel::fused::FusedKernel;
 use crate::kernel::pack::{FromLanes, Meet, ToLanes};
 use crate::simd::{LANES, Simd};
+use crate::tasks::backward::Grid;
 use crate::tensor::Strided;
 
 /// A panel of keys at work: scratch of a thread.
@@ -65,29 +66,29 @@ impl<X: FusedKernel> Backward<'_, X> {
         X::packed_rhs_len(dims, LANES).next_multiple_of(LANES)
     }
 
-    fn lengths(&self) -> [usize; 23] {
-        let panel = self.grid.panel.next_multiple_of(LANES);
+    fn lengths(grid: Grid, (dim, value_dim): (usize, usize), has_additions: bool) -> [usize; 23] {
+        let panel = grid.panel.next_multiple_of(LANES);
         let tiles = panel / LANES;
-        let (dim, value_dim) = (self.dim, self.value_dim);
+        let row = dim.next_multiple_of(X::Simd::WIDTH);
         let queries = X::GROUP * QUERIES;
-        let adjusted = |len| if self.additions.is_some() { len } else { 0 };
+        let adjusted = |len| if has_additions { len } else { 0 };
         [
             dim * panel,
             value_dim * panel,
             tiles * Self::sums_len(dim),
             tiles * Self::sums_len(value_dim),
-            panel * self.row_len(),
+            panel * row,
             QUERIES * LANES,
             QUERIES * LANES,
             queries * panel,
-            QUERIES * self.row_len(),
+            QUERIES * row,
             adjusted(QUERY_TERMS * queries),
             adjusted(KEY_TERMS * LANES),
             adjusted(QUERIES * LANES),
             adjusted(QUERIES * LANES),
             tiles * Self::packed_len(dim),
             tiles * Self::packed_len(value_dim),
-            X::packed_rhs_len(panel, self.row_len()),
+            X::packed_rhs_len(panel, row),
             X::packed_lhs_len(queries, dim),
             X::packed_lhs_len(queries, value_dim),
             X::packed_lhs_len(dim, queries),
@@ -99,14 +100,15 @@ impl<X: FusedKernel> Backward<'_, X> {
     }
 
     /// Numbers of scratch for clean copies of queries or of dO, and for what is made of them.
-    pub(crate) fn finite_copy_len(&self) -> usize {
-        let dims = self.dim.max(self.value_dim);
+    pub(crate) fn finite_copy_len((dim, value_dim): (usize, usize)) -> usize {
+        let dims = dim.max(value_dim);
         QUERIES * dims + X::packed_lhs_len(dims, QUERIES)
     }
 
-    /// Numbers of scratch that a key panel needs.
-    pub(crate) fn workspace_len(&self) -> usize {
-        self.lengths().iter().map(|len| len.next_multiple_of(LANES)).sum()
+    /// Numbers of scratch that a key panel needs, given the head dims of keys and values.
+    pub(crate) fn workspace_len(grid: Grid, dims: (usize, usize), has_additions: bool) -> usize {
+        let lengths = Self::lengths(grid, dims, has_additions);
+        lengths.iter().map(|len| len.next_multiple_of(LANES)).sum()
     }
 
     /// Packs the keys and values of a key panel, and sets its gradients to zero.
@@ -123,8 +125,10 @@ impl<X: FusedKernel> Backward<'_, X> {
         (entry, head): (usize, usize),
         panel: u32,
     ) -> KeyPanel {
-        let mut next = scratch.elements.reserve(self.workspace_len());
-        let parts = self.lengths().map(|len| {
+        let (dims, has_additions) = ((self.dim, self.value_dim), self.additions.is_some());
+        let len = Self::workspace_len(self.grid, dims, has_additions);
+        let mut next = scratch.elements.reserve(len);
+        let parts = Self::lengths(self.grid, dims, has_additions).map(|len| {
             let part = next;
             // SAFETY: `workspace` is the sum of these lengths, so that each part ends in it.
             next = unsafe { next.add(len.next_multiple_of(LANES)) };
@@ -179,7 +183,7 @@ impl<X: FusedKernel> Backward<'_, X> {
             rows_packed,
             left: [left_q, left_dout, left_q_transposed, left_dout_transposed, left_products],
             right: [right_probabilities, right_products],
-            clean: scratch.clean.reserve(self.finite_copy_len()),
+            clean: scratch.clean.reserve(Self::finite_copy_len(dims)),
         };
         let simd = self.tiles.simd();
         // SAFETY: the parts of the room are as large as `lengths` says: for tiles of `LANES` keys,

@@ -5,6 +5,7 @@ use longspan_pattern::{Layout, Run, RunKind};
 use super::MAX_KV_TILE;
 use crate::simd::LANES;
 use crate::tasks::{MOST_ROWS, Unit, pieces_of};
+use crate::tensor::size_of_list;
 
 /// The next key tile of `left` keys: all that are left, cut evenly into key tiles of at most
 /// `most`.
@@ -54,6 +55,15 @@ pub(crate) struct Lists {
 }
 
 impl Lists {
+    pub(crate) fn bytes(&self) -> usize {
+        let Lists { shared, narrower, pieces, united, bits } = self;
+        size_of_list(shared)
+            + size_of_list(narrower)
+            + size_of_list(pieces)
+            + size_of_list(united)
+            + size_of_list(bits)
+    }
+
     /// Room for rows of so many tiles and pieces.
     pub(crate) fn grow(&mut self, tiles: usize, pieces: usize) {
         self.bits.resize(self.bits.len().max(tiles), [0; MAX_KV_TILE]);
