@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, final, overload
 
 import numpy
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from longspan._results import Gradients, Output
 
@@ -17,21 +17,26 @@ __all__ = [
     "EXECUTION_OPTIONS",
     "KeptMass",
     "Layout",
+    "ListedBlocks",
     "Pattern",
     "Ring",
     "RingError",
     "Selection",
     "__version__",
+    "amx_peak",
     "attention",
     "backward",
+    "best_isa",
     "blocks",
     "blocks_dilated",
     "butterfly",
+    "bytes_needed",
     "cache_stats",
     "causal",
     "check_options",
     "dilated",
     "documents",
+    "fma_peak",
     "forward",
     "full",
     "global_tokens",
@@ -42,6 +47,7 @@ __all__ = [
     "random",
     "raw_backward",
     "raw_forward",
+    "read_bandwidth",
     "ring_check",
     "ring_gather",
     "ring_shards",
@@ -171,6 +177,27 @@ class BlockSelector:
     @property
     def base(self) -> Pattern: ...
     def over(self, base: Pattern | str) -> BlockSelector: ...
+    def select(
+        self,
+        q: _Tensor,
+        k: _Tensor,
+        *,
+        order: _Order = "bhsd",
+        block: int | None = None,
+        scale: float | None = None,
+        query_offset: int | None = None,
+        key_offset: int | None = None,
+        key_padding: Sequence[tuple[int, int]] | None = None,
+        threads: int | None = None,
+        isa: _Isa | None = None,
+        precision: _Precision | None = None,
+    ) -> Selection: ...
+
+@final
+class ListedBlocks:
+    def __new__(
+        cls, base: Pattern | str, counts: ArrayLike, indices: ArrayLike
+    ) -> ListedBlocks: ...
     def select(
         self,
         q: _Tensor,

@@ -67,7 +67,7 @@ mod _longspan {
     #[pymodule_export]
     use crate::ring::{Ring, ring_check, ring_gather, ring_shards, ring_wire};
     #[pymodule_export]
-    use crate::select::{BlockSelector, KeptMass, Selection};
+    use crate::select::{BlockSelector, KeptMass, ListedBlocks, Selection};
 
     /// Options that choose how a result is computed, not which.
     #[pymodule_export]

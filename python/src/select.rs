@@ -140,22 +140,119 @@ impl BlockSelector {
         options: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Selection> {
         let options = Options::read("select", options)?;
-        let (q, k) = (Tensor::import("q", q)?, Tensor::import("k", k)?);
-        k.same_element(&q)?;
-        let order = options.order();
-        let (queries, keys) = (q.dims(order)?, k.dims(order)?);
-        let (shape, padding, source) = options.place(&self.base, queries, keys)?;
         let engine = self.engine.clone().options(options.calls()?);
-        let selected = with_element!(q.element(), E => {
-            let (q, k) = (q.view::<E>(order)?, k.view::<E>(order)?);
-            let work = |watch: &mut signals::Watch| {
-                let mut between = |_: longspan::Progress| watch.look();
-                engine.select_with(q, k, &shape, &padding, Hook::new(&mut between))
-            };
-            signals::released(py, work, errors::raise)?
-        });
-        Ok(Selection { selected, source, order })
+        select(py, &engine, &self.base, [q, k], &options)
     }
+}
+
+/// Key blocks that were chosen elsewhere, in the form of FlexAttention's block lists.
+///
+/// `counts` is `(batch, heads, rows)`, the number of key blocks per row of query blocks, and `indices`
+/// `(batch, heads, rows, width)` has them, of which the first `counts` of each row are read, in any
+/// order: `kv_num_blocks` and `kv_indices` of a `BlockMask`. Batch and heads may be 1, for all. Edges
+/// inside blocks are those of the pattern `base`; listed blocks that it does not have are ignored.
+///
+/// >>> import longspan, numpy
+/// >>> x = numpy.ones((1, 2, 192, 8), dtype="float32")
+/// >>> counts = numpy.array([[[1, 2, 2]]])
+/// >>> indices = numpy.array([[[[0, 0], [1, 0], [2, 0]]]])
+/// >>> longspan.ListedBlocks("causal", counts, indices).select(x, x)
+/// <longspan.Selection of 83.3 % of the blocks>
+#[pyclass(frozen, module = "longspan")]
+pub(crate) struct ListedBlocks {
+    engine: longspan::ListedBlocks,
+    base: Heads,
+}
+
+#[pymethods]
+impl ListedBlocks {
+    #[new]
+    fn new(
+        base: &Bound<'_, PyAny>,
+        counts: &Bound<'_, PyAny>,
+        indices: &Bound<'_, PyAny>,
+    ) -> PyResult<Self> {
+        let base = pattern("base", base)?;
+        let ([entries, heads, _], counts) = integers("counts", "(batch, heads, rows)", counts)?;
+        let rule = "(batch, heads, rows, width)";
+        let ([_, _, _, width], indices) = integers("indices", rule, indices)?;
+        let counts = counts.into_iter().map(|count| count as usize).collect();
+        let engine =
+            longspan::ListedBlocks::padded(base.clone(), (entries, heads), counts, &indices, width)
+                .map_err(errors::raise)?;
+        Ok(ListedBlocks { engine, base })
+    }
+
+    /// The listed blocks for `q` and `k`. Options are those of `BlockSelector.select`.
+    #[pyo3(
+        signature = (q, k, **options),
+        text_signature = "($self, q, k, *, order='bhsd', block=None, scale=None, \
+            query_offset=None, key_offset=None, key_padding=None, threads=None, isa=None, \
+            precision=None)"
+    )]
+    fn select(
+        &self,
+        py: Python<'_>,
+        q: &Bound<'_, PyAny>,
+        k: &Bound<'_, PyAny>,
+        options: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Selection> {
+        let options = Options::read("select", options)?;
+        let engine = self.engine.clone().options(options.calls()?);
+        select(py, &engine, &self.base, [q, k], &options)
+    }
+}
+
+/// The shape and the elements of an array of integers from 0 on, with so many axes.
+fn integers<const N: usize>(
+    name: &str,
+    axes: &str,
+    given: &Bound<'_, PyAny>,
+) -> PyResult<([usize; N], Vec<u32>)> {
+    let numpy = given.py().import("numpy")?;
+    let array = numpy.call_method1("asarray", (given,))?;
+    let kind: String = array.getattr("dtype")?.getattr("kind")?.extract()?;
+    if !matches!(&*kind, "i" | "u") {
+        return Err(errors::kind(format!("{name} holds no integers, expected {axes} of them")));
+    }
+    let shape: Vec<usize> = array.getattr("shape")?.extract()?;
+    let Ok(shape) = <[usize; N]>::try_from(shape.as_slice()) else {
+        return Err(errors::value(format!("{name} has shape {shape:?}, expected {axes}")));
+    };
+    let elements = shape.iter().product::<usize>();
+    let limit = u64::from(u32::MAX);
+    let fits = elements == 0
+        || array.call_method0("min")?.ge(0)? && array.call_method0("max")?.le(limit)?;
+    if !fits {
+        return Err(errors::value(format!("{name} has a number below 0 or above {limit}")));
+    }
+    let bytes = array.call_method1("astype", ("<u4",))?.call_method0("tobytes")?;
+    let bytes: &[u8] = bytes.extract()?;
+    Ok((shape, bytes.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect()))
+}
+
+/// What a selector chooses for two tensors.
+fn select<S: Selector + Sync>(
+    py: Python<'_>,
+    selector: &S,
+    base: &Heads,
+    [q, k]: [&Bound<'_, PyAny>; 2],
+    options: &Options,
+) -> PyResult<Selection> {
+    let (q, k) = (Tensor::import("q", q)?, Tensor::import("k", k)?);
+    k.same_element(&q)?;
+    let order = options.order();
+    let (queries, keys) = (q.dims(order)?, k.dims(order)?);
+    let (shape, padding, source) = options.place(base, queries, keys)?;
+    let selected = with_element!(q.element(), E => {
+        let (q, k) = (q.view::<E>(order)?, k.view::<E>(order)?);
+        let work = |watch: &mut signals::Watch| {
+            let mut between = |_: longspan::Progress| watch.look();
+            selector.select_with(q, k, &shape, &padding, Hook::new(&mut between))
+        };
+        signals::released(py, work, errors::raise)?
+    });
+    Ok(Selection { selected, source, order })
 }
 
 fn pattern(name: &str, given: &Bound<'_, PyAny>) -> PyResult<Heads> {
@@ -168,7 +265,7 @@ fn pattern(name: &str, given: &Bound<'_, PyAny>) -> PyResult<Heads> {
     }
 }
 
-/// What `BlockSelector.select` chose.
+/// What `BlockSelector.select` or `ListedBlocks.select` chose.
 #[pyclass(frozen, module = "longspan")]
 pub(crate) struct Selection {
     selected: longspan::Selection,

@@ -116,3 +116,33 @@ def test_what_is_refused() -> None:
         _selector().select(q, k, window=3)
     with pytest.raises(TypeError, match="select again"):
         pickle.dumps(_selector().select(q, k).layout)
+
+
+def test_listed_blocks_are_a_choice():
+    rng = numpy.random.default_rng(3)
+    q, k = (rng.standard_normal((2, heads, 700, 16), dtype="float32") for heads in (4, 2))
+    rows = 11
+    counts = rng.integers(1, 5, size=(2, 1, rows))
+    indices = numpy.argsort(rng.random((2, 1, rows, rows)), axis=3)[..., :6]
+    listed = longspan.ListedBlocks("causal", counts, indices)
+    selection = listed.select(q, k)
+    allowed = numpy.zeros((2, rows, rows), dtype=bool)
+    for entry in range(2):
+        for row in range(rows):
+            allowed[entry, row, indices[entry, 0, row, : counts[entry, 0, row]]] = True
+    mask = allowed.repeat(64, axis=1).repeat(64, axis=2)[:, None, :700, :700]
+    mask = mask & numpy.tri(700, dtype=bool)
+    scores = numpy.einsum("bhqd,bhkd->bhqk", q, k.repeat(2, axis=1)).astype("float64") / 4
+    scores = numpy.where(mask, scores, -numpy.inf)
+    with numpy.errstate(divide="ignore"):
+        expected = numpy.log(numpy.exp(scores).sum(axis=3))
+    lse = longspan.forward(q, k, k, selection.layout).lse
+    numpy.testing.assert_allclose(lse, expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match="counts has shape"):
+        longspan.ListedBlocks("causal", counts[0], indices)
+    with pytest.raises(TypeError, match="indices holds no integers"):
+        longspan.ListedBlocks("causal", counts, indices.astype("float32"))
+    with pytest.raises(ValueError, match="below 0"):
+        longspan.ListedBlocks("causal", counts, indices - 1)
+    with pytest.raises(ValueError, match="block index"):
+        longspan.ListedBlocks("causal", counts, indices + 100).select(q, k)

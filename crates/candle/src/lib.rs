@@ -48,6 +48,7 @@
 //! |---|---|
 //! | `call` | a call: two custom ops that share what the forward pass found |
 //! | `learned` | sink logits, tables and slopes that are tensors, with gradients |
+//! | `select` | layouts from the content of queries and keys |
 //! | `sparse`, `dilated` | a pattern, compiled for the lengths that turn up; LongNet's branches |
 //! | `multihead`, `block`, [`longnet`] | projections around an attention; a layer; whole models |
 //! | `norm`, `gelu`, `rotary`, `linear`, `rows` | ops that candle has without gradients, or with coarse or slow ones |
@@ -68,6 +69,7 @@ mod multihead;
 mod norm;
 mod rotary;
 mod rows;
+mod select;
 mod sparse;
 mod tensor;
 
@@ -82,4 +84,5 @@ pub use multihead::{
     Positions,
 };
 pub use norm::LayerNorm;
+pub use select::select;
 pub use sparse::SparseAttention;

@@ -12,7 +12,13 @@ impl<T: Element + WithDType> Number for T {}
 
 /// Refuses tensors that there are no views of.
 pub(crate) fn check(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<()> {
-    for (name, tensor) in [("q", q), ("k", k), ("v", v)] {
+    check_named(&[("q", q), ("k", k), ("v", v)])
+}
+
+/// The same for tensors by their names, queries first.
+pub(crate) fn check_named(tensors: &[(&str, &Tensor)]) -> Result<()> {
+    let [(_, q), ..] = tensors else { return Ok(()) };
+    for (name, tensor) in tensors {
         if !tensor.device().is_cpu() {
             bail!(
                 "{name} is on {:?}, expected the CPU: move it with `to_device(&Device::Cpu)`",

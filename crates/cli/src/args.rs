@@ -7,11 +7,11 @@ mod bench;
 mod map;
 mod plan;
 mod ring;
+mod select;
 mod shared;
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
-use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use longspan::{ElementType, Isa};
@@ -20,7 +20,8 @@ pub(crate) use bench::{Bench, Pass};
 pub(crate) use map::Map;
 pub(crate) use plan::{Network, Plan};
 pub(crate) use ring::{FoldOrder, Ring};
-pub(crate) use shared::{Block, HeadDim, Input, Tensors};
+pub(crate) use select::Select;
+pub(crate) use shared::{Block, HeadDim, Input, Pictures, Tensors};
 
 /// Attention for sequences too long for attention.
 #[derive(Debug, Parser)]
@@ -39,6 +40,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Print statistics of a pattern at a given length, and draw it.
     Inspect(Inspect),
+    /// Choose key blocks from recorded queries and keys, and measure what is dropped.
+    Select(Select),
     /// Benchmark attention over a pattern, also as a share of this machine's peak.
     Bench(Bench),
     /// Run attention over a sequence sharded across ranks: MPI processes or threads.
@@ -206,25 +209,12 @@ pub(crate) struct Inspect {
     #[arg(long, value_name = "N", num_args = 0..=1, value_parser = heads)]
     pub(crate) heads: Option<Option<usize>>,
 
-    /// Draw only this head, counted from 0
-    #[arg(long, value_name = "H")]
-    pub(crate) head: Option<usize>,
-
     /// Print one JSON object and nothing else
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Omit the picture
-    #[arg(long)]
-    pub(crate) no_picture: bool,
-
-    /// Draw the layout into a PNG file
-    #[arg(long, value_name = "FILE")]
-    pub(crate) png: Option<PathBuf>,
-
-    /// Draw the layout into an SVG file
-    #[arg(long, value_name = "FILE")]
-    pub(crate) svg: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) pictures: Pictures,
 }
 
 /// A range whose end may be open.

@@ -7,7 +7,7 @@
 //! | `number`, `table`, `tty`, `progress`, `memory`, `random` | formatting, terminal, progress bar, allocator, test data |
 //! | `args`, `element`, `choice`, `machine`, `compile` | options, dtype dispatch, ISA and threads, the host, patterns to layouts |
 //! | `plot` | scenes of rectangles and text, as PNG or SVG |
-//! | `inspect`, `bench`, `ring`, `verify`, `plan`, `doctor` | one module per subcommand |
+//! | `inspect`, `select`, `bench`, `ring`, `verify`, `plan`, `doctor` | one module per subcommand |
 //!
 //! Exit codes: 0 success, 2 invalid input (message on standard error), 1 any other failure, including
 //! out of memory.
@@ -30,6 +30,7 @@ mod plot;
 mod progress;
 mod random;
 mod ring;
+mod select;
 mod table;
 #[allow(unsafe_code, reason = "the size of a terminal needs a system call")]
 mod tty;
@@ -48,6 +49,7 @@ static ALLOCATOR: memory::Reporting = memory::Reporting;
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Inspect(args) => inspect::run(&args),
+        Command::Select(args) => select::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Ring(args) => ring::run(&args),
         Command::Verify(args) => verify::run(&args),

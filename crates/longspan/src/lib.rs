@@ -90,7 +90,7 @@ pub use longspan_pattern::{
 pub use options::Options;
 pub use precision::{ComputeTypes, Precision};
 pub use score::{BiasTable, Dropout, Score};
-pub use select::{BlockSelector, Estimator, KeptMass, Selection, Selector, Sharing};
+pub use select::{BlockSelector, Estimator, KeptMass, ListedBlocks, Selection, Selector, Sharing};
 pub use softmax::RowStatistics;
 pub use state::{State, merge_outputs};
 #[cfg(feature = "ndarray")]

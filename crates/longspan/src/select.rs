@@ -11,12 +11,14 @@
 
 mod choose;
 mod kept;
+mod listed;
 
 use std::sync::Arc;
 
 use longspan_pattern::{BlockSize, Heads, Layout, LayoutSet, Padding, Pattern, Shape};
 
 pub use self::kept::KeptMass;
+pub use self::listed::ListedBlocks;
 
 use self::choose::Budget;
 use crate::arguments::Inputs;
@@ -376,10 +378,14 @@ impl Selector for BlockSelector {
 }
 
 /// The blocks of `base` that were chosen.
-fn keep(base: &LayoutSet, chosen: &[Chosen], streams: usize) -> Result<LayoutSet> {
+fn keep<'a>(
+    base: &LayoutSet,
+    chosen: impl IntoIterator<Item = &'a Chosen>,
+    streams: usize,
+) -> Result<LayoutSet> {
     let (batch, heads) = (base.batch(), base.heads());
-    let mut layouts: Vec<Arc<Layout>> = Vec::with_capacity(chosen.len());
-    for (index, chosen) in chosen.iter().enumerate() {
+    let mut layouts: Vec<Arc<Layout>> = Vec::with_capacity(batch * streams);
+    for (index, chosen) in chosen.into_iter().enumerate() {
         let (entry, head) = (index / streams, index % streams * (heads / streams));
         let whole = &base.layouts()[base.index(entry, head)];
         let starts: Vec<usize> = std::iter::once(0)

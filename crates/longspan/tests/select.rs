@@ -5,8 +5,8 @@ use std::ops::Range;
 use half::bf16;
 use longspan::{
     Attention, BlockSelector, BlockSize, Dims, Element, Error, Estimator, Heads, Hook, Inputs, Isa,
-    Layout, LayoutSet, Options, Order, Padding, Pattern, RunKind, Selection, Selector, Shape,
-    Sharing, Tensor, View,
+    Layout, LayoutSet, ListedBlocks, Options, Order, Padding, Pattern, RunKind, Selection,
+    Selector, Shape, Sharing, Tensor, View,
 };
 use longspan_testing::Random;
 
@@ -345,4 +345,70 @@ fn short_sequences_are_dense() {
     let x = tensor::<f32>(dims, &mut Random::new(1), 1.0);
     let selection = BlockSelector::new(Pattern::causal()).select(x.view(), x.view()).unwrap();
     assert_eq!(selection.density(), 1.0);
+}
+
+/// Lists are those that a selector wrote, in any order and with padding: the same layouts come out.
+#[test]
+fn listed_blocks_are_a_choice() {
+    let mut random = Random::new(5);
+    let dims = |heads| Dims { batch: 2, tokens: 1_500, heads, dim: 16 };
+    let (q, k) = (tensor::<f32>(dims(4), &mut random, 2.0), tensor(dims(2), &mut random, 6.0));
+    let base: Pattern = "causal & (window(900, 0) | sinks(70))".parse().unwrap();
+    let selector = BlockSelector::new(base.clone()).mass(0.6).dense_below(0);
+    let chosen = selector.select(q.view(), k.view()).unwrap();
+    let set = chosen.layouts();
+    let width = 24;
+    let (mut counts, mut indices, mut padded) = (Vec::new(), Vec::new(), Vec::new());
+    for (entry, head) in (0..2).flat_map(|entry| (0..4).map(move |head| (entry, head))) {
+        let layout = set.get(entry, head);
+        for row in layout.rows() {
+            let mut listed = blocks(layout, row);
+            listed.reverse();
+            // One that the base does not have, where there is one.
+            listed.extend((row + 1 < layout.columns()).then(|| layout.columns() - 1));
+            counts.push(listed.len());
+            indices.extend_from_slice(&listed);
+            listed.resize(width, 7);
+            padded.extend(listed);
+        }
+    }
+    let select = |listed: &ListedBlocks| listed.select(q.view(), k.view());
+    let one = ListedBlocks::new(base.clone(), (2, 4), counts.clone(), indices.clone());
+    let two = ListedBlocks::padded(base.clone(), (2, 4), counts.clone(), &padded, width).unwrap();
+    for listed in [&one, &two] {
+        let selection = select(listed).unwrap();
+        assert_eq!(hashes(selection.layouts()), hashes(set));
+        assert_eq!(selection.density(), chosen.density());
+        let attention = Attention::new(selection.layouts().clone());
+        let output = attention.forward(Inputs::new(q.view(), k.view(), k.view())).unwrap();
+        let kept = selection.kept_mass(q.view(), k.view(), &output.lse).unwrap();
+        assert_eq!(kept, chosen.kept_mass(q.view(), k.view(), &output.lse).unwrap());
+    }
+    // One list for all entries and heads.
+    let rows = 1_500_usize.div_ceil(64);
+    let of_first: usize = counts[..rows].iter().sum();
+    let (first, few) = (counts[..rows].to_vec(), indices[..of_first].to_vec());
+    let same = select(&ListedBlocks::new(base.clone(), (1, 1), first, few)).unwrap();
+    assert!(hashes(same.layouts()).iter().all(|hash| *hash == hashes(set)[0]));
+
+    let refused = |lists, counts: &[usize], indices: &[u32]| {
+        let listed = ListedBlocks::new(base.clone(), lists, counts.to_vec(), indices.to_vec());
+        assert!(select(&listed).is_err(), "{lists:?}");
+    };
+    refused((3, 4), &counts, &indices);
+    refused((2, 3), &counts, &indices);
+    refused((2, 4), &counts[1..], &indices);
+    refused((2, 4), &counts, &indices[1..]);
+    let mut wrong = indices.clone();
+    wrong[0] = 24;
+    refused((2, 4), &counts, &wrong);
+    let twice = indices.iter().position(|&index| index == 0).unwrap();
+    assert!(counts.iter().any(|&count| count > 1));
+    let mut wrong = indices;
+    wrong[twice - 1] = 0;
+    refused((2, 4), &counts, &wrong);
+    assert!(
+        ListedBlocks::padded(base.clone(), (2, 4), counts.clone(), &padded[1..], width).is_err()
+    );
+    assert!(ListedBlocks::padded(base.clone(), (1, 1), vec![3], &[0, 1], 2).is_err());
 }

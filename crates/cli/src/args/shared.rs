@@ -1,5 +1,7 @@
 //! Options that several subcommands share: the same spelling and the same defaults everywhere.
 
+use std::path::PathBuf;
+
 use clap::Args;
 use longspan::{ElementType, Heads};
 
@@ -25,6 +27,25 @@ pub(crate) struct Block {
     /// Tokens per block, 16 to 256
     #[arg(long, short = 'b', value_name = "N", default_value = "64", value_parser = tokens)]
     pub(crate) block: usize,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Pictures {
+    /// Draw only this head, counted from 0
+    #[arg(long, value_name = "H")]
+    pub(crate) head: Option<usize>,
+
+    /// Omit the picture
+    #[arg(long)]
+    pub(crate) no_picture: bool,
+
+    /// Draw the layout into a PNG file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) png: Option<PathBuf>,
+
+    /// Draw the layout into an SVG file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

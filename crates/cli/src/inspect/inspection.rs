@@ -21,7 +21,7 @@ use crate::progress::Stage;
 const TEXT: usize = 2_000;
 
 /// The layouts of a pattern at a length.
-pub(super) struct Inspection {
+pub(crate) struct Inspection {
     /// Text of the pattern, cut to [`TEXT`] characters.
     pub(super) pattern: String,
     pub(super) block: usize,
@@ -55,6 +55,33 @@ pub(super) struct Head {
 }
 
 impl Inspection {
+    /// The layouts of the heads of a batch entry, chosen from a pattern.
+    pub(crate) fn of_entry(
+        set: &LayoutSet,
+        entry: usize,
+        base: &Heads,
+        drawn: Option<usize>,
+    ) -> Self {
+        let (layout, pattern) = (set.get(entry, 0), shortened(base, TEXT));
+        let head = |head| Head {
+            pattern: format!("blocks of {pattern}"),
+            layout: set.index(entry, head),
+            compile_ms: 0.0,
+        };
+        Inspection {
+            pattern: format!("blocks of {pattern}"),
+            block: layout.block().get(),
+            query_offset: layout.keys() as i64 - layout.queries() as i64,
+            key_offset: 0,
+            head_dim: 0,
+            by_head: ByHead::Yes,
+            layouts: set.layouts().to_vec(),
+            heads: (0..set.heads()).map(head).collect(),
+            drawn,
+            compile_ms: 0.0,
+        }
+    }
+
     /// Whether only some rows of blocks were compiled.
     pub(super) fn some_rows(&self) -> bool {
         let layout = &self.layouts[0];
@@ -83,7 +110,7 @@ impl Inspection {
 pub(super) fn inspect(args: &Inspect) -> Result<Inspection> {
     let patterns = compile::patterns(&args.input.pattern)?;
     let (heads, by_head) = count_heads(&patterns, args)?;
-    if let Some(head) = args.head.filter(|&head| head >= heads) {
+    if let Some(head) = args.pictures.head.filter(|&head| head >= heads) {
         let rule = format!("--head is {head}, expected less than {heads}, the number of heads");
         return Err(BadInput(rule).into());
     }
@@ -126,7 +153,7 @@ pub(super) fn inspect(args: &Inspect) -> Result<Inspection> {
                 compile_ms: compiled.of(head).ms,
             })
             .collect(),
-        drawn: args.head,
+        drawn: args.pictures.head,
         compile_ms: compiled.ms(),
     })
 }

@@ -1,4 +1,4 @@
-//! `longspan bench`, `ring`, `plan`, `verify` and `doctor`, run as a user runs them.
+//! `longspan bench`, `select`, `ring`, `plan`, `verify` and `doctor`, run as a user runs them.
 
 mod bench;
 #[path = "../common/mod.rs"]
@@ -8,14 +8,15 @@ mod interrupt;
 mod memory;
 mod plan;
 mod ring;
+mod select;
 mod verify;
 
 use common::run;
 
 #[test]
 fn help_explains() {
-    let cases: [(&str, &[&str]); 6] = [
-        ("--help", &["inspect", "bench", "ring", "plan", "verify", "doctor"]),
+    let cases: [(&str, &[&str]); 7] = [
+        ("--help", &["inspect", "select", "bench", "ring", "plan", "verify", "doctor"]),
         (
             "bench",
             &["--tokens", "--kv-heads", "--pass", "LONGSPAN_THREADS", "bthd", "FMA peak", "bf16"],
@@ -26,6 +27,7 @@ fn help_explains() {
             &["--quick", "--isa", "--dtype", "--verbose", "at most 12,", "the exit code is 1"],
         ),
         ("doctor", &["--json"]),
+        ("select", &["safetensors", "--mass", "--always", "--per-key-head", "kept", "--png"]),
         ("plan", &["--calibrate", "--machine", "h100", "--plot", "--shards", "published figures"]),
     ];
     for (command, words) in cases {
