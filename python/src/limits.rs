@@ -22,7 +22,7 @@ pub(crate) fn best_isa() -> String {
 /// >>> limits.fma_peak() > 0
 /// True
 #[pyfunction]
-#[pyo3(signature = (threads=NonZeroUsize::MIN, isa=None))]
+#[pyo3(signature = (threads=NonZeroUsize::MIN, isa=None), text_signature = "(threads=1, isa=None)")]
 pub(crate) fn fma_peak(py: Python<'_>, threads: NonZeroUsize, isa: Option<&str>) -> PyResult<f64> {
     let isa = match isa {
         Some(isa) => isa.parse().map_err(errors::raise)?,
@@ -34,7 +34,7 @@ pub(crate) fn fma_peak(py: Python<'_>, threads: NonZeroUsize, isa: Option<&str>)
 /// Billions of operations per second of the matrix unit for bf16, on tile registers alone; None
 /// where this CPU has none.
 #[pyfunction]
-#[pyo3(signature = (threads=NonZeroUsize::MIN))]
+#[pyo3(signature = (threads=NonZeroUsize::MIN), text_signature = "(threads=1)")]
 pub(crate) fn amx_peak(py: Python<'_>, threads: NonZeroUsize) -> Option<f64> {
     py.detach(|| limits::amx_peak(threads))
 }

@@ -192,7 +192,7 @@ def test_bytes_needed_are_those_of_results_and_workspace():
     half = x.astype("float16")
     # Gradients are summed up in f32.
     assert attention.bytes_needed(half, half, half, backward=True) > 4.5 * tensor
-    dilated = longspan.Dilated([(1000, 1), (10_000, 10)])
+    dilated = longspan.Dilated([1000, 10_000], [1, 10])
     assert longspan.bytes_needed(x, x, x, dilated, threads=1) > tensor
     with pytest.raises(ValueError, match="heads"):
         longspan.bytes_needed(x, x[:, :3], x[:, :3], "causal")
