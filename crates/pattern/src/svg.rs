@@ -13,6 +13,8 @@ use std::fmt::Write;
 #[derive(Debug, Default)]
 pub struct Svg {
     items: String,
+    /// The first line of text, escaped.
+    title: String,
 }
 
 /// Size, font and place of a line of text.
@@ -74,6 +76,9 @@ impl Svg {
             Turn::Up => format!(" transform=\"rotate(270 {x} {y})\""),
         };
         let text = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+        if self.title.is_empty() {
+            self.title.clone_from(&text);
+        }
         let _ = writeln!(
             self.items,
             "<text x=\"{x}\" y=\"{y}\" dy=\"0.5ex\" text-anchor=\"{anchor}\" \
@@ -82,13 +87,15 @@ impl Svg {
         );
     }
 
-    /// The file, of a picture of that size.
+    /// The file, of a picture of that size; its title, which screen readers say, is its first line
+    /// of text.
     pub fn file(&self, width: f64, height: f64) -> String {
         // Cells touch: smoothing their edges would leave seams between them.
         format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
-             viewBox=\"0 0 {width} {height}\" shape-rendering=\"crispEdges\">\n{}</svg>\n",
-            self.items
+             viewBox=\"0 0 {width} {height}\" shape-rendering=\"crispEdges\" role=\"img\">\n\
+             <title>{}</title>\n{}</svg>\n",
+            self.title, self.items
         )
     }
 }
@@ -114,5 +121,7 @@ mod tests {
              font-size=\"12.5\" fill=\"#ff0001\" transform=\"rotate(270 3 4)\">\
              a &amp; &lt;b&gt;</text>\n"
         );
+        svg.text((0.0, 0.0), "c", style);
+        assert!(svg.file(1.0, 1.0).contains("role=\"img\">\n<title>a &amp; &lt;b&gt;</title>\n"));
     }
 }
