@@ -402,10 +402,11 @@ fn listed_blocks_are_a_choice() {
     let mut wrong = indices.clone();
     wrong[0] = 24;
     refused((2, 4), &counts, &wrong);
-    let twice = indices.iter().position(|&index| index == 0).unwrap();
-    assert!(counts.iter().any(|&count| count > 1));
+    // The first block of the first row that has two.
+    let row = counts.iter().position(|&count| count > 1).unwrap();
+    let first: usize = counts[..row].iter().sum();
     let mut wrong = indices;
-    wrong[twice - 1] = 0;
+    wrong[first + 1] = wrong[first];
     refused((2, 4), &counts, &wrong);
     assert!(
         ListedBlocks::padded(base.clone(), (2, 4), counts.clone(), &padded[1..], width).is_err()
