@@ -173,9 +173,15 @@ impl ListedBlocks {
         indices: &Bound<'_, PyAny>,
     ) -> PyResult<Self> {
         let base = pattern("base", base)?;
-        let ([entries, heads, _], counts) = integers("counts", "(batch, heads, rows)", counts)?;
+        let (lists, counts) = integers::<3>("counts", "(batch, heads, rows)", counts)?;
         let rule = "(batch, heads, rows, width)";
-        let ([_, _, _, width], indices) = integers("indices", rule, indices)?;
+        let (shape, indices) = integers::<4>("indices", rule, indices)?;
+        let ([entries, heads, _], width) = (lists, shape[3]);
+        if shape[..3] != lists {
+            return Err(errors::value(format!(
+                "indices has shape {shape:?}, expected {rule} with the first three of counts, {lists:?}"
+            )));
+        }
         let counts = counts.into_iter().map(|count| count as usize).collect();
         let engine =
             longspan::ListedBlocks::padded(base.clone(), (entries, heads), counts, &indices, width)

@@ -138,6 +138,10 @@ def test_listed_blocks_are_a_choice():
         expected = numpy.log(numpy.exp(scores).sum(axis=3))
     lse = longspan.forward(q, k, k, selection.layout).lse
     numpy.testing.assert_allclose(lse, expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match="the first three of counts"):
+        longspan.ListedBlocks("causal", counts, indices.reshape(1, 2, rows, 6))
+    with pytest.raises(ValueError, match="softcap|score addition"):
+        listed.select(q, k, softcap=3.0)
     with pytest.raises(ValueError, match="counts has shape"):
         longspan.ListedBlocks("causal", counts[0], indices)
     with pytest.raises(TypeError, match="indices holds no integers"):

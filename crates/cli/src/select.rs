@@ -4,11 +4,11 @@
 use std::io::{Write, stdout};
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use half::{bf16, f16};
 use longspan::{
     Attention, BlockSelector, BlockSize, Dims, Element, ElementType, Heads, Hook, Inputs, KeptMass,
-    Options, Order, Padding, Selection, Selector, Shape, Sharing, Tensor,
+    LayoutSet, Options, Order, Padding, Selection, Selector, Shape, Sharing, Tensor,
 };
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 
@@ -24,7 +24,8 @@ use crate::progress::Stage;
 pub(crate) fn run(args: &Select) -> Result<()> {
     let path = args.file.display();
     let stage = Stage::new(format!("reading {path}"));
-    let bytes = std::fs::read(&args.file).with_context(|| format!("can't read {path}"))?;
+    let bytes = std::fs::read(&args.file)
+        .map_err(|error| BadInput(format!("can't read {path}: {error}")))?;
     let file = SafeTensors::deserialize(&bytes)
         .map_err(|error| BadInput(format!("{path} is no safetensors file: {error}")))?;
     let (q, k) = (Recorded::find(&file, &args.query)?, Recorded::find(&file, &args.key)?);
@@ -144,8 +145,10 @@ fn select<E: Element>(args: &Select, q: &Recorded<'_>, k: &Recorded<'_>) -> Resu
     let output = attention.forward(Inputs::new(view_q, view_k, view_k))?;
     let attending = start.elapsed().as_secs_f64();
     let kept = selection.kept_mass(view_q, view_k, &output.lse)?;
-    let all = LayoutDensity::new(&selection, &base, &shape, heads)?;
-    let by_head = (0..heads).map(|head| all.of_head(head)).collect();
+    let whole = LayoutSet::compile(&base, heads, &shape, &padding, None)?;
+    let share =
+        |head| blocks(selection.layouts(), head) as f64 / (blocks(&whole, head) as f64).max(1.0);
+    let by_head = (0..heads).map(share).collect();
     drop(stage);
 
     let drawn = args.pictures.head;
@@ -194,32 +197,11 @@ fn options(args: &Select) -> Result<Options> {
     })
 }
 
-/// Blocks of the choice and of the base, by head.
-struct LayoutDensity<'a> {
-    selection: &'a Selection,
-    base: longspan::LayoutSet,
-}
-
-impl<'a> LayoutDensity<'a> {
-    fn new(
-        selection: &'a Selection,
-        base: &Heads,
-        shape: &Shape,
-        heads: usize,
-    ) -> Result<LayoutDensity<'a>> {
-        let padding = Padding::None(selection.layouts().batch());
-        let base = longspan::LayoutSet::compile(base, heads, shape, &padding, None)?;
-        Ok(LayoutDensity { selection, base })
-    }
-
-    fn of_head(&self, head: usize) -> f64 {
-        let blocks = |set: &longspan::LayoutSet| -> u64 {
-            let each = (0..set.batch()).map(|entry| set.get(entry, head));
-            let runs = each.flat_map(|layout| layout.rows().flat_map(|row| layout.row(row)));
-            runs.map(|run| u64::from(run.len)).sum()
-        };
-        blocks(self.selection.layouts()) as f64 / (blocks(&self.base) as f64).max(1.0)
-    }
+/// Blocks of a head, over all batch entries.
+fn blocks(set: &LayoutSet, head: usize) -> u64 {
+    let each = (0..set.batch()).map(|entry| set.get(entry, head));
+    let runs = each.flat_map(|layout| layout.rows().flat_map(|row| layout.row(row)));
+    runs.map(|run| u64::from(run.len)).sum()
 }
 
 /// Shares of sampled queries whose kept mass is listed.

@@ -292,14 +292,7 @@ impl BlockSelector {
             let (what, value) = ("max_blocks", max_blocks as f32);
             return Err(Error::Number { what, value, rule: "at least 1 and at least min_blocks" });
         }
-        if self.options.score != Score::default() {
-            let why = "masses are estimated from products of queries and keys alone";
-            return Err(Error::Unexpected { what: "a score addition of a selector", why });
-        }
-        if self.options.dropout.is_some() {
-            let why = "dropout belongs to attention over the choice; give it there";
-            return Err(Error::Unexpected { what: "dropout of a selector", why });
-        }
+        check_options(&self.options)?;
         if self.sharing == Sharing::PerKeyHead && self.base.count().is_some() {
             let why = "heads with a choice in common have one pattern; use Sharing::PerHead";
             return Err(Error::Unexpected { what: "a base pattern per head", why });
@@ -375,6 +368,19 @@ impl Selector for BlockSelector {
         let (chosen, streams) = choose(shape, &candidates, sampling, budget)?;
         finish(keep(&base, &chosen, streams)?)
     }
+}
+
+/// Refuses options that neither estimates nor measures of kept mass have.
+fn check_options(options: &Options) -> Result<()> {
+    if options.score != Score::default() {
+        let why = "masses are those of products of queries and keys alone";
+        return Err(Error::Unexpected { what: "a score addition of a selector", why });
+    }
+    if options.dropout.is_some() {
+        let why = "dropout belongs to attention over the choice; give it there";
+        return Err(Error::Unexpected { what: "dropout of a selector", why });
+    }
+    Ok(())
 }
 
 /// The blocks of `base` that were chosen.

@@ -395,6 +395,9 @@ fn listed_blocks_are_a_choice() {
         let listed = ListedBlocks::new(base.clone(), lists, counts.to_vec(), indices.to_vec());
         assert!(select(&listed).is_err(), "{lists:?}");
     };
+    for options in [Options::default().softcap(3.0), Options::default().alibi_slopes([0.5; 4])] {
+        assert!(select(&one.clone().options(options)).is_err());
+    }
     refused((3, 4), &counts, &indices);
     refused((2, 3), &counts, &indices);
     refused((2, 4), &counts[1..], &indices);

@@ -63,9 +63,12 @@ impl Inspection {
         drawn: Option<usize>,
     ) -> Self {
         let (layout, pattern) = (set.get(entry, 0), shortened(base, TEXT));
+        let mut used: Vec<usize> = (0..set.heads()).map(|head| set.index(entry, head)).collect();
+        used.sort_unstable();
+        used.dedup();
         let head = |head| Head {
             pattern: format!("blocks of {pattern}"),
-            layout: set.index(entry, head),
+            layout: used.partition_point(|&index| index < set.index(entry, head)),
             compile_ms: 0.0,
         };
         Inspection {
@@ -75,7 +78,7 @@ impl Inspection {
             key_offset: 0,
             head_dim: 0,
             by_head: ByHead::Yes,
-            layouts: set.layouts().to_vec(),
+            layouts: used.iter().map(|&index| set.layouts()[index].clone()).collect(),
             heads: (0..set.heads()).map(head).collect(),
             drawn,
             compile_ms: 0.0,

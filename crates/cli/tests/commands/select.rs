@@ -51,6 +51,11 @@ fn density_kept_mass_and_pictures() {
         let json: serde_json::Value = serde_json::from_str(&run(&all).printed()).unwrap();
         assert_eq!(json["density"].as_f64(), Some(1.0));
         assert!(json["kept_mass"].as_f64().unwrap() > 0.999_999, "{json}");
+        // Pictures of all heads of the second entry alone.
+        let picture = path.replace(".safetensors", ".png");
+        let entry = ["--entry", "1", "--png", &picture];
+        let text = run(&[&["select"], &options[..], &entry].concat()).printed();
+        assert_eq!(text.matches('┌').count(), 4, "{text}");
         let picture = path.replace(".safetensors", ".svg");
         run(&[&["select"], &options[..], &["--head", "3", "--svg", &picture]].concat()).printed();
         let svg = std::fs::read_to_string(&picture).unwrap();
@@ -65,6 +70,7 @@ fn what_is_wrong_is_named() {
     let refused = |options: &[&str], words: &str| {
         run(&[&["select"], options].concat()).refused(&[words]);
     };
+    refused(&["missing.safetensors"], "can't read missing.safetensors");
     refused(&[path], "has no tensor k, but");
     refused(&[path, "--key", "keys"], "expected the same element type");
     refused(&[path, "--key", "q", "--head", "4"], "--head is 4, expected less than 4");

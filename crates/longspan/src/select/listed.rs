@@ -2,7 +2,7 @@
 
 use longspan_pattern::{Heads, LayoutSet, Padding, Shape};
 
-use super::{Measured, Selection, Selector, density, keep};
+use super::{Measured, Selection, Selector, check_options, density, keep};
 use crate::arguments::Inputs;
 use crate::check;
 use crate::driver::masses::Chosen;
@@ -62,12 +62,13 @@ impl ListedBlocks {
         width: usize,
     ) -> Result<Self> {
         let rows = counts.len();
-        if indices.len() != rows * width || counts.iter().any(|&count| count > width) {
-            return Err(Error::Length {
-                what: "the list of block indices, the largest count of which is at most its width,",
-                len: indices.len(),
-                expected: rows * width,
-            });
+        if rows.checked_mul(width) != Some(indices.len()) {
+            let (what, len) = ("the list of block indices", indices.len());
+            return Err(Error::Length { what, len, expected: rows.saturating_mul(width) });
+        }
+        if let Some(&count) = counts.iter().find(|&&count| count > width) {
+            let (what, rule) = ("a count of key blocks", "at most the width of the lists");
+            return Err(Error::Number { what, value: count as f32, rule });
         }
         let each = counts.iter().enumerate();
         let used = each.flat_map(|(row, &count)| &indices[row * width..row * width + count]);
@@ -75,7 +76,8 @@ impl ListedBlocks {
         Ok(ListedBlocks::new(base, lists, counts, used))
     }
 
-    /// Scale, threads and instruction set with which kept mass is measured.
+    /// Scale, threads and instruction set with which kept mass is measured. Score additions and
+    /// dropout are refused.
     #[must_use]
     pub fn options(mut self, options: Options) -> Self {
         self.options = options;
@@ -131,6 +133,7 @@ impl Selector for ListedBlocks {
         padding: &Padding,
         hook: Hook<'_>,
     ) -> Result<Selection> {
+        check_options(&self.options)?;
         let sizes = check::tensors(&self.options, &Inputs::new(q, k, k))?;
         for (what, own, all) in [
             ("the batch entries of listed blocks", self.lists.0, sizes.batch),
