@@ -171,8 +171,10 @@ class BlockSelector:
         max_blocks: int | None = None,
         estimator: Literal["clusters", "means", "antidiagonals"] = "clusters",
         queries: int = 8,
-        groups: int = 8,
+        groups: int | None = None,
         sharing: Literal["head", "key_head"] = "head",
+        dense_below: int = 1024,
+        coarse_from: int = 16384,
     ) -> BlockSelector: ...
     @property
     def base(self) -> Pattern: ...

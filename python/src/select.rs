@@ -26,7 +26,9 @@ use crate::{errors, signals};
 /// - `min_blocks`, `max_blocks`: floor and cap on the number of blocks per row.
 /// - `estimator`: `"clusters"` (of similar keys, the default), `"means"` (of neighboring keys) or
 ///   `"antidiagonals"` (XAttention; `groups` is block / stride). `queries` sampled queries and `groups`
-///   summaries of keys per block.
+///   summaries of keys per block: 10 clusters, or 8 of the others.
+/// - `dense_below`: rows with fewer keys keep all of them. `coarse_from`: rows with as many keys look for
+///   candidates in blocks of 256 tokens first.
 /// - `sharing`: `"head"`, or `"key_head"` for one choice per group of query heads that share keys, which
 ///   takes one pattern for all heads.
 ///
@@ -53,9 +55,11 @@ impl BlockSelector {
     #[new]
     #[pyo3(
         signature = (base, *, always=None, mass=0.95, block_mass=0.0, min_blocks=None,
-            max_blocks=None, estimator="clusters", queries=None, groups=None, sharing="head"),
+            max_blocks=None, estimator="clusters", queries=None, groups=None, sharing="head",
+            dense_below=None, coarse_from=None),
         text_signature = "(base, *, always=None, mass=0.95, block_mass=0.0, min_blocks=1, \
-            max_blocks=None, estimator='clusters', queries=8, groups=8, sharing='head')"
+            max_blocks=None, estimator='clusters', queries=8, groups=None, sharing='head', \
+            dense_below=1024, coarse_from=16384)"
     )]
     #[expect(clippy::too_many_arguments, reason = "they are named in Python")]
     fn new(
@@ -69,10 +73,13 @@ impl BlockSelector {
         queries: Option<Whole>,
         groups: Option<Whole>,
         sharing: &str,
+        dense_below: Option<Whole>,
+        coarse_from: Option<Whole>,
     ) -> PyResult<Self> {
         let base = pattern("base", base)?;
         let count = |given: Option<Whole>, default: usize| given.map_or(default, |n| n.0 as usize);
-        let (queries, groups) = (count(queries, 8), count(groups, 8));
+        let queries = count(queries, 8);
+        let groups = count(groups, if estimator == "clusters" { 10 } else { 8 });
         let estimator = match estimator {
             "clusters" => Estimator::Clusters { queries, clusters: groups },
             "means" => Estimator::Means { queries, means: groups },
@@ -105,6 +112,12 @@ impl BlockSelector {
             .max_blocks(count(max_blocks, usize::MAX))
             .estimator(estimator)
             .sharing(sharing);
+        if let Some(keys) = dense_below {
+            engine = engine.dense_below(keys.0 as usize);
+        }
+        if let Some(keys) = coarse_from {
+            engine = engine.coarse_from(keys.0 as usize);
+        }
         if let Some(always) = always {
             let always: Rule = inner("always", always)?;
             engine = engine.always(always);

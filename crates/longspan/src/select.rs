@@ -38,11 +38,11 @@ use crate::tensor::View;
 /// queries of each row of blocks.
 ///
 /// The cost relative to attention over all blocks is about half the share of products that are left,
-/// `queries · groups / block²`; twice that for clusters.
+/// `queries · groups / block²`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Estimator {
-    /// Clusters of similar keys, by mean and variance.
+    /// Means of clusters of similar keys.
     Clusters {
         /// Sampled queries per block, a power of two up to 64.
         queries: usize,
@@ -66,7 +66,7 @@ pub enum Estimator {
 
 impl Default for Estimator {
     fn default() -> Self {
-        Estimator::Clusters { queries: 8, clusters: 8 }
+        Estimator::Clusters { queries: 8, clusters: 10 }
     }
 }
 
@@ -164,7 +164,7 @@ pub struct BlockSelector {
 }
 
 /// Blocks that candidates are looked for in, and what their masses are estimated by.
-const COARSE: (u64, Estimator) = (256, Estimator::Clusters { queries: 8, clusters: 8 });
+const COARSE: (u64, Estimator) = (256, Estimator::Clusters { queries: 8, clusters: 16 });
 
 /// Candidates per block of the cap, and the share of the dropped mass that may be lost with the
 /// others.

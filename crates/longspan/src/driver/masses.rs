@@ -20,6 +20,9 @@ use crate::tensor::{Raw, Tensor, View};
 /// Blocks that a thread summarizes at a time.
 const BLOCKS: usize = 16;
 
+/// The weight of a group without keys: its exponential is 0 beside any other.
+const NOTHING: f32 = -1e30;
+
 /// What is estimated.
 pub(crate) struct Estimate<'a, 'h, E> {
     pub(crate) options: &'a Options,
@@ -80,8 +83,8 @@ impl<E: Element> FusedPass<E> for EstimatePass<'_, '_, E> {
         let EstimatePass { call, choose, chosen } = self;
         let Estimate { options, sampling, base, ref sizes, monitor, .. } = *call;
         let workers = options.workers()?;
-        let (summaries, members) = summarize(call, tiles.simd(), workers)?;
-        let groups = Raw::read(&summaries.view());
+        let Summaries { means, members, weights } = summarize(call, tiles.simd(), workers)?;
+        let groups = Raw::read(&means.view());
         let q = Raw::read(&call.q);
         let scale = options.scale.unwrap_or(1.0 / (sizes.dim as f32).sqrt());
 
@@ -101,9 +104,20 @@ impl<E: Element> FusedPass<E> for EstimatePass<'_, '_, E> {
             let taken = spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
             let mut scratch = taken.unwrap_or_default();
             let _session = tiles.session();
-            let (dim, key_heads, members) = (sizes.dim, sizes.key_heads, &*members);
-            let kernel =
-                Masses { tiles, sampling, scale, q, groups, members, key_heads, dim, layout };
+            let (dim, key_heads) = (sizes.dim, sizes.key_heads);
+            let (members, weights) = (&*members, &*weights);
+            let kernel = Masses {
+                tiles,
+                sampling,
+                scale,
+                q,
+                groups,
+                members,
+                weights,
+                key_heads,
+                dim,
+                layout,
+            };
             let mut masses = vec![vec![0.0; layout.columns() as usize]; band.len()];
             for head in call.head(stream)..call.head(stream) + call.heads_per_stream() {
                 let key_head = head / (sizes.heads / sizes.key_heads);
@@ -136,21 +150,30 @@ impl<E: Element> FusedPass<E> for EstimatePass<'_, '_, E> {
     }
 }
 
-/// Summaries of the groups of all keys, `[batch, key head, group, term]`, and which keys they have.
+/// What is known of the groups of all keys.
+struct Summaries<E> {
+    /// `[batch, key head, group, term]`.
+    means: Tensor<E>,
+    /// The keys of each, [`Sampling::words`] words.
+    members: Vec<u64>,
+    /// The logarithm of their number.
+    weights: Vec<f32>,
+}
+
 fn summarize<E: Element, S: Simd>(
     call: &Estimate<'_, '_, E>,
     simd: S,
     workers: Workers<'_>,
-) -> Result<(Tensor<E>, Vec<u64>)> {
+) -> Result<Summaries<E>> {
     let Estimate { sampling, sizes, monitor, .. } = call;
     let (columns, terms) = (sizes.keys.div_ceil(sampling.block), sampling.terms(sizes.dim));
     let (groups, words) = (sampling.groups, sampling.words());
     let tokens = columns * groups;
     let dims = Dims { batch: sizes.batch, tokens, heads: sizes.key_heads, dim: terms };
-    let mut summaries = Tensor::<E>::zeros(dims, Order::Bhsd)?;
+    let mut means = Tensor::<E>::zeros(dims, Order::Bhsd)?;
     let blocks = sizes.batch * sizes.key_heads * columns;
     let mut members = vec![0_u64; blocks * groups * words];
-    let (k, into) = (Raw::read(&call.k), Raw::write(&mut summaries.view_mut()));
+    let (k, into) = (Raw::read(&call.k), Raw::write(&mut means.view_mut()));
     let chunks: Vec<Mutex<&mut [u64]>> =
         members.chunks_mut(BLOCKS * groups * words).map(Mutex::new).collect();
     Tasks::uncounted(chunks.len(), monitor).run(workers, &|chunk| {
@@ -173,7 +196,13 @@ fn summarize<E: Element, S: Simd>(
         }
     })?;
     drop(chunks);
-    Ok((summaries, members))
+    let logarithms: Vec<f32> = (0..=sampling.block).map(|count| (count as f32).ln()).collect();
+    let weight = |members: &[u64]| {
+        let count: u32 = members.iter().map(|word| word.count_ones()).sum();
+        logarithms[count as usize].max(NOTHING)
+    };
+    let weights = members.chunks_exact(words).map(weight).collect();
+    Ok(Summaries { means, members, weights })
 }
 
 #[cfg(test)]

@@ -4,9 +4,8 @@
 //! for each band of rows of query blocks, for one query head:
 //!     pack the sampled queries, LANES side by side:    Qᵗ[terms × lanes]
 //!     for each chunk of key blocks that a row of the band attends to:
-//!         S[groups × lanes] ← G · Qᵗ                   log of the sum of exp over a group's keys
-//!         S ← S + bounded(V · (Q²)ᵗ)                   clusters: their spread along the query
-//!         S ← S + ln(share of the group that is active); −∞ where nothing is
+//!         S[groups × lanes] ← G · Qᵗ                   scores of a group's mean key
+//!         S ← S + ln(keys of the group that are active); −∞ where none is
 //!         m' ← max(m, S);  l ← exp(m − m')·l + Σ exp(S − m')
 //!         M[blocks × lanes] ← Σ exp(S − m') over the groups of a block, and m' of the chunk
 //!     mass of a block for a row ← Σ over its lanes of M · exp(m' − m) / l
@@ -21,7 +20,7 @@ use std::ops::Range;
 
 use longspan_pattern::{Layout, Masks, Run, RunKind};
 
-use self::steps::{Accumulate, AddSpread, Factors, Reduce, Scale};
+use self::steps::{Accumulate, Factors, Reduce, Scale};
 use super::pack::ToLanes;
 use crate::exec::Arena;
 use crate::gemm::{Beta, MicroKernel, Multiply, OVER_DIMS, Prefetch, Rows, Size};
@@ -36,7 +35,7 @@ const MAX_GROUPS: usize = 128;
 pub(crate) enum Terms {
     /// Means of neighboring keys.
     Means,
-    /// Means and variances of similar keys; queries and their squares.
+    /// Means of similar keys.
     Clusters,
     /// All of some neighboring keys, as many queries in reverse order.
     Antidiagonals,
@@ -54,17 +53,11 @@ pub(crate) struct Sampling {
 }
 
 impl Sampling {
-    /// Terms of a group for a head dim: those of scores, the last of them the logarithm of the
-    /// number of keys, then variances.
+    /// Terms of a group for a head dim.
     pub(crate) fn terms(&self, dim: usize) -> usize {
-        self.score_terms(dim) + if self.terms == Terms::Clusters { dim } else { 0 }
-    }
-
-    /// Terms of scores.
-    pub(crate) fn score_terms(&self, dim: usize) -> usize {
         match self.terms {
-            Terms::Means | Terms::Clusters => dim + 1,
-            Terms::Antidiagonals => self.keys_per_group() * dim + 1,
+            Terms::Means | Terms::Clusters => dim,
+            Terms::Antidiagonals => self.keys_per_group() * dim,
         }
     }
 
@@ -110,6 +103,8 @@ pub(crate) struct Masses<'a, X: MicroKernel> {
     pub(crate) groups: Raw<X::Element>,
     /// The keys of each group, [`Sampling::words`] words of its block.
     pub(crate) members: &'a [u64],
+    /// The logarithm of the number of keys of each group.
+    pub(crate) weights: &'a [f32],
     pub(crate) key_heads: usize,
     pub(crate) dim: usize,
     pub(crate) layout: &'a Layout,
@@ -140,12 +135,9 @@ pub(crate) struct BandScratch {
 struct Room {
     queries: Rows,
     scores: Rows,
-    /// Half of the variance of scores over a group.
-    spreads: Rows,
     maxima: *mut f32,
     totals: *mut f32,
-    /// Operands on the right: of scores, and of spreads.
-    packed_queries: [*mut f32; 2],
+    packed_queries: *mut f32,
     packed_keys: *mut f32,
 }
 
@@ -168,8 +160,8 @@ impl<X: MicroKernel> Masses<'_, X> {
     /// `q` must be a tensor with the entry, the head and the queries of the layout, `dim` wide;
     /// `groups` one of the summaries of its keys, as wide as [`Sampling::terms`]; both readable and
     /// not written. The sampling must have the block of the layout, and no more than [`LANES`] queries
-    /// per row; `members` the words of all groups; the band at most [`Sampling::rows_per_band`] rows of the layout. A session of this
-    /// thread must be alive.
+    /// per row; `members` and `weights` those of all groups; the band at most
+    /// [`Sampling::rows_per_band`] rows of the layout. A session of this thread must be alive.
     pub(crate) unsafe fn band(
         &self,
         band: &Band,
@@ -200,7 +192,8 @@ impl<X: MicroKernel> Masses<'_, X> {
                 }
                 let from = active.start as usize * LANES;
                 let sums = scratch.sums.reserve(layout.columns() as usize * LANES).add(from);
-                self.tiles.simd().call(Accumulate { room, groups: count, per_block, sums });
+                let weights = &self.weights[self.group(band, active.start)..][..count];
+                self.tiles.simd().call(Accumulate { room, weights, per_block, sums });
                 let maxima = *room.maxima.cast::<[f32; LANES]>();
                 scratch.chunks.push((active, maxima));
             }
@@ -222,39 +215,27 @@ impl<X: MicroKernel> Masses<'_, X> {
         }
     }
 
-    /// Terms of each product.
-    fn products(&self) -> [usize; 2] {
-        let scores = self.sampling.score_terms(self.dim);
-        [scores, self.sampling.terms(self.dim) - scores]
-    }
-
     fn carve(&self, arena: &mut Arena) -> Room {
         let rows = MAX_GROUPS.max(self.sampling.groups).next_multiple_of(X::TARGET_ROWS);
         let line = |len: usize| len.next_multiple_of(WIDEST);
-        let [scores, spreads] = self.products();
-        let packed = |terms| line(X::packed_rhs_len(terms, LANES));
+        let terms = self.sampling.terms(self.dim);
         let lens = [
-            (scores + spreads) * LANES,
-            rows * LANES,
+            terms * LANES,
             rows * LANES,
             LANES,
             LANES,
-            packed(scores),
-            packed(spreads),
-            line(X::packed_lhs_len(rows, scores.max(spreads))),
+            line(X::packed_rhs_len(terms, LANES)),
+            line(X::packed_lhs_len(rows, terms)),
         ];
         let mut next = arena.reserve(lens.iter().sum());
-        let [queries, scores, spreads, maxima, totals, first, second, packed_keys] =
-            lens.map(|len| {
-                let part = next;
-                // SAFETY: the parts add up to the room.
-                next = unsafe { next.add(len) };
-                part
-            });
-        let [queries, scores, spreads] =
-            [queries, scores, spreads].map(|first| Rows { first, row: LANES });
-        let packed_queries = [first, second];
-        Room { queries, scores, spreads, maxima, totals, packed_queries, packed_keys }
+        let [queries, scores, maxima, totals, packed_queries, packed_keys] = lens.map(|len| {
+            let part = next;
+            // SAFETY: the parts add up to the room.
+            next = unsafe { next.add(len) };
+            part
+        });
+        let [queries, scores] = [queries, scores].map(|first| Rows { first, row: LANES });
+        Room { queries, scores, maxima, totals, packed_queries, packed_keys }
     }
 
     /// Computes the scores of some groups.
@@ -266,29 +247,16 @@ impl<X: MicroKernel> Masses<'_, X> {
         &self,
         matrix: Strided<X::Element>,
         count: usize,
-        right: [X::Rhs; 2],
+        right: X::Rhs,
         room: Room,
     ) {
-        let [scores, spreads] = self.products();
-        let parts = [(0, scores, room.scores), (scores, spreads, room.spreads)];
-        for ((from, terms, target), right) in parts.into_iter().zip(right) {
-            if terms == 0 {
-                return;
-            }
-            // SAFETY: groups have all terms, the operand on the right these; the room was carved for
-            // both products.
-            unsafe {
-                let left = self.tiles.pack_lhs(matrix.at(0, from), count, terms, room.packed_keys);
-                let size = Size { m: count, n: LANES, k: terms, piece: OVER_DIMS };
-                let (keep, ahead) = (Beta::Zero, Prefetch::NONE);
-                self.tiles.multiply(Multiply { target, keep, left, right, size, ahead });
-            }
-        }
-        // SAFETY: both products are written, and the last term of scores is each group's weight.
+        let terms = self.sampling.terms(self.dim);
+        // SAFETY: groups and the operand on the right have all terms; the room was carved for them.
         unsafe {
-            let weights = matrix.at(0, scores - 1);
-            let Room { scores, spreads, .. } = room;
-            self.tiles.simd().call(AddSpread { scores, spreads, weights, groups: count });
+            let left = self.tiles.pack_lhs(matrix, count, terms, room.packed_keys);
+            let size = Size { m: count, n: LANES, k: terms, piece: OVER_DIMS };
+            let (target, keep, ahead) = (room.scores, Beta::Zero, Prefetch::NONE);
+            self.tiles.multiply(Multiply { target, keep, left, right, size, ahead });
         }
     }
 
@@ -311,14 +279,14 @@ impl<X: MicroKernel> Masses<'_, X> {
     /// # Safety
     ///
     /// That of [`band`](Self::band); `room` must be what [`carve`](Self::carve) gave.
-    unsafe fn pack(&self, band: &Band, room: Room) -> [X::Rhs; 2] {
+    unsafe fn pack(&self, band: &Band, room: Room) -> X::Rhs {
         let simd = self.tiles.simd();
         let Sampling { step, terms: kind, .. } = self.sampling;
-        let [scores, spreads] = self.products();
+        let terms = self.sampling.terms(self.dim);
         // SAFETY: sampled queries are those of the rows, lanes those of the band's rows; the room
         // has a row of `LANES` per term.
         unsafe {
-            std::ptr::write_bytes(room.queries.first, 0, (scores + spreads) * LANES);
+            std::ptr::write_bytes(room.queries.first, 0, terms * LANES);
             for (index, row) in band.rows.clone().enumerate() {
                 let tokens = self.layout.row_tokens(row);
                 let (token, count) = (tokens.start, tokens.len());
@@ -346,14 +314,8 @@ impl<X: MicroKernel> Masses<'_, X> {
                 Terms::Antidiagonals => self.scale / step as f32,
                 _ => self.scale,
             };
-            let squares = room.queries.at(scores, 0);
-            simd.call(Scale { queries: room.queries, terms: scores - 1, squares, spreads, scale });
-            std::slice::from_raw_parts_mut(room.queries.at(scores - 1, 0).first, LANES).fill(1.0);
-            let [first, second] = room.packed_queries;
-            [
-                self.tiles.pack_rhs(room.queries, scores, LANES, first),
-                self.tiles.pack_rhs(squares, spreads, LANES, second),
-            ]
+            simd.call(Scale { queries: room.queries, terms, scale });
+            self.tiles.pack_rhs(room.queries, terms, LANES, room.packed_queries)
         }
     }
 
@@ -426,10 +388,14 @@ impl<X: MicroKernel> Masses<'_, X> {
 
     /// The keys of each group of a block.
     fn members(&self, band: &Band, column: u32) -> &[u64] {
-        let per_block = self.sampling.groups * self.sampling.words();
+        let words = self.sampling.words();
+        &self.members[self.group(band, column) * words..][..self.sampling.groups * words]
+    }
+
+    /// The first group of a block, among those of all entries and heads.
+    fn group(&self, band: &Band, column: u32) -> usize {
         let pair = band.entry * self.key_heads + band.key_head;
-        let block = pair * self.layout.columns() as usize + column as usize;
-        &self.members[block * per_block..][..per_block]
+        (pair * self.layout.columns() as usize + column as usize) * self.sampling.groups
     }
 }
 

@@ -28,7 +28,7 @@ fn tensor<E: Element>(dims: Dims, seed: u64) -> Tensor<E> {
     Tensor::new(data, dims, Order::Bshd).unwrap()
 }
 
-/// Groups of the keys of a block: neighbors, or what Lloyd's algorithm gives from keys far apart.
+/// Groups of the keys of a block: neighbors, or the nearest of centers that are far apart.
 fn groups(sampling: Sampling, keys: &[Vec<f64>]) -> Vec<Vec<usize>> {
     if sampling.terms != Terms::Clusters {
         let all: Vec<usize> = (0..keys.len()).collect();
@@ -36,42 +36,22 @@ fn groups(sampling: Sampling, keys: &[Vec<f64>]) -> Vec<Vec<usize>> {
     }
     let distance =
         |a: &[f64], b: &[f64]| -> f64 { a.iter().zip(b).map(|(a, b)| (a - b).powi(2)).sum() };
-    let mean = |of: &[usize]| -> Vec<f64> {
-        let sum = |d: usize| of.iter().map(|&key| keys[key][d]).sum::<f64>() / of.len() as f64;
-        (0..keys[0].len()).map(sum).collect()
-    };
-    let farthest = |far: &dyn Fn(&[f64]) -> f64| {
-        let mut best = 0;
-        for key in 1..keys.len() {
-            best = if far(&keys[key]) > far(&keys[best]) { key } else { best };
-        }
-        keys[best].clone()
-    };
-    let middle = mean(&(0..keys.len()).collect::<Vec<_>>());
-    let mut centers = vec![farthest(&|key| distance(key, &middle))];
-    while centers.len() < sampling.groups {
-        let nearest = |key: &[f64]| {
-            centers.iter().map(|center| distance(key, center)).fold(f64::INFINITY, f64::min)
+    let mut centers: Vec<usize> = vec![0];
+    let mut groups = vec![(0..keys.len()).collect::<Vec<_>>()];
+    while groups.len() < sampling.groups {
+        let nearest = |key: usize| {
+            let far = centers.iter().map(|&center| distance(&keys[key], &keys[center]));
+            far.fold(f64::INFINITY, f64::min)
         };
-        let next = farthest(&nearest);
+        let mut next = 0;
+        for key in 1..keys.len() {
+            next = if nearest(key) > nearest(next) { key } else { next };
+        }
+        let moves = |key: &usize| distance(&keys[*key], &keys[next]) < nearest(*key);
+        let moved = (0..keys.len()).filter(moves).collect();
+        groups.iter_mut().for_each(|group| group.retain(|key| !moves(key)));
+        groups.push(moved);
         centers.push(next);
-    }
-    let mut groups = Vec::new();
-    for _ in 0..3 {
-        groups = vec![Vec::new(); centers.len()];
-        for (key, at) in keys.iter().enumerate() {
-            let mut best = 0;
-            for (center, place) in centers.iter().enumerate() {
-                best =
-                    if distance(at, place) < distance(at, &centers[best]) { center } else { best };
-            }
-            groups[best].push(key);
-        }
-        for (center, group) in
-            centers.iter_mut().zip(&groups).filter(|(_, group)| !group.is_empty())
-        {
-            *center = mean(group);
-        }
     }
     groups
 }
@@ -106,24 +86,12 @@ fn expected<E: Element>(
             .map(|key| vector(k, key, key_head))
             .collect();
         for group in groups(sampling, &own).iter().filter(|group| !group.is_empty()) {
-            let moment = |power: &dyn Fn(f64, usize) -> f64| -> Vec<f64> {
-                let sum = |d: usize| group.iter().map(|&key| power(own[key][d], d)).sum::<f64>();
-                (0..dim).map(|d| sum(d) / group.len() as f64).collect()
-            };
-            let mean = moment(&|x, _| x);
-            let variance = moment(&|x, d| (x - mean[d]).powi(2));
+            let sum = |d: usize| group.iter().map(|&key| own[key][d]).sum::<f64>();
+            let mean: Vec<f64> = (0..dim).map(|d| sum(d) / group.len() as f64).collect();
             for (index, &query) in sampled.iter().enumerate() {
                 let at = vector(q, query, head);
-                let squares: Vec<f64> = at.iter().map(|x| (x * scale).powi(2)).collect();
                 let score = match terms {
-                    Terms::Means => scale * dot(&at, &mean),
-                    Terms::Clusters => {
-                        let (spread, weight) =
-                            (dot(&squares, &variance) / 2.0, (group.len() as f64).ln());
-                        let bounded = 2.0 * (spread * weight).sqrt() - weight;
-                        let added = if spread > weight { bounded } else { spread };
-                        scale * dot(&at, &mean) + added
-                    }
+                    Terms::Means | Terms::Clusters => scale * dot(&at, &mean),
                     Terms::Antidiagonals => {
                         let back = group.iter().enumerate().filter(|(back, _)| *back <= first);
                         let term = |(back, &key): (usize, &usize)| {

@@ -1,23 +1,18 @@
 //! The steps between the products of an estimate.
 
 use super::Room;
-use crate::dtype::Element;
 use crate::gemm::Rows;
 use crate::simd::math::exp_difference;
 use crate::simd::{LANES, Operation, Simd, WIDEST};
-use crate::tensor::Strided;
 
-/// Multiplies queries by the scale, and writes half of the squares of the first rows.
+/// Multiplies queries by the scale.
 ///
 /// # Safety
 ///
-/// `terms` rows of [`LANES`] must be readable and writable, and `spreads` rows writable at
-/// `squares`, none of them shared; `spreads` at most `terms`.
+/// `terms` rows of [`LANES`] must be readable and writable, and not shared.
 pub(super) struct Scale {
     pub(super) queries: Rows,
     pub(super) terms: usize,
-    pub(super) squares: Rows,
-    pub(super) spreads: usize,
     pub(super) scale: f32,
 }
 
@@ -26,60 +21,13 @@ impl Operation for Scale {
 
     #[inline(always)]
     unsafe fn eval<S: Simd>(self, simd: S) {
-        let (scale, half) = (simd.splat(self.scale), simd.splat(0.5));
+        let scale = simd.splat(self.scale);
         for row in 0..self.terms {
             for lane in (0..LANES).step_by(S::WIDTH) {
-                // SAFETY: rows are below `terms` and `spreads`, vectors within `LANES`.
+                // SAFETY: rows are below `terms`, vectors within `LANES`.
                 unsafe {
                     let at = self.queries.at(row, lane).first;
-                    let x = simd.mul(simd.load(at), scale);
-                    simd.store(at, x);
-                    if row < self.spreads {
-                        let square = simd.mul(simd.mul(x, x), half);
-                        simd.store(self.squares.at(row, lane).first, square);
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// Adds to the scores of each group what the spread of its keys adds to the logarithm of their sum.
-///
-/// The mean of `exp(x)` over normally distributed `x` of variance `2c` is `exp(c)` times that of
-/// their mean. But among `w` keys the largest is about `2 √(c ln w)` above the mean: from
-/// `c = ln w` on the sum is that of the largest alone, `2 √(c ln w) − ln w` above the mean's.
-///
-/// # Safety
-///
-/// `groups` rows of [`LANES`] scores must be readable and writable, as many spreads readable, and a
-/// weight per row.
-pub(super) struct AddSpread<E> {
-    pub(super) scores: Rows,
-    pub(super) spreads: Rows,
-    /// `ln w`, in column 0.
-    pub(super) weights: Strided<E>,
-    pub(super) groups: usize,
-}
-
-impl<E: Element> Operation for AddSpread<E> {
-    type Output = ();
-
-    #[inline(always)]
-    unsafe fn eval<S: Simd>(self, simd: S) {
-        let two = simd.splat(2.0);
-        for group in 0..self.groups {
-            // SAFETY: rows are below `groups`, vectors within `LANES`.
-            unsafe {
-                let weight = (*self.weights.at(group, 0).first).to_f32();
-                let weight = simd.splat(weight.max(0.0));
-                for lane in (0..LANES).step_by(S::WIDTH) {
-                    let spread = simd.load(self.spreads.at(group, lane).first);
-                    let root = simd.sqrt(simd.mul(spread, weight));
-                    let bounded = simd.sub(simd.mul(two, root), weight);
-                    let added = simd.select(simd.less(weight, spread), bounded, spread);
-                    let at = self.scores.at(group, lane).first;
-                    simd.store(at, simd.add(simd.load(at), added));
+                    simd.store(at, simd.mul(simd.load(at), scale));
                 }
             }
         }
@@ -91,42 +39,45 @@ impl<E: Element> Operation for AddSpread<E> {
 ///
 /// # Safety
 ///
-/// `groups` rows of scores must be readable, maxima and totals too and writable, and [`LANES`] sums
-/// per block writable; none of them shared.
-pub(super) struct Accumulate {
+/// A row of scores per weight must be readable, maxima and totals too and writable, and [`LANES`]
+/// sums per block writable; none of them shared.
+pub(super) struct Accumulate<'a> {
     pub(super) room: Room,
-    pub(super) groups: usize,
+    /// What is added to the scores of each group.
+    pub(super) weights: &'a [f32],
     pub(super) per_block: usize,
     pub(super) sums: *mut f32,
 }
 
-impl Operation for Accumulate {
+impl Operation for Accumulate<'_> {
     type Output = ();
 
     #[inline(always)]
     unsafe fn eval<S: Simd>(self, simd: S) {
-        let Accumulate { room, groups, per_block, sums } = self;
+        let Accumulate { room, weights, per_block, sums } = self;
         let nothing = simd.splat(f32::NEG_INFINITY);
         for lane in (0..LANES).step_by(S::WIDTH) {
-            // SAFETY: rows are below `groups`, vectors within `LANES`.
+            // SAFETY: there is a row per weight, vectors are within `LANES`.
             unsafe {
                 let before = simd.load(room.maxima.add(lane));
                 let mut maximum = before;
-                for group in 0..groups {
-                    maximum = simd.max(simd.load(room.scores.at(group, lane).first), maximum);
+                for (group, &weight) in weights.iter().enumerate() {
+                    let score = simd.load(room.scores.at(group, lane).first);
+                    maximum = simd.max(simd.add(score, simd.splat(weight)), maximum);
                 }
                 simd.store(room.maxima.add(lane), maximum);
                 // Where everything is −∞ so far, differences are taken from 0.
                 let base = simd.select(simd.less(nothing, maximum), maximum, simd.splat(0.0));
                 let factor = exp_difference(simd, before, base);
                 let mut total = simd.mul(simd.load(room.totals.add(lane)), factor);
-                for first in (0..groups).step_by(per_block) {
+                for (block, weights) in weights.chunks(per_block).enumerate() {
                     let mut sum = simd.splat(0.0);
-                    for group in first..(first + per_block).min(groups) {
-                        let score = simd.load(room.scores.at(group, lane).first);
+                    for (group, &weight) in weights.iter().enumerate() {
+                        let at = room.scores.at(block * per_block + group, lane).first;
+                        let score = simd.add(simd.load(at), simd.splat(weight));
                         sum = simd.add(sum, exp_difference(simd, score, base));
                     }
-                    simd.store(sums.add(first / per_block * LANES + lane), sum);
+                    simd.store(sums.add(block * LANES + lane), sum);
                     total = simd.add(total, sum);
                 }
                 simd.store(room.totals.add(lane), total);
