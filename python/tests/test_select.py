@@ -150,3 +150,14 @@ def test_listed_blocks_are_a_choice():
         longspan.ListedBlocks("causal", counts, indices - 1)
     with pytest.raises(ValueError, match="block index"):
         longspan.ListedBlocks("causal", counts, indices + 100).select(q, k)
+
+
+def test_where_choices_begin(rng):
+    x = (rng.standard_normal((1, 1, 2048, 16)) * 3).astype("float32")
+    density = lambda **options: longspan.BlockSelector("causal", mass=0.5, **options).select(x, x).density
+    assert density(dense_below=4096) == 1
+    assert density(dense_below=0) < density() < 1
+    # Candidates of 256 tokens first: other blocks may be found, about as many.
+    assert density(coarse_from=1024) == pytest.approx(density(), abs=0.1)
+    with pytest.raises(ValueError, match="an integer is -1"):
+        density(dense_below=-1)

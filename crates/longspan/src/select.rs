@@ -164,11 +164,11 @@ pub struct BlockSelector {
 }
 
 /// Blocks that candidates are looked for in, and what their masses are estimated by.
-const COARSE: (u64, Estimator) = (256, Estimator::Clusters { queries: 8, clusters: 16 });
+const COARSE: (u64, Estimator) = (256, Estimator::Clusters { queries: 8, clusters: 8 });
 
 /// Candidates per block of the cap, and the share of the dropped mass that may be lost with the
 /// others.
-const CANDIDATES: usize = 4;
+const CANDIDATES: usize = 2;
 const LOST: f32 = 0.1;
 
 /// The share of a row's blocks above which all of them are kept: leaving out the others would save

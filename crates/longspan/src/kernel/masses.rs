@@ -287,11 +287,16 @@ impl<X: MicroKernel> Masses<'_, X> {
         // has a row of `LANES` per term.
         unsafe {
             std::ptr::write_bytes(room.queries.first, 0, terms * LANES);
-            for (index, row) in band.rows.clone().enumerate() {
-                let tokens = self.layout.row_tokens(row);
-                let (token, count) = (tokens.start, tokens.len());
-                let (first, lanes) = self.sampling.lanes(count);
-                let lane = index * self.lanes_per_row();
+            // Queries of whole rows are sampled evenly over all of them; the last may be shorter.
+            let end = band.rows.end;
+            let shorter = self.layout.row_tokens(end - 1).len() < self.sampling.block;
+            let whole = band.rows.start..end - u32::from(shorter);
+            for rows in [whole.clone(), whole.end..end].into_iter().filter(|rows| !rows.is_empty())
+            {
+                let token = self.layout.row_tokens(rows.start).start;
+                let tokens = self.layout.row_tokens(rows.end - 1).end - token;
+                let (first, lanes) = self.sampling.lanes(tokens);
+                let lane = (rows.start - band.rows.start) as usize * self.lanes_per_row();
                 let sampled = |token: usize| {
                     let rows = self.q.head(band.entry, band.head, token);
                     Strided { row: rows.row * step as isize, ..rows }

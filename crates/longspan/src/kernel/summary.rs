@@ -219,9 +219,10 @@ impl Lists {
                         }
                     }
                 }
-                for index in 0..4 {
+                let [low, high] = halves;
+                for (index, (low, high)) in low.into_iter().zip(high).enumerate() {
                     let lane = first + index * S::WIDTH;
-                    let dot = simd.add(halves[0][index], halves[1][index]);
+                    let dot = simd.add(low, high);
                     let both = simd.add(square, simd.load(squares.add(lane)));
                     let far = simd.fnma(two, dot, both);
                     let before = simd.load(nearest.add(lane));
