@@ -42,7 +42,7 @@ use crate::tensor::View;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Estimator {
-    /// Means of clusters of similar keys.
+    /// Clusters of similar keys, by mean and variance.
     Clusters {
         /// Sampled queries per block, a power of two up to 64.
         queries: usize,

@@ -201,6 +201,7 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync + 'static {
     /// Without its sign.
     fn abs(self, x: Self::F) -> Self::F;
     /// The square root.
+    fn sqrt(self, x: Self::F) -> Self::F;
     /// Where `x < y`; not where either is NaN.
     fn less(self, x: Self::F, y: Self::F) -> Self::M;
     /// Lane `i` where bit `i` of `bits` is set.

@@ -10,7 +10,7 @@ use crate::dtype::{Element, ElementType};
 use crate::error::Result;
 use crate::exec::{Arena, Monitor, Tasks, Workers};
 use crate::kernel::fused::FusedKernel;
-use crate::kernel::masses::{Band, BandScratch, Masses, Sampling};
+use crate::kernel::masses::{Band, BandScratch, Masses, PARTS, Sampling, Terms};
 use crate::kernel::summary::Summarize;
 use crate::layouts::Layouts;
 use crate::options::Options;
@@ -83,8 +83,9 @@ impl<E: Element> FusedPass<E> for EstimatePass<'_, '_, E> {
         let EstimatePass { call, choose, chosen } = self;
         let Estimate { options, sampling, base, ref sizes, monitor, .. } = *call;
         let workers = options.workers()?;
-        let Summaries { means, members, weights } = summarize(call, tiles.simd(), workers)?;
-        let groups = Raw::read(&means.view());
+        let Summaries { terms, members, weights, variances } =
+            summarize(call, tiles.simd(), workers)?;
+        let groups = Raw::read(&terms.view());
         let q = Raw::read(&call.q);
         let scale = options.scale.unwrap_or(1.0 / (sizes.dim as f32).sqrt());
 
@@ -105,7 +106,7 @@ impl<E: Element> FusedPass<E> for EstimatePass<'_, '_, E> {
             let mut scratch = taken.unwrap_or_default();
             let _session = tiles.session();
             let (dim, key_heads) = (sizes.dim, sizes.key_heads);
-            let (members, weights) = (&*members, &*weights);
+            let (members, weights, variances) = (&*members, &*weights, &*variances);
             let kernel = Masses {
                 tiles,
                 sampling,
@@ -114,6 +115,7 @@ impl<E: Element> FusedPass<E> for EstimatePass<'_, '_, E> {
                 groups,
                 members,
                 weights,
+                variances,
                 key_heads,
                 dim,
                 layout,
@@ -153,11 +155,13 @@ impl<E: Element> FusedPass<E> for EstimatePass<'_, '_, E> {
 /// What is known of the groups of all keys.
 struct Summaries<E> {
     /// `[batch, key head, group, term]`.
-    means: Tensor<E>,
+    terms: Tensor<E>,
     /// The keys of each, [`Sampling::words`] words.
     members: Vec<u64>,
     /// The logarithm of their number.
     weights: Vec<f32>,
+    /// Their variances; none but for clusters.
+    variances: Vec<[f32; PARTS]>,
 }
 
 fn summarize<E: Element, S: Simd>(
@@ -166,20 +170,32 @@ fn summarize<E: Element, S: Simd>(
     workers: Workers<'_>,
 ) -> Result<Summaries<E>> {
     let Estimate { sampling, sizes, monitor, .. } = call;
-    let (columns, terms) = (sizes.keys.div_ceil(sampling.block), sampling.terms(sizes.dim));
+    let columns = sizes.keys.div_ceil(sampling.block);
     let (groups, words) = (sampling.groups, sampling.words());
     let tokens = columns * groups;
-    let dims = Dims { batch: sizes.batch, tokens, heads: sizes.key_heads, dim: terms };
-    let mut means = Tensor::<E>::zeros(dims, Order::Bhsd)?;
+    let dim = sampling.terms(sizes.dim);
+    let dims = Dims { batch: sizes.batch, tokens, heads: sizes.key_heads, dim };
+    let mut terms = Tensor::<E>::zeros(dims, Order::Bhsd)?;
     let blocks = sizes.batch * sizes.key_heads * columns;
     let mut members = vec![0_u64; blocks * groups * words];
-    let (k, into) = (Raw::read(&call.k), Raw::write(&mut means.view_mut()));
-    let chunks: Vec<Mutex<&mut [u64]>> =
-        members.chunks_mut(BLOCKS * groups * words).map(Mutex::new).collect();
+    let (k, into) = (Raw::read(&call.k), Raw::write(&mut terms.view_mut()));
+    // Per block: those of its groups, or none.
+    let of_block = if sampling.terms == Terms::Clusters { groups } else { 0 };
+    let mut variances = vec![[0.0; PARTS]; blocks * of_block];
+    let mut rest = &mut *variances;
+    let chunks: Vec<_> = members
+        .chunks_mut(BLOCKS * groups * words)
+        .map(|members| {
+            let len = members.len() / words / groups * of_block;
+            Mutex::new((members, rest.split_off_mut(..len).unwrap_or_default()))
+        })
+        .collect();
     Tasks::uncounted(chunks.len(), monitor).run(workers, &|chunk| {
-        let mut members = chunks[chunk].lock().unwrap_or_else(PoisonError::into_inner);
+        let mut own = chunks[chunk].lock().unwrap_or_else(PoisonError::into_inner);
+        let (members, variances) = &mut *own;
         let mut scratch = Arena::default();
         for (index, members) in members.chunks_exact_mut(groups * words).enumerate() {
+            let variances = &mut variances[index * of_block..][..of_block];
             let (pair, block) =
                 ((chunk * BLOCKS + index) / columns, (chunk * BLOCKS + index) % columns);
             let (entry, head) = (pair / sizes.key_heads, pair % sizes.key_heads);
@@ -191,7 +207,16 @@ fn summarize<E: Element, S: Simd>(
                 let source = k.head(entry, head, token);
                 let into = into.head(entry, head, block * groups).first.cast_mut();
                 let (sampling, dim, scratch) = (*sampling, sizes.dim, &mut scratch);
-                simd.call(Summarize { sampling, source, keys, dim, into, members, scratch });
+                simd.call(Summarize {
+                    sampling,
+                    source,
+                    keys,
+                    dim,
+                    into,
+                    members,
+                    variances,
+                    scratch,
+                });
             }
         }
     })?;
@@ -202,7 +227,7 @@ fn summarize<E: Element, S: Simd>(
         logarithms[count as usize].max(NOTHING)
     };
     let weights = members.chunks_exact(words).map(weight).collect();
-    Ok(Summaries { means, members, weights })
+    Ok(Summaries { terms, members, weights, variances })
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 //!     pack the sampled queries, LANES side by side:    Qᵗ[terms × lanes]
 //!     for each chunk of key blocks that a row of the band attends to:
 //!         S[groups × lanes] ← G · Qᵗ                   scores of a group's mean key
+//!         S ← S + bounded(V · (Q²)ᵗ)                   clusters: their spread along the query
 //!         S ← S + ln(keys of the group that are active); −∞ where none is
 //!         m' ← max(m, S);  l ← exp(m − m')·l + Σ exp(S − m')
 //!         M[blocks × lanes] ← Σ exp(S − m') over the groups of a block, and m' of the chunk
@@ -20,7 +21,7 @@ use std::ops::Range;
 
 use longspan_pattern::{Layout, Masks, Run, RunKind};
 
-use self::steps::{Accumulate, Factors, Reduce, Scale};
+use self::steps::{Accumulate, AddSpread, Factors, Reduce, Scale, Squares};
 use super::pack::ToLanes;
 use crate::exec::Arena;
 use crate::gemm::{Beta, MicroKernel, Multiply, OVER_DIMS, Prefetch, Rows, Size};
@@ -30,12 +31,23 @@ use crate::tensor::{Raw, Strided};
 /// The most groups of keys of a chunk.
 const MAX_GROUPS: usize = 128;
 
+/// Parts of the head dim whose variances are told apart.
+pub(crate) const PARTS: usize = 8;
+
+/// The part of the head dim that a dim belongs to: `d` and `d + dim / 2`, which rotary embedding turns
+/// by one angle, to the same, and neighbors.
+pub(crate) fn part(d: usize, dim: usize) -> usize {
+    let half = dim.div_ceil(2);
+    d % half * PARTS.min(half) / half
+}
+
 /// How the keys of a group are summarized, and queries that are multiplied with them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Terms {
     /// Means of neighboring keys.
     Means,
-    /// Means of similar keys.
+    /// Means of similar keys, and variances of parts of the head dim; queries, and sums of their
+    /// squares.
     Clusters,
     /// All of some neighboring keys, as many queries in reverse order.
     Antidiagonals,
@@ -105,6 +117,8 @@ pub(crate) struct Masses<'a, X: MicroKernel> {
     pub(crate) members: &'a [u64],
     /// The logarithm of the number of keys of each group.
     pub(crate) weights: &'a [f32],
+    /// Variances of the parts of the head dim in each group; none but for clusters.
+    pub(crate) variances: &'a [[f32; PARTS]],
     pub(crate) key_heads: usize,
     pub(crate) dim: usize,
     pub(crate) layout: &'a Layout,
@@ -135,6 +149,8 @@ pub(crate) struct BandScratch {
 struct Room {
     queries: Rows,
     scores: Rows,
+    /// Half of the sum of squares of each part of the head dim.
+    squares: Rows,
     maxima: *mut f32,
     totals: *mut f32,
     packed_queries: *mut f32,
@@ -160,7 +176,7 @@ impl<X: MicroKernel> Masses<'_, X> {
     /// `q` must be a tensor with the entry, the head and the queries of the layout, `dim` wide;
     /// `groups` one of the summaries of its keys, as wide as [`Sampling::terms`]; both readable and
     /// not written. The sampling must have the block of the layout, and no more than [`LANES`] queries
-    /// per row; `members` and `weights` those of all groups; the band at most
+    /// per row; `members`, `weights` and, for clusters, `variances` those of all groups; the band at most
     /// [`Sampling::rows_per_band`] rows of the layout. A session of this thread must be alive.
     pub(crate) unsafe fn band(
         &self,
@@ -185,14 +201,16 @@ impl<X: MicroKernel> Masses<'_, X> {
                 column = (active.start / self.columns_per_chunk() + 1) * self.columns_per_chunk();
                 let (first, count) = (active.start as usize * per_block, active.len() * per_block);
                 let matrix = self.groups.head(band.entry, band.key_head, first);
-                self.multiply(matrix, count, right, room);
+                let group = self.group(band, active.start);
+                let groups = group..group + count;
+                self.multiply(matrix, groups.clone(), right, room);
                 for (index, row) in band.rows.clone().enumerate() {
                     let lane = index * self.lanes_per_row();
                     self.mask_row(band, (row, lane), &active, room, &mut masks);
                 }
                 let from = active.start as usize * LANES;
                 let sums = scratch.sums.reserve(layout.columns() as usize * LANES).add(from);
-                let weights = &self.weights[self.group(band, active.start)..][..count];
+                let weights = &self.weights[groups];
                 self.tiles.simd().call(Accumulate { room, weights, per_block, sums });
                 let maxima = *room.maxima.cast::<[f32; LANES]>();
                 scratch.chunks.push((active, maxima));
@@ -222,41 +240,49 @@ impl<X: MicroKernel> Masses<'_, X> {
         let lens = [
             terms * LANES,
             rows * LANES,
+            PARTS * LANES,
             LANES,
             LANES,
             line(X::packed_rhs_len(terms, LANES)),
             line(X::packed_lhs_len(rows, terms)),
         ];
         let mut next = arena.reserve(lens.iter().sum());
-        let [queries, scores, maxima, totals, packed_queries, packed_keys] = lens.map(|len| {
-            let part = next;
-            // SAFETY: the parts add up to the room.
-            next = unsafe { next.add(len) };
-            part
-        });
-        let [queries, scores] = [queries, scores].map(|first| Rows { first, row: LANES });
-        Room { queries, scores, maxima, totals, packed_queries, packed_keys }
+        let [queries, scores, squares, maxima, totals, packed_queries, packed_keys] =
+            lens.map(|len| {
+                let part = next;
+                // SAFETY: the parts add up to the room.
+                next = unsafe { next.add(len) };
+                part
+            });
+        let [queries, scores, squares] =
+            [queries, scores, squares].map(|first| Rows { first, row: LANES });
+        Room { queries, scores, squares, maxima, totals, packed_queries, packed_keys }
     }
 
-    /// Computes the scores of some groups.
+    /// Computes the scores of some groups, from the first one on, without their weights.
     ///
     /// # Safety
     ///
-    /// That of [`band`](Self::band), for `count` groups, as many as a chunk has.
+    /// That of [`band`](Self::band), for at most as many groups as a chunk has.
     unsafe fn multiply(
         &self,
         matrix: Strided<X::Element>,
-        count: usize,
+        groups: Range<usize>,
         right: X::Rhs,
         room: Room,
     ) {
-        let terms = self.sampling.terms(self.dim);
-        // SAFETY: groups and the operand on the right have all terms; the room was carved for them.
+        let (m, terms) = (groups.len(), self.sampling.terms(self.dim));
+        // SAFETY: groups and the operand on the right have all terms; the room was carved for them,
+        // and the squares of the queries are in it.
         unsafe {
-            let left = self.tiles.pack_lhs(matrix, count, terms, room.packed_keys);
-            let size = Size { m: count, n: LANES, k: terms, piece: OVER_DIMS };
+            let left = self.tiles.pack_lhs(matrix, m, terms, room.packed_keys);
+            let size = Size { m, n: LANES, k: terms, piece: OVER_DIMS };
             let (target, keep, ahead) = (room.scores, Beta::Zero, Prefetch::NONE);
             self.tiles.multiply(Multiply { target, keep, left, right, size, ahead });
+            if self.sampling.terms == Terms::Clusters {
+                let (weights, variances) = (&self.weights[groups.clone()], &self.variances[groups]);
+                self.tiles.simd().call(AddSpread { room, weights, variances });
+            }
         }
     }
 
@@ -320,6 +346,9 @@ impl<X: MicroKernel> Masses<'_, X> {
                 _ => self.scale,
             };
             simd.call(Scale { queries: room.queries, terms, scale });
+            if kind == Terms::Clusters {
+                simd.call(Squares { queries: room.queries, dim: self.dim, squares: room.squares });
+            }
             self.tiles.pack_rhs(room.queries, terms, LANES, room.packed_queries)
         }
     }

@@ -1,6 +1,6 @@
 //! Summaries of the keys of a block: groups of neighbors, or clusters.
 
-use super::masses::{Sampling, Terms};
+use super::masses::{PARTS, Sampling, Terms, part};
 use super::pack::ToLanes;
 use crate::dtype::{Element, load, store};
 use crate::exec::Arena;
@@ -25,6 +25,9 @@ pub(crate) struct Summarize<'a, E> {
     pub(crate) into: *mut E,
     /// [`Sampling::words`] words per group, all 0: the keys of each.
     pub(crate) members: &'a mut [u64],
+    /// The mean variance of each part of the head dim in each cluster, all 0 before; empty for other
+    /// terms.
+    pub(crate) variances: &'a mut [[f32; PARTS]],
     pub(crate) scratch: &'a mut Arena,
 }
 
@@ -50,7 +53,7 @@ impl<E: Element> Operation for Summarize<'_, E> {
             }
             match self.sampling.terms {
                 Terms::Antidiagonals => self.copy(),
-                _ => self.means(simd, of),
+                _ => self.moments(simd, of),
             }
         }
     }
@@ -76,44 +79,66 @@ impl<E: Element> Summarize<'_, E> {
         }
     }
 
-    /// Writes the mean of each group; zeros for one without keys.
+    /// Writes the mean of each group, and of clusters the mean variance of each part of the head dim;
+    /// zeros for a group without keys.
     ///
     /// # Safety
     ///
     /// That of [`Summarize`]; `of` must have a group per key.
     #[inline(always)]
-    unsafe fn means<S: Simd>(&mut self, simd: S, of: &[u8]) {
+    unsafe fn moments<S: Simd>(&mut self, simd: S, of: &[u8]) {
         let Summarize { sampling: Sampling { groups, .. }, dim, .. } = *self;
         let row = dim.next_multiple_of(S::WIDTH);
-        let sums = self.scratch.reserve(groups * row);
+        let sums = self.scratch.reserve(2 * groups * row);
         let mut counts = [0.0_f32; MOST_KEYS];
-        // SAFETY: a row of `row` elements per group is in the room; columns below `dim` are in the
+        // Dims per part.
+        let mut dims = [0.0_f32; PARTS];
+        (0..dim).for_each(|d| dims[part(d, dim)] += 1.0);
+        // SAFETY: two rows of `row` elements per group are in the room; columns below `dim` are in the
         // source and the target, and vectors of the source only loaded where its elements lie side
         // by side.
         unsafe {
-            std::ptr::write_bytes(sums, 0, groups * row);
+            std::ptr::write_bytes(sums, 0, 2 * groups * row);
+            let squares = sums.add(groups * row);
             let whole = dim / S::WIDTH * S::WIDTH;
             let loaded = if self.source.column == 1 { whole } else { 0 };
             for (key, &group) in of.iter().enumerate() {
                 counts[usize::from(group)] += 1.0;
-                let sum = sums.add(usize::from(group) * row);
-                for column in (0..loaded).step_by(S::WIDTH) {
-                    let x = load(simd, self.source.at(key, column).first);
-                    simd.store(sum.add(column), simd.add(simd.load(sum.add(column)), x));
+                let at = usize::from(group) * row;
+                for column in (at..at + loaded).step_by(S::WIDTH) {
+                    let x = load(simd, self.source.at(key, column - at).first);
+                    simd.store(sums.add(column), simd.add(simd.load(sums.add(column)), x));
+                    let square = simd.load(squares.add(column));
+                    simd.store(squares.add(column), simd.fma(x, x, square));
                 }
                 for column in loaded..dim {
-                    *sum.add(column) += (*self.source.at(key, column).first).to_f32();
+                    let x = (*self.source.at(key, column).first).to_f32();
+                    *sums.add(at + column) += x;
+                    *squares.add(at + column) += x * x;
                 }
             }
             for (group, count) in counts[..groups].iter().enumerate() {
                 let share = 1.0 / count.max(1.0);
-                let (sum, into) = (sums.add(group * row), self.into.add(group * dim));
-                for column in (0..whole).step_by(S::WIDTH) {
-                    let mean = simd.mul(simd.load(sum.add(column)), simd.splat(share));
-                    store(simd, into.add(column), mean);
+                let (sum, square) = (sums.add(group * row), squares.add(group * row));
+                let into = self.into.add(group * dim);
+                // Rows end with zeros where the head dim is no whole number of vectors.
+                for column in (0..row).step_by(S::WIDTH) {
+                    let share = simd.splat(share);
+                    let mean = simd.mul(simd.load(sum.add(column)), share);
+                    let square = square.add(column);
+                    let variance = simd.fnma(mean, mean, simd.mul(simd.load(square), share));
+                    simd.store(square, simd.max(variance, simd.splat(0.0)));
+                    if column < whole {
+                        store(simd, into.add(column), mean);
+                    }
                 }
                 for column in whole..dim {
                     *into.add(column) = E::from_f32(*sum.add(column) * share);
+                }
+                if let Some(parts) = self.variances.get_mut(group) {
+                    (0..dim).for_each(|d| parts[part(d, dim)] += *square.add(d));
+                    let divide = |(sum, dims): (&mut f32, &f32)| *sum /= dims.max(1.0);
+                    parts.iter_mut().zip(&dims).for_each(divide);
                 }
             }
         }

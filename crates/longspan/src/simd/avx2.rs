@@ -160,6 +160,11 @@ unsafe impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn sqrt(self, x: __m256) -> __m256 {
+        have!(_mm256_sqrt_ps(x))
+    }
+
+    #[inline(always)]
     fn less(self, x: __m256, y: __m256) -> __m256 {
         have!(_mm256_cmp_ps::<_CMP_LT_OQ>(x, y))
     }

@@ -194,6 +194,11 @@ unsafe impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn sqrt(self, x: __m512) -> __m512 {
+        have!(_mm512_sqrt_ps(x))
+    }
+
+    #[inline(always)]
     fn less(self, x: __m512, y: __m512) -> __mmask16 {
         have!(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(x, y))
     }

@@ -97,6 +97,11 @@ unsafe impl Simd for Neon {
     }
 
     #[inline(always)]
+    fn sqrt(self, x: float32x4_t) -> float32x4_t {
+        have!(vsqrtq_f32(x))
+    }
+
+    #[inline(always)]
     fn less(self, x: float32x4_t, y: float32x4_t) -> uint32x4_t {
         have!(vcltq_f32(x, y))
     }

@@ -96,6 +96,11 @@ unsafe impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn sqrt(self, x: F) -> F {
+        x.map(f32::sqrt)
+    }
+
+    #[inline(always)]
     fn less(self, x: F, y: F) -> Self::M {
         [x[0] < y[0], x[1] < y[1], x[2] < y[2], x[3] < y[3]]
     }

@@ -9,7 +9,7 @@ use crate::arguments::Inputs;
 use crate::check;
 use crate::exec::Hook;
 use crate::isa::Isa;
-use crate::kernel::masses::Terms;
+use crate::kernel::masses::part;
 
 struct Case {
     sampling: Sampling,
@@ -88,10 +88,28 @@ fn expected<E: Element>(
         for group in groups(sampling, &own).iter().filter(|group| !group.is_empty()) {
             let sum = |d: usize| group.iter().map(|&key| own[key][d]).sum::<f64>();
             let mean: Vec<f64> = (0..dim).map(|d| sum(d) / group.len() as f64).collect();
+            // Parts of the head dim share the mean of their variances.
+            let mut parts = [(0.0, 0.0); PARTS];
+            for d in 0..dim {
+                let square = |&key: &usize| (own[key][d] - mean[d]).powi(2);
+                let (sum, dims) = &mut parts[part(d, dim)];
+                *sum += group.iter().map(square).sum::<f64>() / group.len() as f64;
+                *dims += 1.0;
+            }
+            let variances: Vec<f64> =
+                (0..dim).map(|d| parts[part(d, dim)]).map(|(sum, dims)| sum / dims).collect();
             for (index, &query) in sampled.iter().enumerate() {
                 let at = vector(q, query, head);
+                let squares: Vec<f64> = at.iter().map(|x| (x * scale).powi(2)).collect();
                 let score = match terms {
-                    Terms::Means | Terms::Clusters => scale * dot(&at, &mean),
+                    Terms::Means => scale * dot(&at, &mean),
+                    Terms::Clusters => {
+                        let (spread, weight) =
+                            (dot(&squares, &variances) / 2.0, (group.len() as f64).ln());
+                        let bounded = 2.0 * (spread * weight).sqrt() - weight;
+                        let added = if spread > weight { bounded } else { spread };
+                        scale * dot(&at, &mean) + added
+                    }
                     Terms::Antidiagonals => {
                         let back = group.iter().enumerate().filter(|(back, _)| *back <= first);
                         let term = |(back, &key): (usize, &usize)| {

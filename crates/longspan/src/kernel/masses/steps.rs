@@ -1,6 +1,6 @@
 //! The steps between the products of an estimate.
 
-use super::Room;
+use super::{PARTS, Room, part};
 use crate::gemm::Rows;
 use crate::simd::math::exp_difference;
 use crate::simd::{LANES, Operation, Simd, WIDEST};
@@ -28,6 +28,87 @@ impl Operation for Scale {
                 unsafe {
                     let at = self.queries.at(row, lane).first;
                     simd.store(at, simd.mul(simd.load(at), scale));
+                }
+            }
+        }
+    }
+}
+
+/// Writes half of the sum of squares of each part of the head dim.
+///
+/// # Safety
+///
+/// `dim` rows of [`LANES`] must be readable, and [`PARTS`] rows writable.
+pub(super) struct Squares {
+    pub(super) queries: Rows,
+    pub(super) dim: usize,
+    pub(super) squares: Rows,
+}
+
+impl Operation for Squares {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn eval<S: Simd>(self, simd: S) {
+        // SAFETY: rows are below `dim` and the parts, vectors within `LANES`.
+        unsafe {
+            std::ptr::write_bytes(self.squares.first, 0, PARTS * LANES);
+            for d in 0..self.dim {
+                let part = part(d, self.dim);
+                for lane in (0..LANES).step_by(S::WIDTH) {
+                    let x = simd.load(self.queries.at(d, lane).first);
+                    let sum = self.squares.at(part, lane).first;
+                    let half = simd.mul(x, simd.splat(0.5));
+                    simd.store(sum, simd.fma(half, x, simd.load(sum)));
+                }
+            }
+        }
+    }
+}
+
+/// Adds to the scores of each group what the spread of its keys adds to the logarithm of their sum.
+///
+/// The mean of `exp(x)` over normally distributed `x` of variance `2c` is `exp(c)` times that of
+/// their mean. But among `w` keys the largest is about `2 √(c ln w)` above the mean: from
+/// `c = ln w` on the sum is that of the largest alone, `2 √(c ln w) − ln w` above the mean's.
+///
+/// # Safety
+///
+/// A row of [`LANES`] scores per weight must be readable and writable, and [`PARTS`] rows of squares
+/// readable.
+pub(super) struct AddSpread<'a> {
+    pub(super) room: Room,
+    /// `ln w` of each group.
+    pub(super) weights: &'a [f32],
+    pub(super) variances: &'a [[f32; PARTS]],
+}
+
+impl Operation for AddSpread<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn eval<S: Simd>(self, simd: S) {
+        let two = simd.splat(2.0);
+        for lane in (0..LANES).step_by(S::WIDTH) {
+            let mut squares = [simd.splat(0.0); PARTS];
+            for (part, squares) in squares.iter_mut().enumerate() {
+                // SAFETY: there is a row per part, vectors are within `LANES`.
+                *squares = unsafe { simd.load(self.room.squares.at(part, lane).first) };
+            }
+            for (group, (weight, variances)) in self.weights.iter().zip(self.variances).enumerate()
+            {
+                let mut spread = simd.splat(0.0);
+                for (square, variance) in squares.into_iter().zip(variances) {
+                    spread = simd.fma(square, simd.splat(*variance), spread);
+                }
+                let weight = simd.splat(weight.max(0.0));
+                let root = simd.sqrt(simd.mul(spread, weight));
+                let bounded = simd.sub(simd.mul(two, root), weight);
+                let added = simd.select(simd.less(weight, spread), bounded, spread);
+                // SAFETY: there is a row per weight, vectors are within `LANES`.
+                unsafe {
+                    let at = self.room.scores.at(group, lane).first;
+                    simd.store(at, simd.add(simd.load(at), added));
                 }
             }
         }
