@@ -4,8 +4,9 @@
 
 Every text gives SEQUENCES sequences, read at once. Methods have one threshold each, the same for all layers, heads and
 texts, at which their mean density of causal blocks in the dense model is a given one (over the first sequence of each
-text). Scored are all positions behind the first quarter. `exact` chooses by exact masses, on the first sequence of each
-text alone: the best that any estimate can do. Intervals are 95 %, of ratios of means over the same resampled stretches
+text). Scored are all positions behind the first eighth. `exact` chooses by exact masses, on the first sequence of each
+text alone and up to 8,192 tokens: the best that any estimate can do; so does `sdpa`, torch's dense attention, which
+tells what rounding alone costs. Intervals are 95 %, of ratios of means over the same resampled stretches
 of 64 tokens.
 """
 
@@ -56,14 +57,16 @@ def exact_masses(q: Tensor, k: Tensor, scale: float) -> Tensor:
     heads, tokens, _ = q.shape
     blocks = tokens // BLOCK
     masses = torch.zeros(heads, blocks, blocks)
+    later = torch.ones(BLOCK, BLOCK).triu(1).bool()
     for head in range(heads):
-        keys = k[head // (heads // k.shape[0])].float()
-        for first in range(0, tokens, 512):
-            end = min(first + 512, tokens)
-            scores = q[head, first:end].float() @ keys[:end].mT * scale
-            scores[:, first:].masked_fill_(torch.ones(end - first, end - first).triu(1).bool(), -math.inf)
-            shares = scores.softmax(-1).unflatten(0, (-1, BLOCK)).unflatten(2, (-1, BLOCK)).mean(1).sum(-1)
-            masses[head, first // BLOCK : end // BLOCK, : end // BLOCK] = shares
+        keys = k[head // (heads // k.shape[0])].float().mT.contiguous()
+        queries = q[head].float() * scale
+        # One row of blocks at a time stays in the cache.
+        for row in range(blocks):
+            end = (row + 1) * BLOCK
+            scores = queries[end - BLOCK : end] @ keys[:, :end]
+            scores[:, end - BLOCK :].masked_fill_(later, -math.inf)
+            masses[head, row, : row + 1] = scores.softmax(-1).mean(0).unflatten(0, (-1, BLOCK)).sum(-1)
     return masses
 
 
@@ -79,15 +82,20 @@ def exact_choice(masses: Tensor, mass: float) -> Tensor:
     return (kept | near) & torch.ones(blocks, blocks).tril().bool()
 
 
+DENSE = Method("pattern", "causal")
+
+
 class Attention:
     """What layers call: attention by a method, whose blocks are counted and whose time is taken."""
 
     def __init__(self) -> None:
-        self.method = Method("pattern", "causal")
+        self.begin(DENSE)
         self.calibrated: dict[tuple[str, str, str], list[list[float]]] | None = None
 
     def begin(self, method: Method) -> None:
-        self.method, self.densities, self.seconds = method, [], 0.0
+        self.method = method
+        self.densities: list[float] = []
+        self.seconds = 0.0
 
     def __call__(self, module, q: Tensor, k: Tensor, v: Tensor, mask, scaling=None, **_) -> tuple[Tensor, None]:
         if self.calibrated is not None:
@@ -137,20 +145,20 @@ class Model:
     def hidden(self, ids: Tensor, method: Method) -> Tensor:
         """The last hidden states of what is scored, and the position before it."""
         self.attention.begin(method)
-        return self.model.model(ids).last_hidden_state[0, ids.shape[1] // 4 - 1 : -1]
+        return self.model.model(ids).last_hidden_state[0, ids.shape[1] // 8 - 1 : -1]
 
     def log_probabilities(self, hidden: Tensor) -> Iterator[Tensor]:
         for part in hidden.split(512):
             yield self.model.lm_head(part).float().log_softmax(-1)
 
-    def compare(self, dense: Tensor, other: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Per position: divergence, loss of the dense model, and its change."""
+    def compare(self, dense: Tensor, other: Tensor, target: Tensor) -> Tensor:
+        """Per position: divergence, loss of the dense model, and its change, `[3, positions]`."""
         found = []
         for ours, theirs, words in zip(self.log_probabilities(dense), self.log_probabilities(other), target.split(512)):
             divergence = (ours.exp() * (ours - theirs)).sum(-1)
             losses = [-x.gather(1, words[:, None])[:, 0] for x in (ours, theirs)]
             found.append(torch.stack([divergence, losses[0], losses[1] - losses[0]]))
-        return tuple(torch.cat(found, 1))
+        return torch.cat(found, 1)
 
 
 def window(tokens: int, density: float) -> str:
@@ -179,87 +187,121 @@ def ratio_interval(ours: Tensor, theirs: Tensor) -> tuple[float, float, float]:
     return (ours.mean() / theirs.mean()).item(), ratios.quantile(0.025).item(), ratios.quantile(0.975).item()
 
 
-def main() -> None:
-    folder, file, dtype, tokens, count, densities, out, *texts = sys.argv[1:]
-    tokens, densities = int(tokens), [float(density) for density in densities.split(",")]
-    model = Model(folder, file, {"f32": torch.float32, "bf16": torch.bfloat16}[dtype])
-    with_exact = tokens <= 8192
-    chosen = [("estimator", "clusters", "mass"), ("estimator", "clusters", "block_mass"), ("estimator", "antidiagonals", "mass")]
-    if with_exact:
-        chosen.append(("exact", "", "mass"))
-    parts = [(text, ids) for text in texts for ids in sequences(model.tokenizer, text, tokens, int(count))]
-    firsts = parts[:: int(count)]
-    curves = {key: [] for key in chosen}
+class Result:
+    """What a method did to the sequences that it read."""
+
+    def __init__(self) -> None:
+        self.densities: list[float] = []
+        self.seconds: list[float] = []
+        self.attention_seconds: list[float] = []
+        self.compared: list[Tensor] = []
+        self.first: list[Tensor] = []
+
+    def column(self, index: int, first: bool = False) -> Tensor:
+        """Divergence, loss or change of loss of all positions, or of those of first sequences."""
+        values = torch.cat(self.compared, 1)[index]
+        return values[torch.cat(self.first)] if first else values
+
+    def summary(self) -> dict[str, float | int]:
+        mean = lambda values: sum(values) / len(values)
+        return {
+            "density": mean(self.densities),
+            "kl": self.column(0).mean().item(),
+            "loss": self.column(1).mean().item(),
+            "change": self.column(2).mean().item(),
+            "scored": self.column(0).numel(),
+            "seconds": mean(self.seconds),
+            "attention_seconds": mean(self.attention_seconds),
+        }
+
+
+def tuned(model: Model, firsts: list[Tensor], densities: list[float]) -> dict[str, Method]:
+    """Every method at the thresholds of the densities."""
+    tokens = firsts[0].shape[1]
+    keys = [("estimator", *how) for how in (("clusters", "mass"), ("clusters", "block_mass"), ("antidiagonals", "mass"))]
+    if tokens <= 8192:
+        keys.append(("exact", "", "mass"))
+    curves: dict[tuple[str, str, str], list[list[float]]] = {key: [] for key in keys}
     model.attention.calibrated = curves
-    for text, ids in firsts:
-        model.hidden(ids, Method("pattern", "causal"))
-        print(f"calibrated with {text}", file=sys.stderr, flush=True)
+    for number, ids in enumerate(firsts):
+        model.hidden(ids, DENSE)
+        print(f"calibrated with {number + 1} of {len(firsts)} sequences", file=sys.stderr, flush=True)
     model.attention.calibrated = None
-    methods: dict[str, Method] = {"sdpa": Method("sdpa")}
+    methods = {"sdpa": Method("sdpa")}
     for density in densities:
-        for key in chosen:
-            kind, what, by = key
-            curve = torch.tensor(curves[key]).mean(0).tolist()
-            at = at_density(curve, GRIDS[by], density)
-            name = what or kind if by == "mass" else f"{what} by block_mass"
-            methods[f"{name} {density}"] = Method(kind, what, by, at)
+        for kind, what, by in keys:
+            curve = torch.tensor(curves[kind, what, by]).mean(0).tolist()
+            name = what or kind if by == "mass" else f"{what} by {by}"
+            methods[f"{name} {density}"] = Method(kind, what, by, at_density(curve, GRIDS[by], density))
         methods[f"window {density}"] = Method("pattern", window(tokens, density))
-    results: dict[str, dict[str, list]] = {}
-    for text, ids in parts:
-        target = ids[0, tokens // 4 :]
-        began = time.perf_counter()
-        dense = model.hidden(ids, Method("pattern", "causal"))
-        times = [time.perf_counter() - began, model.attention.seconds]
-        results.setdefault("dense", {}).setdefault("seconds", []).append(times)
+    return methods
+
+
+def measured(model: Model, methods: dict[str, Method], parts: list[tuple[str, bool, Tensor]]) -> dict[str, Result]:
+    """Every method on every sequence, beside the dense model."""
+    results: dict[str, Result] = {}
+    for text, first, ids in parts:
+        dense = model.hidden(ids, DENSE)
         for name, method in methods.items():
-            first = any(ids is own for _, own in firsts)
-            if method.kind == "exact" and not first:
+            if method.kind in ("exact", "sdpa") and not first:
                 continue
             began = time.perf_counter()
             hidden = model.hidden(ids, method)
-            times = [time.perf_counter() - began, model.attention.seconds]
-            divergence, loss, change = model.compare(dense, hidden, target)
-            own = results.setdefault(name, {})
-            found = model.attention.densities or [1.0]
-            for key, value in (
-                ("divergence", divergence), ("loss", loss), ("change", change), ("first", torch.tensor(first).expand_as(loss)),
-                ("density", sum(found) / len(found)), ("seconds", times),
-            ):
-                own.setdefault(key, []).append(value)
+            own = results.setdefault(name, Result())
+            own.seconds.append(time.perf_counter() - began)
+            own.attention_seconds.append(model.attention.seconds)
+            own.densities.append(sum(model.attention.densities) / max(len(model.attention.densities), 1))
+            own.compared.append(model.compare(dense, hidden, ids[0, ids.shape[1] // 8 :]))
+            own.first.append(torch.tensor(first).expand(own.compared[-1].shape[1]))
+            divergence, loss, change = own.compared[-1].mean(1).tolist()
             print(
-                f"{text.rsplit('/', 1)[-1]}: {name}: density {own['density'][-1]:.4f}, KL {divergence.mean():.5f}, "
-                f"loss {loss.mean():.4f} {change.mean():+.4f}, {times[0]:.1f} s, attention {times[1]:.1f} s",
-                file=sys.stderr, flush=True,
+                f"{text}: {name}: density {own.densities[-1]:.4f}, KL {divergence:.5f}, loss {loss:.4f} {change:+.4f}, "
+                f"{own.seconds[-1]:.1f} s, attention {own.attention_seconds[-1]:.1f} s",
+                file=sys.stderr,
+                flush=True,
             )
-    summary = []
-    for name, own in results.items():
-        mean = lambda key, own=own: torch.cat(own[key]).mean().item() if key in own else None
-        summary.append({
-            "method": name,
-            "threshold": methods[name].threshold if name in methods else None,
-            "pattern": methods[name].what if name in methods and methods[name].kind == "pattern" else None,
-            "density": sum(own.get("density", [1.0])) / len(own.get("density", [1.0])),
-            "kl": mean("divergence"), "loss": mean("loss"), "change": mean("change"),
-            "scored": sum(map(len, own.get("loss", []))),
-            "seconds": [sum(column) / len(column) for column in zip(*own["seconds"])],
-        })
-        print(json.dumps(summary[-1]))
-    ratios = []
+    return results
+
+
+def ratios(results: dict[str, Result], densities: list[float]) -> Iterator[dict[str, float | str]]:
+    """Divergences of clusters beside those of others."""
     for density in densities:
         for ours in ("clusters", "clusters by block_mass"):
             for theirs in ("antidiagonals", "window", "exact"):
-                pair = [results.get(f"{name} {density}") for name in (ours, theirs)]
-                if None in pair:
+                if f"{theirs} {density}" not in results:
                     continue
-                values = [torch.cat(own["divergence"]) for own in pair]
-                if theirs == "exact":
-                    values[0] = values[0][torch.cat(pair[0]["first"])]
-                ratio, low, high = ratio_interval(*values)
-                ratios.append({"density": density, "ours": ours, "theirs": theirs, "ratio": ratio, "interval": [low, high]})
-                print(f"{density}: KL of {ours} : {theirs} {ratio:.3f}, 95 % interval {low:.3f} to {high:.3f}")
+                own, other = (results[f"{name} {density}"] for name in (ours, theirs))
+                ratio, low, high = ratio_interval(own.column(0, theirs == "exact"), other.column(0))
+                yield {"density": density, "ours": ours, "theirs": theirs, "ratio": ratio, "low": low, "high": high}
+
+
+def main() -> None:
+    folder, file, dtype, length, count, wanted, out, *texts = sys.argv[1:]
+    tokens, densities = int(length), [float(density) for density in wanted.split(",")]
+    if tokens % BLOCK:
+        raise SystemExit(f"{tokens} tokens, expected a multiple of {BLOCK}")
+    model = Model(folder, file, {"f32": torch.float32, "bf16": torch.bfloat16}[dtype])
+    parts = []
+    for text in texts:
+        for number, ids in enumerate(sequences(model.tokenizer, text, tokens, int(count))):
+            parts.append((text.rsplit("/", 1)[-1], number == 0, ids))
+    methods = tuned(model, [ids for _, first, ids in parts if first], densities)
+    results = measured(model, methods, parts)
+    about = {"model": file, "dtype": dtype, "tokens": tokens, "sequences": len(parts)}
+    found = {
+        **about,
+        "methods": {name: {**methods[name]._asdict(), **own.summary()} for name, own in results.items()},
+        "ratios": list(ratios(results, densities)),
+    }
     with open(out, "w") as target:
-        about = {"model": file, "dtype": dtype, "tokens": tokens, "texts": [text.rsplit("/", 1)[-1] for text in texts]}
-        json.dump({**about, "methods": summary, "ratios": ratios}, target, indent=1)
+        json.dump(found, target, indent=1)
+    print("| method | density | KL to dense | change of loss |")
+    print("|---|---|---|---|")
+    for name, own in found["methods"].items():
+        print(f"| {name} | {own['density']:.4f} | {own['kl']:.5f} | {own['change']:+.4f} |")
+    for row in found["ratios"]:
+        low, high = row["low"], row["high"]
+        print(f"{row['density']}: KL of {row['ours']} : {row['theirs']} {row['ratio']:.3f} ({low:.3f} to {high:.3f})")
 
 
 if __name__ == "__main__":

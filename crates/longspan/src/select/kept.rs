@@ -38,6 +38,9 @@ const PILOT: usize = 256;
 /// The widest interval that is not narrowed by more samples.
 const WIDTH: f64 = 0.008;
 
+/// What rounding of log-sum-exps may add to an error: all of it where every query is sampled.
+const ROUNDING: f64 = 1e-6;
+
 impl Selection {
     /// Measures the kept mass, given the log-sum-exp of attention over the
     /// [`layouts`](Self::layouts), `[batch, head, token]`. Attention must have the scale and options
@@ -122,7 +125,7 @@ impl Selection {
             })
             .collect();
         let (mean, error) = estimate(strata, &means, tokens);
-        let half = 1.96 * error;
+        let half = 1.96 * error + ROUNDING;
         kept.sort_unstable_by(f32::total_cmp);
         Ok(KeptMass { mean, interval: (mean - half, (mean + half).min(1.0)), sampled: kept })
     }
