@@ -11,7 +11,6 @@ import math
 import sys
 from collections.abc import Callable
 
-import numpy
 import torch
 from quality import ALWAYS, exact_choice, exact_masses, window
 from torch import Tensor
@@ -114,7 +113,7 @@ def main() -> None:
 
                 layout, found = tuned(density, select)
             lse = longspan.torch.attention(q, k, k, layout, return_lse=True)[1]
-            kept = numpy.exp((lse - full).double()).mean().item()
+            kept = (lse - full).double().exp().mean().item()
             cells.append(f"{kept:.3f} ({found:.2f})")
         print(f"| {make.__name__}: {make.__doc__.rstrip('.').lower()} | {' | '.join(cells)} |", flush=True)
 
