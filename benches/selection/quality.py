@@ -162,12 +162,12 @@ class Model:
 
 
 def window(tokens: int, density: float) -> str:
-    """The widest window with a sink that has at most this density."""
+    """The widest window with a sink that has at most this density, or the narrowest."""
     every = longspan.causal().compile(tokens).active_blocks
     fitting = ""
     for width in range(BLOCK, tokens, BLOCK):
         pattern = f"causal & (window({width}, 0) | sinks(1))"
-        if longspan.Pattern(pattern).compile(tokens).active_blocks > density * every:
+        if fitting and longspan.Pattern(pattern).compile(tokens).active_blocks > density * every:
             return fitting
         fitting = pattern
     return fitting
