@@ -107,7 +107,9 @@ def main() -> None:
             else:
 
                 def select(mass: float) -> tuple[longspan.Layout, float]:
-                    selector = longspan.BlockSelector("causal", always=ALWAYS, estimator=name, mass=mass)
+                    selector = longspan.BlockSelector(
+                        "causal", always=ALWAYS, estimator=name, mass=mass, dense_below=0
+                    )
                     selection = selector.select(q, k)
                     return selection.layout, selection.density
 
