@@ -13,6 +13,7 @@ mod choose;
 mod kept;
 mod listed;
 
+use std::borrow::Borrow;
 use std::sync::Arc;
 
 use longspan_pattern::{BlockSize, Heads, Layout, LayoutSet, Padding, Pattern, Shape};
@@ -170,6 +171,10 @@ const COARSE: (u64, Estimator) = (256, Estimator::Clusters { queries: 8, cluster
 /// others.
 const CANDIDATES: usize = 2;
 const LOST: f32 = 0.1;
+
+/// Keys that are summarized at once, at least those of a head: enough for all threads, and small
+/// beside the tensors of many heads.
+const SUMMARIZED: usize = 1 << 18;
 
 /// The share of a row's blocks above which all of them are kept: leaving out the others would save
 /// less than their mass is worth.
@@ -329,45 +334,70 @@ impl Selector for BlockSelector {
             return finish(base.clone());
         }
         let block = base.get(0, 0).block();
-        let sampling = self.estimator.sampling(block)?;
         let dense = (self.dense_below / block.get()).min(self.budget.max_blocks);
         let budget = Budget { all_up_to: dense, ..self.budget };
+        let sampling = self.estimator.sampling(block)?;
         if base.get(0, 0).columns() as usize <= dense {
             return finish(base.clone());
         }
-        let choose = |shape: &Shape, base: &LayoutSet, sampling, budget: Budget| {
+        let level = |shape: &Shape, base, sampling, budget| {
             let always = always.as_ref().map(|always| compile(always, shape)).transpose()?;
-            let shared = self.sharing == Sharing::PerKeyHead;
+            Ok::<_, Error>(Level { base, always, sampling, budget })
+        };
+        let fine = level(shape, base.clone(), sampling, budget)?;
+        let coarse_block = BlockSize::new(COARSE.0)?;
+        let factor = coarse_block.get() / block.get();
+        let refines = factor > 1 && coarse_block.get().is_multiple_of(block.get());
+        let coarse = if refines && sizes.keys >= self.coarse_from {
+            let shape = shape.clone().block(coarse_block);
+            let budget = budget.widened(factor, self.coarse_from / coarse_block.get());
+            let base = compile(&self.base, &shape)?;
+            Some(level(&shape, base, COARSE.1.sampling(coarse_block)?, budget)?)
+        } else {
+            None
+        };
+        let shared = self.sharing == Sharing::PerKeyHead;
+        let streams = if shared { sizes.key_heads } else { sizes.heads };
+        let choose = |level: &Level, base: &LayoutSet, key_heads| {
             let layouts = Layouts::Each(base.clone());
             check::inputs(&self.options, &layouts, &Inputs::new(q, k, k))?;
-            let (options, base_ref, monitor) = (&self.options, &layouts, &monitor);
+            let (options, monitor, sampling) = (&self.options, &monitor, level.sampling);
+            let base = &layouts;
             let estimate =
-                Estimate { options, sampling, base: base_ref, shared, sizes, q, k, monitor };
-            let chosen = estimate.run(&|entry, head, row, masses| {
-                let always = always.as_ref().map(|always| always.get(entry, head).row(row));
-                budget.choose(base.get(entry, head).row(row), always.unwrap_or_default(), masses)
-            })?;
-            Ok::<_, Error>((chosen, estimate.streams()))
+                Estimate { options, sampling, base, shared, sizes, key_heads, q, k, monitor };
+            estimate.run(&|entry, head, row, masses| {
+                let always = level.always.as_ref().map(|always| always.get(entry, head).row(row));
+                let always = always.unwrap_or_default();
+                level.budget.choose(layouts.get(entry, head).row(row), always, masses)
+            })
         };
-        let coarse = BlockSize::new(COARSE.0)?;
-        let candidates = if sizes.keys >= self.coarse_from
-            && coarse.get().is_multiple_of(block.get())
-            && coarse != block
-        {
-            let per_block = coarse.get() / block.get();
-            let shape = shape.clone().block(coarse);
-            let budget = budget.widened(per_block, self.coarse_from / coarse.get());
-            let (chosen, streams) =
-                choose(&shape, &compile(&self.base, &shape)?, COARSE.1.sampling(coarse)?, budget)?;
-            let refine = |chosen: &Chosen| expand(chosen, per_block, base.get(0, 0));
-            let chosen: Vec<Chosen> = chosen.iter().map(refine).collect();
-            keep(&base, &chosen, streams)?
-        } else {
-            base.clone()
-        };
-        let (chosen, streams) = choose(shape, &candidates, sampling, budget)?;
-        finish(keep(&base, &chosen, streams)?)
+        let mut chosen: Vec<Arc<Layout>> = Vec::new();
+        let key_heads = sizes.batch * sizes.key_heads;
+        let at_once = (SUMMARIZED / sizes.keys).max(1);
+        for first in (0..key_heads).step_by(at_once) {
+            let range = first..(first + at_once).min(key_heads);
+            let candidates = match &coarse {
+                Some(coarse) => {
+                    let found = choose(coarse, &coarse.base, range.clone())?;
+                    let found = found.iter().map(|found| expand(found, factor, base.get(0, 0)));
+                    let own = keep(&base, found, chosen.len(), streams)?;
+                    with_layouts(&base, &own, chosen.len(), streams)?
+                }
+                None => base.clone(),
+            };
+            let found = choose(&fine, &candidates, range)?;
+            chosen.extend(keep(&base, found, chosen.len(), streams)?);
+        }
+        finish(with_layouts(&base, &chosen, 0, streams)?)
     }
+}
+
+/// Blocks of one size that are chosen from.
+struct Level {
+    base: LayoutSet,
+    always: Option<LayoutSet>,
+    sampling: Sampling,
+    budget: Budget,
 }
 
 /// Refuses options that neither estimates nor measures of kept mass have.
@@ -383,17 +413,19 @@ fn check_options(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// The blocks of `base` that were chosen.
-fn keep<'a>(
+/// The blocks of `base` that were chosen for some streams, from the first one on; `streams` are those
+/// of a batch entry.
+fn keep(
     base: &LayoutSet,
-    chosen: impl IntoIterator<Item = &'a Chosen>,
+    chosen: impl IntoIterator<Item = impl Borrow<Chosen>>,
+    first: usize,
     streams: usize,
-) -> Result<LayoutSet> {
-    let (batch, heads) = (base.batch(), base.heads());
-    let mut layouts: Vec<Arc<Layout>> = Vec::with_capacity(batch * streams);
-    for (index, chosen) in chosen.into_iter().enumerate() {
-        let (entry, head) = (index / streams, index % streams * (heads / streams));
-        let whole = &base.layouts()[base.index(entry, head)];
+) -> Result<Vec<Arc<Layout>>> {
+    let mut layouts = Vec::new();
+    for (stream, chosen) in (first..).zip(chosen) {
+        let chosen = chosen.borrow();
+        let head = stream % streams * (base.heads() / streams);
+        let whole = &base.layouts()[base.index(stream / streams, head)];
         let starts: Vec<usize> = std::iter::once(0)
             .chain(chosen.counts.iter().scan(0, |start, count| {
                 *start += count;
@@ -402,10 +434,22 @@ fn keep<'a>(
             .collect();
         layouts.push(Arc::new(whole.keep_blocks(&starts, &chosen.columns)?));
     }
-    let per_stream = heads / streams;
+    Ok(layouts)
+}
+
+/// `base`, with other layouts of some streams, from the first one on.
+fn with_layouts(
+    base: &LayoutSet,
+    kept: &[Arc<Layout>],
+    first: usize,
+    streams: usize,
+) -> Result<LayoutSet> {
+    let (batch, heads) = (base.batch(), base.heads());
     let each = (0..batch * heads).map(|index| {
         let (entry, head) = (index / heads, index % heads);
-        layouts[entry * streams + head / per_stream].clone()
+        let stream = entry * streams + head * streams / heads;
+        let own = stream.checked_sub(first).and_then(|index| kept.get(index));
+        own.unwrap_or_else(|| &base.layouts()[base.index(entry, head)]).clone()
     });
     Ok(LayoutSet::new(batch, heads, each)?)
 }

@@ -1,5 +1,6 @@
 //! Estimates of block masses on workers: summaries of keys, then bands of rows.
 
+use std::ops::Range;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 #[cfg(target_arch = "x86_64")]
@@ -32,6 +33,8 @@ pub(crate) struct Estimate<'a, 'h, E> {
     /// Whether query heads that share keys share their masses.
     pub(crate) shared: bool,
     pub(crate) sizes: Sizes,
+    /// Key heads of batch entries, counted through all entries. Summaries are of these alone.
+    pub(crate) key_heads: Range<usize>,
     pub(crate) q: View<'a, E>,
     pub(crate) k: View<'a, E>,
     pub(crate) monitor: &'a Monitor<'h>,
@@ -49,21 +52,17 @@ pub(crate) struct Chosen {
 }
 
 impl<E: Element> Estimate<'_, '_, E> {
-    /// Query heads that have masses of their own.
-    pub(crate) fn streams(&self) -> usize {
-        if self.shared { self.sizes.key_heads } else { self.sizes.heads }
+    /// Query heads per key head.
+    fn heads_per_key_head(&self) -> usize {
+        self.sizes.heads / self.sizes.key_heads
     }
 
-    /// The first query head of a stream.
-    fn head(&self, stream: usize) -> usize {
-        stream * self.heads_per_stream()
-    }
-
+    /// Query heads that share their masses.
     fn heads_per_stream(&self) -> usize {
-        if self.shared { self.sizes.heads / self.sizes.key_heads } else { 1 }
+        if self.shared { self.heads_per_key_head() } else { 1 }
     }
 
-    /// The choice of each batch entry and stream.
+    /// The choice of each stream, the query heads that share their masses, of each key head.
     pub(crate) fn run(&self, choose: &Choose<'_>) -> Result<Vec<Chosen>> {
         let mut chosen = Vec::new();
         let pass = EstimatePass { call: self, choose, chosen: &mut chosen };
@@ -89,23 +88,28 @@ impl<E: Element> FusedPass<E> for EstimatePass<'_, '_, E> {
         let q = Raw::read(&call.q);
         let scale = options.scale.unwrap_or(1.0 / (sizes.dim as f32).sqrt());
 
-        let layout = |entry, stream| base.get(entry, call.head(stream));
         let first = base.distinct().first();
         let per_band = sampling.rows_per_band() as u32;
         let rows = first.map_or(0, |layout| layout.rows().end);
-        let (streams, bands) = (call.streams(), rows.div_ceil(per_band) as usize);
-        let tasks = sizes.batch * streams * bands;
+        let (per_stream, bands) = (call.heads_per_stream(), rows.div_ceil(per_band) as usize);
+        let streams_per_key_head = call.heads_per_key_head() / per_stream;
+        let streams = call.key_heads.len() * streams_per_key_head;
+        let tasks = streams * bands;
         let results: Vec<OnceLock<Chosen>> = (0..tasks).map(|_| OnceLock::new()).collect();
         let spare: Mutex<Vec<BandScratch>> = Mutex::default();
         Tasks::counted(tasks, monitor).run(workers, &|task| {
-            let (pair, band) = (task / bands, (task % bands) as u32);
-            let (entry, stream) = (pair / streams, pair % streams);
-            let layout = layout(entry, stream);
+            let (stream, band) = (task / bands, (task % bands) as u32);
+            let summarized = stream / streams_per_key_head;
+            let key_head = call.key_heads.start + summarized;
+            let (entry, key_head) = (key_head / sizes.key_heads, key_head % sizes.key_heads);
+            let first_head =
+                key_head * call.heads_per_key_head() + stream % streams_per_key_head * per_stream;
+            let layout = base.get(entry, first_head);
             let band = band * per_band..((band + 1) * per_band).min(rows);
             let taken = spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
             let mut scratch = taken.unwrap_or_default();
             let _session = tiles.session();
-            let (dim, key_heads) = (sizes.dim, sizes.key_heads);
+            let dim = sizes.dim;
             let (members, weights, variances) = (&*members, &*weights, &*variances);
             let kernel = Masses {
                 tiles,
@@ -116,14 +120,12 @@ impl<E: Element> FusedPass<E> for EstimatePass<'_, '_, E> {
                 members,
                 weights,
                 variances,
-                key_heads,
                 dim,
                 layout,
             };
             let mut masses = vec![vec![0.0; layout.columns() as usize]; band.len()];
-            for head in call.head(stream)..call.head(stream) + call.heads_per_stream() {
-                let key_head = head / (sizes.heads / sizes.key_heads);
-                let band = Band { entry, head, key_head, rows: band.clone() };
+            for head in first_head..first_head + per_stream {
+                let band = Band { entry, head, summarized, rows: band.clone() };
                 // SAFETY: `check` has found the sizes of the layouts in both tensors, which are
                 // borrowed for the call; `summarize` has written all groups of the keys. The
                 // sampling was validated, bands have its rows, and the session is this thread's.
@@ -131,7 +133,7 @@ impl<E: Element> FusedPass<E> for EstimatePass<'_, '_, E> {
             }
             let mut chosen = Chosen::default();
             for (row, masses) in band.zip(&masses) {
-                let columns = choose(entry, call.head(stream), row, masses);
+                let columns = choose(entry, first_head, row, masses);
                 chosen.counts.push(columns.len());
                 chosen.columns.extend(columns);
             }
@@ -140,7 +142,7 @@ impl<E: Element> FusedPass<E> for EstimatePass<'_, '_, E> {
             let _ = results[task].set(chosen);
         })?;
         let mut results = results.into_iter().map(|result| result.into_inner().unwrap_or_default());
-        for _ in 0..sizes.batch * streams {
+        for _ in 0..streams {
             let mut all = Chosen::default();
             for band in results.by_ref().take(bands) {
                 all.counts.extend(band.counts);
@@ -154,7 +156,7 @@ impl<E: Element> FusedPass<E> for EstimatePass<'_, '_, E> {
 
 /// What is known of the groups of all keys.
 struct Summaries<E> {
-    /// `[batch, key head, group, term]`.
+    /// `[key head of the call, group, term]`.
     terms: Tensor<E>,
     /// The keys of each, [`Sampling::words`] words.
     members: Vec<u64>,
@@ -169,14 +171,14 @@ fn summarize<E: Element, S: Simd>(
     simd: S,
     workers: Workers<'_>,
 ) -> Result<Summaries<E>> {
-    let Estimate { sampling, sizes, monitor, .. } = call;
+    let Estimate { sampling, sizes, key_heads, monitor, .. } = call;
     let columns = sizes.keys.div_ceil(sampling.block);
     let (groups, words) = (sampling.groups, sampling.words());
     let tokens = columns * groups;
     let dim = sampling.terms(sizes.dim);
-    let dims = Dims { batch: sizes.batch, tokens, heads: sizes.key_heads, dim };
+    let dims = Dims { batch: 1, tokens, heads: key_heads.len(), dim };
     let mut terms = Tensor::<E>::zeros(dims, Order::Bhsd)?;
-    let blocks = sizes.batch * sizes.key_heads * columns;
+    let blocks = key_heads.len() * columns;
     let mut members = vec![0_u64; blocks * groups * words];
     let (k, into) = (Raw::read(&call.k), Raw::write(&mut terms.view_mut()));
     // Per block: those of its groups, or none.
@@ -196,16 +198,17 @@ fn summarize<E: Element, S: Simd>(
         let mut scratch = Arena::default();
         for (index, members) in members.chunks_exact_mut(groups * words).enumerate() {
             let variances = &mut variances[index * of_block..][..of_block];
-            let (pair, block) =
-                ((chunk * BLOCKS + index) / columns, (chunk * BLOCKS + index) % columns);
-            let (entry, head) = (pair / sizes.key_heads, pair % sizes.key_heads);
+            let number = chunk * BLOCKS + index;
+            let (summarized, block) = (number / columns, number % columns);
+            let head = key_heads.start + summarized;
+            let (entry, head) = (head / sizes.key_heads, head % sizes.key_heads);
             let token = block * sampling.block;
             let keys = sampling.block.min(sizes.keys - token);
             // SAFETY: the keys are some of the tensor's, which is borrowed for the call; each block
             // of `into`, which is exclusive, is written by one task.
             unsafe {
                 let source = k.head(entry, head, token);
-                let into = into.head(entry, head, block * groups).first.cast_mut();
+                let into = into.head(0, summarized, block * groups).first.cast_mut();
                 let (sampling, dim, scratch) = (*sampling, sizes.dim, &mut scratch);
                 simd.call(Summarize {
                     sampling,

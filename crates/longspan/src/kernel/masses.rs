@@ -111,7 +111,7 @@ pub(crate) struct Masses<'a, X: MicroKernel> {
     pub(crate) sampling: Sampling,
     pub(crate) scale: f32,
     pub(crate) q: Raw<X::Element>,
-    /// Summaries of groups, `[batch, key head, group, term]`.
+    /// Summaries of groups, `[1, summarized key head, group, term]`.
     pub(crate) groups: Raw<X::Element>,
     /// The keys of each group, [`Sampling::words`] words of its block.
     pub(crate) members: &'a [u64],
@@ -119,7 +119,6 @@ pub(crate) struct Masses<'a, X: MicroKernel> {
     pub(crate) weights: &'a [f32],
     /// Variances of the parts of the head dim in each group; none but for clusters.
     pub(crate) variances: &'a [[f32; PARTS]],
-    pub(crate) key_heads: usize,
     pub(crate) dim: usize,
     pub(crate) layout: &'a Layout,
 }
@@ -129,7 +128,8 @@ pub(crate) struct Masses<'a, X: MicroKernel> {
 pub(crate) struct Band {
     pub(crate) entry: usize,
     pub(crate) head: usize,
-    pub(crate) key_head: usize,
+    /// The key head, among those of which there are summaries.
+    pub(crate) summarized: usize,
     pub(crate) rows: Range<u32>,
 }
 
@@ -200,7 +200,7 @@ impl<X: MicroKernel> Masses<'_, X> {
             while let Some(active) = self.next_chunk(band, column) {
                 column = (active.start / self.columns_per_chunk() + 1) * self.columns_per_chunk();
                 let (first, count) = (active.start as usize * per_block, active.len() * per_block);
-                let matrix = self.groups.head(band.entry, band.key_head, first);
+                let matrix = self.groups.head(0, band.summarized, first);
                 let group = self.group(band, active.start);
                 let groups = group..group + count;
                 self.multiply(matrix, groups.clone(), right, room);
@@ -426,10 +426,9 @@ impl<X: MicroKernel> Masses<'_, X> {
         &self.members[self.group(band, column) * words..][..self.sampling.groups * words]
     }
 
-    /// The first group of a block, among those of all entries and heads.
+    /// The first group of a block, among those of all summarized key heads.
     fn group(&self, band: &Band, column: u32) -> usize {
-        let pair = band.entry * self.key_heads + band.key_head;
-        (pair * self.layout.columns() as usize + column as usize) * self.sampling.groups
+        (band.summarized * self.layout.columns() as usize + column as usize) * self.sampling.groups
     }
 }
 

@@ -63,11 +63,16 @@ impl Budget {
         let target = f64::from(self.mass) * total;
         let most = self.max_blocks.saturating_sub(kept.len());
         let least = self.min_blocks.saturating_sub(kept.len());
+        // Only so many are looked at, which is worth it in long rows.
+        if most < others.len() {
+            others.select_nth_unstable(most);
+            others.truncate(most);
+        }
         others.sort_unstable();
         for (number, &other) in others.iter().enumerate() {
             let mass = f64::from(f32::from_bits(!(other >> 32) as u32));
             let enough = sum >= target || mass < f64::from(self.block_mass) * total;
-            if number >= most || (number >= least && enough) {
+            if number >= least && enough {
                 break;
             }
             sum += mass;

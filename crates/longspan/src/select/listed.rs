@@ -2,7 +2,7 @@
 
 use longspan_pattern::{Heads, LayoutSet, Padding, Shape};
 
-use super::{Measured, Selection, Selector, check_options, density, keep};
+use super::{Measured, Selection, Selector, check_options, density, keep, with_layouts};
 use crate::arguments::Inputs;
 use crate::check;
 use crate::driver::masses::Chosen;
@@ -155,7 +155,8 @@ impl Selector for ListedBlocks {
                     &chosen[entry % entries * heads + head % heads]
                 };
                 let pairs = (0..sizes.batch).flat_map(|e| (0..sizes.heads).map(move |h| (e, h)));
-                keep(&base, pairs.map(|(entry, head)| one_of(entry, head)), sizes.heads)?
+                let listed = pairs.map(|(entry, head)| one_of(entry, head));
+                with_layouts(&base, &keep(&base, listed, 0, sizes.heads)?, 0, sizes.heads)?
             }
         };
         let density = density(&layouts, &base);

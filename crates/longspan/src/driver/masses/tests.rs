@@ -173,16 +173,29 @@ fn compare<E: Element>(case: &Case, shared: bool, tolerance: f64) {
             base: &base,
             shared,
             sizes,
+            key_heads: 0..heads.1,
             q,
             k,
             monitor: &monitor,
         };
         let seen = Mutex::new(Vec::new());
-        let chosen = estimate.run(&|_, head, row, masses| {
+        let see = |_: usize, head: usize, row: u32, masses: &[f32]| {
             seen.lock().unwrap().push((head, row, masses.to_vec()));
             vec![row]
-        });
-        let chosen = chosen.unwrap();
+        };
+        let mut chosen = estimate.run(&see).unwrap();
+        if heads.1 > 1 {
+            // Key heads by themselves.
+            let all = std::mem::take(&mut *seen.lock().unwrap());
+            let part = |key_heads| Estimate { key_heads, ..estimate }.run(&see).unwrap();
+            chosen = (0..heads.1).flat_map(|head| part(head..head + 1)).collect();
+            let sorted = |mut seen: Vec<(usize, u32, Vec<f32>)>| {
+                seen.sort_by_key(|&(head, row, _)| (head, row));
+                seen
+            };
+            let parts = sorted(seen.lock().unwrap().clone());
+            assert_eq!(sorted(all), parts);
+        }
         let rows = queries.div_ceil(block);
         assert_eq!(chosen.len(), if shared { heads.1 } else { heads.0 });
         assert!(chosen.iter().all(|chosen| chosen.columns.iter().copied().eq(0..rows as u32)));
