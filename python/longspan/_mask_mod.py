@@ -178,6 +178,43 @@ def global_tokens(places: Places, tokens: int) -> Rule:
     return lambda q_idx, kv_idx: first_q(q_idx) | first_k(kv_idx)
 
 
+def between(axis: Axis, first: int, end: int) -> Callable[[Tensor], Tensor]:
+    """Whether a position is in ``first..end``."""
+    at = axis.at
+    return lambda number, first=first, end=end: (at(number) >= first) & (at(number) < end)
+
+
+def keys(places: Places, first: int, end: int) -> Rule:
+    inside = between(places.k, places.cut(first), places.cut(end))
+    return lambda q_idx, kv_idx: inside(kv_idx)
+
+
+def queries(places: Places, first: int, end: int) -> Rule:
+    inside = between(places.q, places.cut(first), places.cut(end))
+    return lambda q_idx, kv_idx: inside(q_idx)
+
+
+def neighborhood(places: Places, sizes: list[int], radii: list[int]) -> Rule:
+    q, k = places.q.at, places.k.at
+
+    def axis(stride: int, size: int, radius: int) -> Rule:
+        def rule(
+            q_idx: Tensor, kv_idx: Tensor, stride: int = stride, size: int = size, radius: int = radius
+        ) -> Tensor:
+            return abs(q(q_idx) // stride % size - k(kv_idx) // stride % size) <= radius
+
+        return rule
+
+    rules = []
+    stride = 1
+    for size, radius in zip(reversed(sizes), reversed(radii), strict=True):
+        rules.append(axis(places.cut(stride), places.cut(size), places.cut(radius)))
+        stride *= size
+    inside_q, inside_k = (between(x, 0, places.cut(stride)) for x in (places.q, places.k))
+    rules.append(lambda q_idx, kv_idx: inside_q(q_idx) & inside_k(kv_idx))
+    return all_of(rules)
+
+
 def strided(places: Places, stride: int) -> Rule:
     q, k, stride = places.q.at, places.k.at, places.cut(stride)
     return lambda q_idx, kv_idx, stride=stride: (q(q_idx) - k(kv_idx)) % stride == 0
@@ -407,6 +444,9 @@ PRIMITIVES: dict[str, Callable[..., Rule]] = {
     "window": window,
     "sinks": sinks,
     "global_tokens": global_tokens,
+    "keys": keys,
+    "queries": queries,
+    "neighborhood": neighborhood,
     "dilated": dilated,
     "strided": strided,
     "hierarchical": hierarchical,

@@ -60,7 +60,8 @@ mod _longspan {
     #[pymodule_export]
     use crate::primitives::{
         blocks, blocks_dilated, butterfly, causal, dilated, documents, full, global_tokens, heads,
-        hierarchical, packed, random, sinks, sliding_window, strided, window,
+        hierarchical, keys, neighborhood, packed, queries, random, sinks, sliding_window, strided,
+        window,
     };
     #[pymodule_export]
     use crate::raw::{raw_backward, raw_forward};

@@ -111,6 +111,40 @@ pub(crate) fn global_tokens(tokens: Whole) -> PyResult<Pattern> {
     made(Rule::global_tokens(tokens.0))
 }
 
+/// Keys at some positions, for every query: `from_ <= key < to`.
+///
+/// >>> import longspan
+/// >>> longspan.keys(500, 501).allows(3, 500), longspan.keys(500, 501).allows(3, 501)
+/// (True, False)
+#[pyfunction]
+pub(crate) fn keys(from_: Whole, to: Whole) -> PyResult<Pattern> {
+    made(Rule::keys(from_.0, to.0))
+}
+
+/// Every key, for queries at some positions: `from_ <= query < to`. A global token anywhere is
+/// `keys(a, b) | queries(a, b)`.
+///
+/// >>> import longspan
+/// >>> longspan.queries(500, 501).allows(500, 3), longspan.queries(500, 501).allows(501, 3)
+/// (True, False)
+#[pyfunction]
+pub(crate) fn queries(from_: Whole, to: Whole) -> PyResult<Pattern> {
+    made(Rule::queries(from_.0, to.0))
+}
+
+/// Neighbors in a grid of one to four axes whose cells are the positions from 0 on, the last axis
+/// fastest: on every axis the coordinates differ by at most its radius. Neighborhoods are clipped at
+/// the borders (NATTEN shifts them inward instead).
+///
+/// >>> import longspan
+/// >>> pattern = longspan.neighborhood([3, 5], [1, 1])
+/// >>> [key for key in range(15) if pattern.allows(2, key)]
+/// [1, 2, 3, 6, 7, 8]
+#[pyfunction]
+pub(crate) fn neighborhood(sizes: Wholes, radii: Wholes) -> PyResult<Pattern> {
+    made(Rule::neighborhood(sizes.0, radii.0))
+}
+
 /// Query and key in the same segment of `segment` tokens, both `offset` modulo `rate` counted from
 /// its start.
 ///

@@ -109,6 +109,9 @@ Patterns:
   sliding_window(w)                   window(w - 1, 0)
   sinks(n)                            the first n keys
   global_tokens(n)                    the first n keys, and the first n queries
+  keys(from, to), queries(from, to)   some keys, some queries; `to` excluded
+  neighborhood([size, ...], [radius, ...])
+                                      near on every axis of a grid, the last axis fastest
   dilated(segment, rate, offset)      every rate-th token inside each segment
   strided(stride)                     keys at a multiple of stride from the query
   hierarchical([(window, stride, grain), ...])

@@ -22,6 +22,7 @@ use std::ops::Range;
 use crate::meter::Meter;
 use crate::pattern::Pattern;
 
+mod axis;
 mod bits;
 mod edges;
 pub(crate) mod interval;

@@ -31,6 +31,9 @@ pub(crate) const MAX_DRAWS: u64 = 1 << 16;
 /// stacks.
 pub(crate) const MAX_DEPTH: u8 = 64;
 
+/// Maximum number of axes of a grid.
+pub(crate) const MAX_AXES: usize = 4;
+
 /// Which query may attend to which key, by global position.
 ///
 /// ```
@@ -63,6 +66,19 @@ pub(crate) enum Expr {
     },
     GlobalTokens {
         tokens: u64,
+    },
+    Keys {
+        from: u64,
+        to: u64,
+    },
+    Queries {
+        from: u64,
+        to: u64,
+    },
+    /// As many radii as sizes.
+    Neighborhood {
+        sizes: Vec<u64>,
+        radii: Vec<u64>,
     },
     Dilated {
         segment: u64,

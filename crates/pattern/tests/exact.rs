@@ -131,7 +131,7 @@ fn broad(dice: &mut Random, tokens: u64, depth: u32) -> Pattern {
         }
         lengths
     };
-    let pattern = match dice.below(11) {
+    let pattern = match dice.below(14) {
         0 => Ok(Pattern::causal()),
         1 => Pattern::window(dice.below(tokens), 0),
         2 => Pattern::window(dice.below(tokens), dice.below(tokens)),
@@ -141,6 +141,19 @@ fn broad(dice: &mut Random, tokens: u64, depth: u32) -> Pattern {
         6 => Pattern::strided(dice.between(1, tokens)),
         7 => Pattern::strided(1 << dice.below(7)),
         8 => Pattern::documents(lengths(dice)),
+        11 => {
+            let from = dice.below(tokens);
+            Pattern::keys(from, from + dice.below(tokens))
+        }
+        12 => {
+            let from = dice.below(tokens);
+            Pattern::queries(from, from + dice.below(tokens))
+        }
+        13 => {
+            let width = dice.between(1, 300);
+            let size = [dice.between(1, tokens / width + 2), width];
+            Pattern::neighborhood(size, [dice.below(9), dice.below(width)])
+        }
         9 if depth > 0 => {
             let lengths = lengths(dice);
             Pattern::packed(

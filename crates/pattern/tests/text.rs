@@ -26,6 +26,8 @@ fn texts_print_as_they_parse() {
         ("dilated(2048, 4, 0)", "dilated(2048, 4)"),
         ("dilated(2048, 4, 3)", "dilated(2048, 4, 3)"),
         ("global_tokens(4)", "global_tokens(4)"),
+        ("keys( 4,7 ) | queries(0, 0)", "keys(4, 7) | queries(0, 0)"),
+        ("neighborhood([3,4,],[1, 0])", "neighborhood([3, 4], [1, 0])"),
         ("strided(3)", "strided(3)"),
         ("hierarchical([(1, 2, 3), (4, 5, 6),])", "hierarchical([(1, 2, 3), (4, 5, 6)])"),
         ("documents([])", "documents([])"),
@@ -54,8 +56,8 @@ fn errors_point_at_their_position() {
         (
             "",
             "expected a pattern, found the end; patterns are full, causal, window, \
-             sliding_window, sinks, global_tokens, dilated, strided, hierarchical, documents, \
-             packed, blocks_dilated, butterfly, random, blocks\n  \n  ^",
+             sliding_window, sinks, global_tokens, keys, queries, neighborhood, dilated, strided, \
+             hierarchical, documents, packed, blocks_dilated, butterfly, random, blocks\n  \n  ^",
         ),
         (
             "causal & windw(256, 0)",

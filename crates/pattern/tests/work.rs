@@ -70,7 +70,7 @@ impl Expressions {
 
     fn primitive(&mut self, tokens: u64, text: &mut String) {
         let n = |random: &mut Self| random.size(24);
-        let written = match self.next(14) {
+        let written = match self.next(16) {
             0 => write!(text, "causal"),
             1 => write!(text, "full"),
             2 => write!(text, "window({}, {})", n(self), n(self)),
@@ -98,6 +98,15 @@ impl Expressions {
             12 => {
                 let (per_row, blocks) = (self.size(15), self.size(24));
                 write!(text, "random({}, {per_row}, {blocks}, {})", self.size(12), self.next(100))
+            }
+            13 => {
+                let (from, len) = (n(self), n(self));
+                write!(text, "keys({from}, {0}) | queries({from}, {0})", from + len)
+            }
+            14 => {
+                let sizes = [self.size(10), self.size(10), self.size(10)];
+                let radii = [self.size(6), self.size(12), self.size(6)];
+                write!(text, "neighborhood({sizes:?}, {radii:?})")
             }
             _ => {
                 let (first, len) = (self.next(1000), n(self));

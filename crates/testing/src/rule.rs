@@ -48,6 +48,27 @@ pub enum Rule {
         /// Number of global tokens.
         n: u64,
     },
+    /// `from ≤ key < to`.
+    Keys {
+        /// The first key.
+        from: u64,
+        /// The key after the last.
+        to: u64,
+    },
+    /// `from ≤ query < to`.
+    Queries {
+        /// The first query.
+        from: u64,
+        /// The query after the last.
+        to: u64,
+    },
+    /// Cells of a grid, the last axis fastest, that differ by at most a radius on every axis.
+    Neighborhood {
+        /// Cells per axis.
+        sizes: Vec<u64>,
+        /// How far on each axis.
+        radii: Vec<u64>,
+    },
     /// Same segment, and both `≡ offset` mod `rate` counted from its start.
     Dilated {
         /// Tokens per segment.
@@ -206,6 +227,13 @@ impl Rule {
             Rule::GlobalTokens { n } => {
                 (0..i128::from(*n)).contains(&k) || (0..i128::from(*n)).contains(&q)
             }
+            Rule::Keys { from, to } => (i128::from(*from)..i128::from(*to)).contains(&k),
+            Rule::Queries { from, to } => (i128::from(*from)..i128::from(*to)).contains(&q),
+            Rule::Neighborhood { sizes, radii } => both(query, key, |p| cell(sizes, p))
+                .is_some_and(|(q, k)| {
+                    let mut axes = q.iter().zip(&k).zip(radii);
+                    axes.all(|((q, k), radius)| q.abs_diff(*k) <= *radius)
+                }),
             Rule::Dilated { segment, rate, offset } => both(query, key, |p| split(p, *segment))
                 .is_some_and(|((sq, q), (sk, k))| {
                     sq == sk && q % rate == offset % rate && k % rate == offset % rate
@@ -254,6 +282,16 @@ fn both<T>(query: i64, key: i64, ask: impl Fn(i64) -> Option<T>) -> Option<(T, T
 fn split(position: i64, size: u64) -> Option<(u64, u64)> {
     let position = u64::try_from(position).ok()?;
     Some((position / size, position % size))
+}
+
+/// The coordinates of a position in a grid.
+fn cell(sizes: &[u64], position: i64) -> Option<Vec<u64>> {
+    let mut rest = u64::try_from(position).ok()?;
+    let mut coordinates = vec![0; sizes.len()];
+    for (coordinate, size) in coordinates.iter_mut().zip(sizes).rev() {
+        (rest, *coordinate) = (rest / size, rest % size);
+    }
+    (rest == 0).then_some(coordinates)
 }
 
 /// The block of the query and the block of the key.

@@ -12,7 +12,7 @@ const BITS: u64 = 4;
 impl PositionRange {
     /// The bits of the keys at the positions `from..to`, `self` being the keys.
     #[inline]
-    fn bits(&self, from: i64, to: i64) -> u64 {
+    pub(super) fn bits(&self, from: i64, to: i64) -> u64 {
         bit_range(self.index_at_least(from), self.index_at_least(to))
     }
 
@@ -22,7 +22,7 @@ impl PositionRange {
     }
 
     /// The bits of the keys for which `holds`.
-    fn bits_where(&self, holds: impl Fn(i64) -> bool) -> u64 {
+    pub(super) fn bits_where(&self, holds: impl Fn(i64) -> bool) -> u64 {
         (0..self.len).filter(|&i| holds(self.at(i))).fold(0, |bits, i| bits | 1 << i)
     }
 }
@@ -51,6 +51,10 @@ impl Node {
                 if !inside.is_empty() {
                     out[inside.start as usize..inside.end as usize].fill(keys.all_bits());
                 }
+            }
+            Node::Axis(axis) => {
+                meter.spend(2 * BITS * out.len() as u64);
+                axis.fill(queries, keys, out);
             }
             Node::Strided { stride } => {
                 meter.spend(CONGRUENCE + BITS * out.len() as u64);

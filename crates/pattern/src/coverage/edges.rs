@@ -89,6 +89,7 @@ impl Node {
             } else {
                 0
             }),
+            Node::Axis(_) => None,
             Node::Strided { stride } => repeats(*stride).then_some(i64::MAX),
             Node::Comb { period, .. } => repeats(*period).then_some(i64::MAX),
             Node::Dilated { segment, rate, .. } => {

@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 
+use super::axis::Axis;
 use super::interval::Interval;
 use super::relation::Relation;
 use crate::arith::Divisor;
@@ -25,6 +26,8 @@ pub(super) enum Node {
         low: i64,
         high: i64,
     },
+    /// Coordinates `⌊position / stride⌋ mod size` that differ by at most `radius`.
+    Axis(Axis),
     Strided {
         stride: i64,
     },
@@ -96,6 +99,21 @@ fn lower_leaf(leaf: &Expr, view: &Range<i64>) -> Node {
             Node::KeyRange { low: 0, high: int(tokens) },
             Node::QueryRange { low: 0, high: int(tokens) },
         ]),
+        Expr::Keys { from, to } => Node::KeyRange { low: int(from), high: int(to) },
+        Expr::Queries { from, to } => Node::QueryRange { low: int(from), high: int(to) },
+        Expr::Neighborhood { sizes, radii } => {
+            let cells = sizes.iter().product::<u64>() as i64;
+            let mut stride = cells;
+            let axes = sizes.iter().zip(radii).map(|(size, radius)| {
+                stride /= int(size);
+                Node::Axis(Axis { stride, size: int(size), radius: int(radius) })
+            });
+            // The first axis leaves few keys to the others, which repeat over all.
+            let mut parts: Vec<Node> = axes.collect();
+            parts.insert(1, Node::KeyRange { low: 0, high: cells });
+            parts.push(Node::QueryRange { low: 0, high: cells });
+            Node::And(parts, Scratch::default())
+        }
         Expr::Dilated { segment, rate, offset } => {
             Node::Dilated { segment: int(segment), rate: int(rate), offset: int(offset) }
         }
@@ -184,6 +202,7 @@ impl Node {
             Node::Comb { .. } | Node::Not(..) => i64::MAX,
             Node::Window { left, right } => left.saturating_add(*right),
             Node::KeyRange { low, high } => high - low,
+            Node::Axis(axis) => axis.breadth(),
             Node::Dilated { segment, .. } => *segment,
             Node::Documents { lengths, .. } => lengths.total() / (lengths.count() as i64).max(1),
             Node::Packed(packed) => packed.keys.total() / (packed.keys.count() as i64).max(1),

@@ -11,7 +11,7 @@ use crate::pattern::Lengths;
 impl KeyRange {
     /// Appends the keys at the positions `from..to`.
     #[inline]
-    fn emit(
+    pub(super) fn emit(
         &self,
         from: i64,
         to: i64,
@@ -24,7 +24,7 @@ impl KeyRange {
     }
 
     /// Appends all keys.
-    fn emit_all(&self, coverage: KeyCoverage, period: i64, out: &mut Vec<Interval>) {
+    pub(super) fn emit_all(&self, coverage: KeyCoverage, period: i64, out: &mut Vec<Interval>) {
         let period = u32::try_from(period).unwrap_or(0);
         push(out, Interval { start: self.low, end: self.high, coverage, period });
     }
@@ -77,6 +77,7 @@ impl Node {
                     keys.emit_all(full_or_partial(inside, queries), 1, out);
                 }
             }
+            Node::Axis(axis) => axis.coverage(query, meter, out),
             Node::Strided { stride } => strided(*stride, queries, keys, meter, out),
             Node::Comb { period, grain } => comb(*period, *grain, keys, meter, out),
             Node::Dilated { segment, rate, offset } => {

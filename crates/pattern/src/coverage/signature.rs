@@ -42,6 +42,10 @@ impl Node {
                 out.extend(inside(*low, *high, &queries));
                 true
             }
+            Node::Axis(axis) => {
+                out.extend(axis.signature(queries, keys));
+                true
+            }
             Node::Strided { stride } => {
                 out.push((queries.start - keys.start).rem_euclid(*stride));
                 true

@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use super::{BlockRows, Expr, Lengths, Level, MAX_ARGUMENT, MAX_DEPTH, MAX_DRAWS, Pattern};
+use super::{
+    BlockRows, Expr, Lengths, Level, MAX_ARGUMENT, MAX_AXES, MAX_DEPTH, MAX_DRAWS, Pattern,
+};
 use crate::error::{Error, Result};
 
 impl Pattern {
@@ -79,6 +81,69 @@ impl Pattern {
     pub fn global_tokens(tokens: u64) -> Result<Self> {
         Check("global_tokens").size("tokens", tokens)?;
         Ok(Pattern(Expr::GlobalTokens { tokens }, 0))
+    }
+
+    /// Keys at some positions, for all queries: `from ≤ key < to`.
+    ///
+    /// ```
+    /// # use longspan_pattern::*;
+    /// // A global token at position 500: it attends to all and is attended to by all.
+    /// let global = Pattern::keys(500, 501)? | Pattern::queries(500, 501)?;
+    /// assert!(global.allows(3, 500) && global.allows(500, 3) && !global.allows(3, 499));
+    /// # Ok::<_, Error>(())
+    /// ```
+    pub fn keys(from: u64, to: u64) -> Result<Self> {
+        Check("keys").range(from, to)?;
+        Ok(Pattern(Expr::Keys { from, to }, 0))
+    }
+
+    /// All keys, for queries at some positions: `from ≤ query < to`.
+    ///
+    /// ```
+    /// # use longspan_pattern::*;
+    /// assert!(Pattern::queries(2, 4)?.allows(3, 900) && !Pattern::queries(2, 4)?.allows(4, 900));
+    /// # Ok::<_, Error>(())
+    /// ```
+    pub fn queries(from: u64, to: u64) -> Result<Self> {
+        Check("queries").range(from, to)?;
+        Ok(Pattern(Expr::Queries { from, to }, 0))
+    }
+
+    /// Neighbors in a grid of one to four axes, whose cells are the positions from 0 on, the last
+    /// axis fastest: on every axis the coordinates of query and key differ by at most its radius.
+    /// Neighborhoods are clipped at the borders (NATTEN shifts them inward instead). Negative
+    /// positions and those past the grid are in no cell.
+    ///
+    /// ```
+    /// # use longspan_pattern::*;
+    /// // Three rows of five cells; the query is in the middle of the first.
+    /// let pattern = Pattern::neighborhood([3, 5], [1, 1])?;
+    /// let active: Vec<i64> = (-9..20).filter(|&key| pattern.allows(2, key)).collect();
+    /// assert_eq!(active, [1, 2, 3, 6, 7, 8]);
+    /// # Ok::<_, Error>(())
+    /// ```
+    pub fn neighborhood(
+        sizes: impl IntoIterator<Item = u64>,
+        radii: impl IntoIterator<Item = u64>,
+    ) -> Result<Self> {
+        let check = Check("neighborhood");
+        let (sizes, radii): (Vec<_>, Vec<_>) =
+            (sizes.into_iter().collect(), radii.into_iter().collect());
+        check.some("sizes", sizes.len())?;
+        if sizes.len() > MAX_AXES {
+            return Err(check.error("sizes", sizes.len() as u64, "at most four axes"));
+        }
+        if radii.len() != sizes.len() {
+            return Err(check.error("radii", radii.len() as u64, "one per axis"));
+        }
+        let mut cells = 1_u64;
+        for (&size, &radius) in sizes.iter().zip(&radii) {
+            check.count("size", size)?;
+            check.size("radius", radius)?;
+            cells = cells.saturating_mul(size);
+        }
+        check.size("sizes", cells)?;
+        Ok(Pattern(Expr::Neighborhood { sizes, radii }, 0))
     }
 
     /// Query and key in the same segment of `segment` tokens, and both `≡ offset` mod `rate`
@@ -267,6 +332,11 @@ impl Check {
             return Err(self.error(argument, value, "1 to 2^61"));
         }
         Ok(())
+    }
+
+    fn range(self, from: u64, to: u64) -> Result<()> {
+        self.size("to", to)?;
+        if from > to { Err(self.error("from", from, "at most `to`")) } else { Ok(()) }
     }
 
     fn some(self, argument: &'static str, len: usize) -> Result<()> {

@@ -145,13 +145,16 @@ fn shortened(word: &str) -> String {
     if word.len() <= MAX_CHARS { word.to_owned() } else { format!("{}…", &word[..MAX_CHARS]) }
 }
 
-const NAMES: [&str; 15] = [
+const NAMES: [&str; 18] = [
     "full",
     "causal",
     "window",
     "sliding_window",
     "sinks",
     "global_tokens",
+    "keys",
+    "queries",
+    "neighborhood",
     "dilated",
     "strided",
     "hierarchical",
@@ -318,6 +321,13 @@ fn arguments(name: &str, input: &mut &str) -> Parsed<Result<Pattern>, Failure> {
         "sliding_window" => Pattern::sliding_window(number(input, "width")?),
         "sinks" => Pattern::sinks(number(input, "tokens")?),
         "global_tokens" => Pattern::global_tokens(number(input, "tokens")?),
+        "keys" => Pattern::keys(number(input, "from")?, next(input, "to")?),
+        "queries" => Pattern::queries(number(input, "from")?, next(input, "to")?),
+        "neighborhood" => {
+            let sizes = list(input, |input| number(input, "size"))?;
+            symbol(",")(input)?;
+            Pattern::neighborhood(sizes, list(input, |input| number(input, "radius"))?)
+        }
         "dilated" => {
             let (segment, rate) = (number(input, "segment")?, next(input, "rate")?);
             let offset = if input.starts_with(',') { next(input, "offset")? } else { 0 };

@@ -13,6 +13,15 @@ impl Display for Pattern {
             Expr::Window { left, right } => write!(f, "window({left}, {right})"),
             Expr::Sinks { tokens } => write!(f, "sinks({tokens})"),
             Expr::GlobalTokens { tokens } => write!(f, "global_tokens({tokens})"),
+            Expr::Keys { from, to } => write!(f, "keys({from}, {to})"),
+            Expr::Queries { from, to } => write!(f, "queries({from}, {to})"),
+            Expr::Neighborhood { sizes, radii } => {
+                f.write_str("neighborhood([")?;
+                list(f, sizes, |f, size| write!(f, "{size}"))?;
+                f.write_str("], [")?;
+                list(f, radii, |f, radius| write!(f, "{radius}"))?;
+                f.write_str("])")
+            }
             Expr::Dilated { segment, rate, offset: 0 } => write!(f, "dilated({segment}, {rate})"),
             Expr::Dilated { segment, rate, offset } => {
                 write!(f, "dilated({segment}, {rate}, {offset})")

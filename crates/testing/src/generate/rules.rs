@@ -46,7 +46,7 @@ fn operands(u: &mut Unstructured<'_>, scope: &Scope, depth: u32) -> Result<Vec<R
 
 fn primitive(u: &mut Unstructured<'_>, scope: &Scope) -> Result<Rule> {
     let span = scope.span;
-    Ok(match (u.int_in_range(0..=15)?, scope.documents) {
+    Ok(match (u.int_in_range(0..=19)?, scope.documents) {
         (0, _) => Rule::Full,
         (1..=2, _) => Rule::Causal,
         (3, _) => Rule::Window { left: reach(u, span)?, right: reach(u, span)? },
@@ -73,9 +73,42 @@ fn primitive(u: &mut Unstructured<'_>, scope: &Scope) -> Result<Rule> {
         (11, _) => Rule::Butterfly { block: block(u, span)? },
         (12, _) => random(u, span)?,
         (13, _) => explicit(u, span)?,
+        (14, _) => {
+            let (from, to) = places(u, span)?;
+            Rule::Keys { from, to }
+        }
+        (15, _) => {
+            let (from, to) = places(u, span)?;
+            Rule::Queries { from, to }
+        }
+        (16..=17, _) => neighborhood(u, span)?,
         (_, Some(total)) => documents(u, total, span)?,
         (_, None) => Rule::Causal,
     })
+}
+
+/// Positions, of which there may be none.
+fn places(u: &mut Unstructured<'_>, span: u64) -> Result<(u64, u64)> {
+    let from = argument(u, span)?;
+    Ok((from, from + argument(u, span)?))
+}
+
+/// A grid of about as many cells as there are tokens, or fewer, or more.
+fn neighborhood(u: &mut Unstructured<'_>, span: u64) -> Result<Rule> {
+    let axes = u.int_in_range(1..=4)?;
+    let mut cells = match u.int_in_range(0..=3)? {
+        0 => argument(u, span)?,
+        _ => span,
+    };
+    let mut sizes = Vec::new();
+    for axis in 1..=axes {
+        let size = 1 + if axis == axes { cells } else { u.int_in_range(0..=cells.min(40))? };
+        cells /= size;
+        sizes.push(size);
+    }
+    shuffle(u, &mut sizes)?;
+    let radii = sizes.iter().map(|&size| argument(u, size.min(9))).collect::<Result<_>>()?;
+    Ok(Rule::Neighborhood { sizes, radii })
 }
 
 /// How far a window reaches: often nowhere, and sometimes farther than any position.

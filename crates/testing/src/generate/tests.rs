@@ -66,6 +66,10 @@ fn legal(rule: &Rule, documents: Option<u64>, packed: Option<(u64, u64)>) -> boo
         }
         Rule::Not(rule) => legal(rule, documents, packed),
         Rule::Full | Rule::Causal => true,
+        Rule::Keys { from, to } | Rule::Queries { from, to } => from <= to,
+        Rule::Neighborhood { sizes, radii } => {
+            sizes.len() == radii.len() && sizes.iter().all(|size| *size >= 1)
+        }
         Rule::Window { .. } | Rule::Sinks { .. } | Rule::GlobalTokens { .. } => true,
     }
 }

@@ -47,6 +47,24 @@ fn sinks_and_global_tokens_start_at_zero() {
 }
 
 #[test]
+fn places_are_half_open() {
+    assert_eq!(seen(&Rule::Keys { from: 2, to: 4 }, -7, -3..9), [2, 3]);
+    assert_eq!(seen(&Rule::Queries { from: 2, to: 4 }, 3, 0..3), [0, 1, 2]);
+    assert_eq!(seen(&Rule::Queries { from: 2, to: 4 }, 4, 0..3), NONE);
+}
+
+#[test]
+fn neighborhoods_end_at_the_borders() {
+    let grid = Rule::Neighborhood { sizes: vec![2, 3], radii: vec![0, 1] };
+    assert_eq!(seen(&grid, 2, -3..9), [1, 2]);
+    assert_eq!(seen(&grid, 4, -3..9), [3, 4, 5]);
+    assert_eq!(seen(&grid, 6, -3..9), NONE);
+    assert_eq!(seen(&grid, -1, -3..9), NONE);
+    let cube = Rule::Neighborhood { sizes: vec![2, 2, 2], radii: vec![1, 0, 1] };
+    assert_eq!(seen(&cube, 3, 0..9), [2, 3, 6, 7]);
+}
+
+#[test]
 fn dilated_counts_from_the_start_of_its_segment() {
     let dilated = Rule::Dilated { segment: 5, rate: 2, offset: 1 };
     assert_eq!(seen(&dilated, 1, -9..20), [1, 3]);

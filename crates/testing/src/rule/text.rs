@@ -17,6 +17,11 @@ impl Display for Rule {
             Rule::SlidingWindow { width } => write!(f, "sliding_window({width})"),
             Rule::Sinks { n } => write!(f, "sinks({n})"),
             Rule::GlobalTokens { n } => write!(f, "global_tokens({n})"),
+            Rule::Keys { from, to } => write!(f, "keys({from}, {to})"),
+            Rule::Queries { from, to } => write!(f, "queries({from}, {to})"),
+            Rule::Neighborhood { sizes, radii } => {
+                write!(f, "neighborhood({sizes:?}, {radii:?})")
+            }
             Rule::Dilated { segment, rate, offset } => {
                 write!(f, "dilated({segment}, {rate}, {offset})")
             }
