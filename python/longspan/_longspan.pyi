@@ -27,6 +27,7 @@ __all__ = [
     "attention",
     "backward",
     "best_isa",
+    "batch",
     "blocks",
     "blocks_dilated",
     "butterfly",
@@ -80,7 +81,7 @@ _Order = Literal["bhsd", "bshd"]
 _Isa = Literal["portable", "neon", "avx2", "avx512", "amx"]
 _Precision = Literal["highest", "widened"]
 _Overlap = Literal["weighted", "union"]
-_What = Pattern | str | Layout | Dilated
+_What = Pattern | str | Sequence[Pattern | str] | Layout | Dilated
 #: A torch.device, or its name.
 _Device = Any
 _Width = Literal["all", "longest"]
@@ -90,6 +91,8 @@ _Raw = tuple[int, Sequence[int], Sequence[int], str]
 @final
 class Pattern:
     def __new__(cls, text: str) -> Pattern: ...
+    @property
+    def batch(self) -> int | None: ...
     @property
     def heads(self) -> int | None: ...
     def allows(self, query: int, key: int, *, head: int | None = None) -> bool: ...
@@ -153,6 +156,10 @@ class Layout:
     def active_pairs(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
+    @staticmethod
+    def from_mask(
+        mask: ArrayLike, *, block: int | None = None, max_work: int | None = None
+    ) -> Layout: ...
     def to_block_mask(self, device: _Device = "cpu", *, width: _Width = "all") -> Any: ...
     def _block_lists(self, width: _Width) -> tuple[NDArray[numpy.int32], ...]: ...
     def __copy__(self) -> Layout: ...
@@ -355,6 +362,7 @@ def blocks(
     block: int, rows: Sequence[Sequence[int | tuple[int, int]]] | NDArray[Any]
 ) -> Pattern: ...
 def heads(patterns: Sequence[Pattern | str]) -> Pattern: ...
+def batch(patterns: Sequence[Pattern | str]) -> Pattern: ...
 @overload
 def attention(
     q: NDArray[_Scalar],

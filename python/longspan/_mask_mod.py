@@ -83,7 +83,7 @@ def mask_mod(layout: _longspan.Layout, device: torch.device) -> MaskMod:
     largest = (1 << 31) - 1 if farthest < NARROW else (1 << 63) - 1
     axes = [Axis(x, moved(offset, largest)) for x, offset in ((q, query_offset), (k, key_offset))]
     places = Places(*axes, device, largest)
-    seen = by_head(tree(str(pattern)), places)
+    seen = by_entry(tree(str(pattern)), places)
     if key_padding is None:
         return seen
     held = in_range(key_padding, places)
@@ -108,23 +108,37 @@ def in_range(key_padding: list[tuple[int, int]], places: Places) -> Callable[[Te
     return lambda b, kv_idx: (kv_idx >= firsts[b]) & (kv_idx < ends[b])
 
 
+def by_entry(node: Any, places: Places) -> MaskMod:
+    if node[0] != "batch":
+        return by_head(node, places)
+    return one_of(node[1], lambda b, h: b, by_head, places)
+
+
 def by_head(node: Any, places: Places) -> MaskMod:
-    if node[0] != "heads":
-        rule = read(node, places)
-        return lambda b, h, q_idx, kv_idx: rule(q_idx, kv_idx)
-    patterns = node[1]
-    distinct = list({repr(pattern): pattern for pattern in patterns}.values())
-    rules = [read(pattern, places) for pattern in distinct]
+    if node[0] == "heads":
+        return one_of(node[1], lambda b, h: h, by_head, places)
+    rule = read(node, places)
+    return lambda b, h, q_idx, kv_idx: rule(q_idx, kv_idx)
+
+
+def one_of(
+    parts: list[Any],
+    index: Callable[[Tensor, Tensor], Tensor],
+    made: Callable[[Any, Places], MaskMod],
+    places: Places,
+) -> MaskMod:
+    """One of several parts, by the number of the batch entry or the head."""
+    distinct = list({repr(part): part for part in parts}.values())
+    rules = [made(part, places) for part in distinct]
     if len(rules) == 1:
-        (rule,) = rules
-        return lambda b, h, q_idx, kv_idx: rule(q_idx, kv_idx)
-    choice = places.table(numpy.array([distinct.index(pattern) for pattern in patterns]))
+        return rules[0]
+    choice = places.table(numpy.array([distinct.index(part) for part in parts]))
 
     def chosen(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        which = choice[h]
-        seen = (which == 0) & rules[0](q_idx, kv_idx)
+        which = choice[index(b, h)]
+        seen = (which == 0) & rules[0](b, h, q_idx, kv_idx)
         for number in range(1, len(rules)):
-            seen = seen | ((which == number) & rules[number](q_idx, kv_idx))
+            seen = seen | ((which == number) & rules[number](b, h, q_idx, kv_idx))
         return seen
 
     return chosen

@@ -6,11 +6,12 @@ use longspan::{Counts, Heads, Layout as Compiled, LayoutSet, Layouts, Positions}
 use longspan_pattern::{Error, Progression};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyDict, PyRange, PyTuple};
+use pyo3::types::{PyBool, PyBytes, PyDict, PyRange, PyTuple};
 
-use crate::arguments::Placement;
+use crate::arguments::{Placement, Whole};
 use crate::block_lists::{self, Width};
 use crate::errors;
+use crate::pattern::Pattern;
 use crate::{picture, signals};
 
 /// A pattern compiled for given lengths: which blocks of queries and keys are seen in full, in part
@@ -127,6 +128,73 @@ impl Layout {
 
 #[pymethods]
 impl Layout {
+    /// The layout of the pairs that are true in a boolean array: `(queries, keys)`, or `(batch, heads,
+    /// queries, keys)` with 1 along an axis that it is the same for. The queries are the last
+    /// positions. The array is read once: time and memory follow the ranges of its rows.
+    ///
+    /// >>> import longspan, numpy
+    /// >>> mask = numpy.tri(1000, dtype=bool)
+    /// >>> longspan.Layout.from_mask(mask) == longspan.causal().compile(1000)
+    /// True
+    #[staticmethod]
+    #[pyo3(signature = (mask, *, block=None, max_work=None))]
+    fn from_mask(
+        py: Python<'_>,
+        mask: &Bound<'_, PyAny>,
+        block: Option<Whole>,
+        max_work: Option<Whole>,
+    ) -> PyResult<Layout> {
+        let array = py.import("numpy")?.call_method1("ascontiguousarray", (mask,))?;
+        let shape: Vec<usize> = array.getattr("shape")?.extract()?;
+        let kind: String = array.getattr("dtype")?.getattr("kind")?.extract()?;
+        let (batch, heads, queries, keys) = match shape[..] {
+            [queries, keys] if kind == "b" => (1, 1, queries, keys),
+            [batch, heads, queries, keys] if kind == "b" && batch * heads > 0 => {
+                (batch, heads, queries, keys)
+            }
+            _ => {
+                return Err(errors::value(format!(
+                    "mask is an array of {} of shape {shape:?}, expected bool of shape (queries, \
+                     keys) or (batch, heads, queries, keys)",
+                    array.getattr("dtype")?.str()?
+                )));
+            }
+        };
+        let bytes = array.call_method0("tobytes")?;
+        let active: Vec<bool> =
+            bytes.cast::<PyBytes>()?.as_bytes().iter().map(|&x| x != 0).collect();
+        let mut offsets = (0, 0);
+        let mut entries = Vec::with_capacity(batch);
+        for entry in 0..batch {
+            let mut patterns = Vec::with_capacity(heads);
+            for head in 0..heads {
+                let pairs = queries * keys;
+                let own = &active[(entry * heads + head) * pairs..][..pairs];
+                let (pattern, query, key) = longspan::Pattern::from_mask(own, queries, keys)
+                    .map_err(errors::raise_pattern)?;
+                patterns.push(pattern);
+                offsets = (query, key);
+            }
+            let same = patterns.len() == 1;
+            entries.push(match same {
+                true => Heads::from(patterns.remove(0)),
+                false => Heads::each(patterns).map_err(errors::raise_pattern)?,
+            });
+        }
+        let pattern = match batch {
+            1 => entries.remove(0),
+            _ => Heads::batch(entries).map_err(errors::raise_pattern)?,
+        };
+        let placement = Placement {
+            block: block.map(|block| block.0),
+            query_offset: Some(offsets.0),
+            key_offset: Some(offsets.1),
+            max_work: max_work.map(|units| units.0),
+            ..Placement::default()
+        };
+        Pattern(pattern).compiled(py, queries, keys, placement, None)
+    }
+
     /// Queries.
     #[getter]
     fn tokens_q(&self) -> usize {

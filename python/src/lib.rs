@@ -59,9 +59,9 @@ mod _longspan {
     use crate::pattern::{Pattern, layout_source};
     #[pymodule_export]
     use crate::primitives::{
-        blocks, blocks_dilated, butterfly, causal, dilated, documents, full, global_tokens, heads,
-        hierarchical, keys, neighborhood, packed, queries, random, sinks, sliding_window, strided,
-        window,
+        batch, blocks, blocks_dilated, butterfly, causal, dilated, documents, full, global_tokens,
+        heads, hierarchical, keys, neighborhood, packed, queries, random, sinks, sliding_window,
+        strided, window,
     };
     #[pymodule_export]
     use crate::raw::{raw_backward, raw_forward};

@@ -12,7 +12,7 @@ use longspan::{
 };
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString, PyTuple};
+use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 
 use crate::arguments::{Placement, Rows, Whole, elements, padding, pairs, rows};
 use crate::dilated::Dilated;
@@ -20,6 +20,7 @@ use crate::engine::Engine;
 use crate::errors;
 use crate::layout::{Layout, Source};
 use crate::pattern::Pattern;
+use crate::primitives::batch;
 use crate::signals;
 
 /// Bytes of layouts that are kept: a window over 16 M tokens takes 13 MiB, its transpose as much
@@ -405,11 +406,14 @@ impl Options {
 }
 
 fn known(pattern: &Bound<'_, PyAny>) -> PyResult<Heads> {
+    if pattern.is_instance_of::<PyList>() || pattern.is_instance_of::<PyTuple>() {
+        return batch(pattern).map(|pattern| pattern.0);
+    }
     match Pattern::of(pattern)? {
         Some(heads) => Ok(heads),
         None => Err(errors::kind(format!(
-            "pattern is a {}, expected a longspan.Pattern, its text, a longspan.Layout, or a \
-             longspan.Dilated",
+            "pattern is a {}, expected a longspan.Pattern, its text, a list of these, a \
+             longspan.Layout, or a longspan.Dilated",
             pattern.get_type().name()?
         ))),
     }

@@ -37,7 +37,7 @@ impl Pattern {
         match &self.0 {
             Heads::Same(pattern) => Ok(pattern.clone()),
             _ => Err(errors::value(
-                "heads(…) is outermost: combine the patterns inside it, as in \
+                "heads(…) and batch(…) are outermost: combine the patterns inside, as in \
                  heads([a & b, a & c])",
             )),
         }
@@ -54,7 +54,7 @@ impl Pattern {
         }
     }
 
-    fn compiled(
+    pub(crate) fn compiled(
         &self,
         py: Python<'_>,
         tokens_q: usize,
@@ -80,8 +80,9 @@ impl Pattern {
             let layout = signals::released(py, compile, errors::raise_pattern)?;
             return Ok(Layout::same(layout, source));
         }
-        let (batch, heads) = (key_padding.as_ref().map(Vec::len), self.0.count());
-        let padding = padding(key_padding, 1);
+        let (entries, heads) = (self.0.entries(), self.0.count());
+        let batch = key_padding.as_ref().map(Vec::len).or(entries);
+        let padding = padding(key_padding, entries.unwrap_or(1));
         let compile = |watch: &mut signals::Watch| {
             let heads = heads.unwrap_or(1);
             LayoutSet::compile_with(&self.0, heads, &shape, &padding, None, |_, _| watch.look())
@@ -148,6 +149,12 @@ impl Pattern {
             (None, _) => self.0.get(0, 1),
         };
         Ok(pattern.map_err(errors::raise_pattern)?.allows(query, key))
+    }
+
+    /// How many batch entries the pattern is for; `None` where it is the same for all.
+    #[getter]
+    fn batch(&self) -> Option<usize> {
+        self.0.entries()
     }
 
     /// How many query heads the pattern is for; `None` where it is the same for all.

@@ -83,11 +83,13 @@ fn panel(layout: &Layout, left: f64, svg: &mut Svg, watch: &mut Watch) -> Result
 pub(crate) fn of_patterns(patterns: &Heads, watch: &mut Watch) -> Result<Option<String>> {
     let all = patterns.count().unwrap_or(1);
     let mut layouts = Vec::new();
-    for head in 0..all.min(MOST_PANELS) {
-        let Some(layout) = compile(patterns.get(head, all)?, watch)? else { return Ok(None) };
+    let panels = all * patterns.entries().unwrap_or(1);
+    for panel in 0..panels.min(MOST_PANELS) {
+        let pattern = patterns.entry(panel / all).get(panel % all, all)?;
+        let Some(layout) = compile(pattern, watch)? else { return Ok(None) };
         layouts.push(layout);
     }
-    svg(&layouts.iter().collect::<Vec<_>>(), all, watch).map(Some)
+    svg(&layouts.iter().collect::<Vec<_>>(), panels, watch).map(Some)
 }
 
 /// Compiles a pattern for [`TOKENS`], or for the tokens that its documents or sequences have.

@@ -346,3 +346,29 @@ pub(crate) fn heads(patterns: &Bound<'_, PyAny>) -> PyResult<Pattern> {
     let rules = rules.collect::<PyResult<Vec<_>>>()?;
     Heads::each(rules).map(Pattern).map_err(errors::raise_pattern)
 }
+
+/// One pattern, or `heads(...)`, per batch entry. Outermost only. Calls take a list of patterns as well.
+///
+/// >>> import longspan
+/// >>> longspan.batch([longspan.causal(), "causal & window(64, 0)"]).batch
+/// 2
+#[pyfunction]
+pub(crate) fn batch(patterns: &Bound<'_, PyAny>) -> PyResult<Pattern> {
+    let Ok(patterns) = patterns.extract::<Vec<Bound<'_, PyAny>>>() else {
+        return Err(errors::kind(format!(
+            "batch: {}, expected a list of patterns, one per batch entry",
+            described(patterns)?
+        )));
+    };
+    let mut entries = Vec::with_capacity(patterns.len());
+    for (index, pattern) in patterns.iter().enumerate() {
+        let Some(entry) = Pattern::of(pattern)? else {
+            return Err(errors::kind(format!(
+                "batch: entry {index} is {}, expected a longspan.Pattern or its text",
+                described(pattern)?
+            )));
+        };
+        entries.push(entry);
+    }
+    Heads::batch(entries).map(Pattern).map_err(errors::raise_pattern)
+}

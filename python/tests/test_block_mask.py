@@ -17,11 +17,13 @@ LISTS = ("kv", "full_kv", "q", "full_q")
 class Case:
     """A pattern and the places it is compiled for."""
 
-    def __init__(self, pattern, tokens_q=70, tokens_k=None, **places):
+    def __init__(self, pattern, tokens_q=70, tokens_k=None, entries=None, **places):
         self.pattern = longspan.Pattern(pattern)
+        self.entries = entries and [longspan.Pattern(entry) for entry in entries]
         self.tokens_q, self.tokens_k = tokens_q, tokens_k or tokens_q
         self.places = places
         self.key_padding = places.get("key_padding")
+        self.batch = len(self.key_padding or [0]) if self.pattern.batch is None else self.pattern.batch
 
     def layout(self, block=16):
         return self.pattern.compile(self.tokens_q, self.tokens_k, block=block, **self.places)
@@ -31,21 +33,22 @@ class Case:
         first_k = self.places.get("key_offset", 0)
         first_q = self.places.get("query_offset", first_k + self.tokens_k - self.tokens_q)
         heads = [None] if self.pattern.heads is None else range(self.pattern.heads)
-        ranges = self.key_padding or [(0, self.tokens_k)]
+        ranges = self.key_padding or [(0, self.tokens_k)] * self.batch
+        entries = self.entries or [self.pattern] * self.batch
         return numpy.array(
             [
                 [
                     [
                         [
                             first <= j < end
-                            and self.pattern.allows(i + first_q, j + first_k, head=head)
+                            and entry.allows(i + first_q, j + first_k, head=head)
                             for j in range(self.tokens_k)
                         ]
                         for i in range(self.tokens_q)
                     ]
                     for head in heads
                 ]
-                for first, end in ranges
+                for entry, (first, end) in zip(entries, ranges, strict=True)
             ]
         )
 
@@ -115,12 +118,18 @@ CASES = [
     Case("causal", key_padding=[(13, 60)]),
     Case("heads([causal, window(5, 5)])", 40, 70, key_padding=[(0, 70), (13, 70), (5, 50)]),
     Case("full", 64, key_padding=[(0, 64), (16, 64)]),
+    Case("batch([causal, full, causal])", entries=["causal", "full", "causal"]),
+    Case(
+        "batch([heads([causal, window(5, 5)]), heads([sinks(3), full])])",
+        entries=["heads([causal, window(5, 5)])", "heads([sinks(3), full])"],
+        key_padding=[(0, 70), (13, 60)],
+    ),
 ]
 
 
 def positions(mask, case):
     """``mask_mod`` at every pair, by broadcasting."""
-    batch, heads = len(case.key_padding or [0]), case.pattern.heads or 1
+    batch, heads = case.batch, case.pattern.heads or 1
     b, h, q, k = (
         torch.arange(n, dtype=torch.int32).reshape([-1 if axis == i else 1 for i in range(4)])
         for axis, n in enumerate((batch, heads, case.tokens_q, case.tokens_k))
@@ -148,7 +157,7 @@ def lists(mask, name):
 @pytest.mark.parametrize("block", [16, 32])
 def test_blocks_are_those_of_create_block_mask(case, block):
     ours = case.layout(block).to_block_mask()
-    batch, heads = len(case.key_padding or [0]), case.pattern.heads or 1
+    batch, heads = case.batch, case.pattern.heads or 1
     theirs = flex.create_block_mask(
         ours.mask_mod, batch, heads, case.tokens_q, case.tokens_k, "cpu", block
     )

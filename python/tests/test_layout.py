@@ -1,8 +1,11 @@
 """Layouts as Python objects."""
 
 import copy
+import pickle
 import xml.etree.ElementTree as ElementTree
 
+import numpy
+import oracle
 import pytest
 
 import longspan
@@ -107,3 +110,41 @@ def test_lengths_that_do_not_add_up():
 def test_it_is_made_by_compile_alone():
     with pytest.raises(TypeError):
         longspan.Layout()
+
+
+def test_masks():
+    rng = numpy.random.default_rng(3)
+    for shape in ((1, 1), (100, 100), (37, 130), (130, 37)):
+        mask = rng.random(shape) < 0.3
+        layout = longspan.Layout.from_mask(mask, block=16)
+        assert layout.active_pairs == mask.sum()
+        assert (layout.batch, layout.heads) == (None, None)
+        assert pickle.loads(pickle.dumps(layout)) == layout
+    mask = rng.random((2, 3, 40, 50)) < 0.5
+    layout = longspan.Layout.from_mask(mask)
+    assert (layout.batch, layout.heads, layout.active_pairs) == (2, 3, mask.sum())
+    assert pickle.loads(pickle.dumps(layout)) == layout
+    for axis, (batch, heads) in ((0, (None, 3)), (1, (2, None))):
+        layout = longspan.Layout.from_mask(mask.take([0], axis))
+        assert (layout.batch, layout.heads) == (batch, heads)
+    for wrong in (numpy.ones((3, 3)), numpy.ones((1, 3, 3), bool), numpy.ones((0, 1, 3, 3), bool)):
+        with pytest.raises(ValueError, match="expected bool of shape"):
+            longspan.Layout.from_mask(wrong)
+
+
+def test_attention_over_a_mask_and_over_a_list_of_patterns():
+    rng = numpy.random.default_rng(4)
+    q, k, v = (rng.standard_normal((2, 2, n, 16), dtype="float32") for n in (60, 90, 90))
+    mask = rng.random((2, 2, 60, 90)) < 0.2
+    ours = longspan.forward(q, k, v, longspan.Layout.from_mask(mask)).out
+    expected, _ = oracle.attention(q, k, v, mask, q)
+    numpy.testing.assert_allclose(ours, expected.out, atol=1e-5)
+    patterns = ["causal", longspan.Pattern("window(5, 5) | keys(7, 9)")]
+    ours = longspan.forward(q, k, v, patterns).out
+    for entry, pattern in enumerate(patterns):
+        alone = [x[entry : entry + 1] for x in (q, k, v)]
+        numpy.testing.assert_array_equal(longspan.forward(*alone, pattern).out[0], ours[entry])
+    with pytest.raises(ValueError, match="patterns of 3 batch entries, expected those of 2"):
+        longspan.forward(q, k, v, ["causal"] * 3)
+    with pytest.raises(TypeError, match="entry 1 is 3, a int, expected a longspan.Pattern"):
+        longspan.forward(q, k, v, ["causal", 3])

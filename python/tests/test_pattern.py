@@ -29,6 +29,7 @@ TEXTS = [
     "causal & (window(256, 0) | sinks(16))",
     "!(causal | strided(4))",
     "heads([causal, window(64, 0)])",
+    "batch([causal, heads([causal, full])])",
 ]
 
 MADE = {
@@ -53,6 +54,7 @@ MADE = {
     "random(16, 3, 10, 7)": longspan.random(16, 3, 10, 7),
     "blocks(64, [[0], [0..2], [0, 2]])": longspan.blocks(64, [[0], [(0, 2)], [0, 2]]),
     "heads([causal, full])": longspan.heads([longspan.causal(), "full"]),
+    "batch([causal, full])": longspan.batch([longspan.causal(), "full"]),
 }
 
 

@@ -127,6 +127,7 @@ Patterns:
                                       an explicit mask of blocks, row by row
   a & b,  a | b,  !a,  (a)            and, or, not
   heads([a, b, ...])                  one pattern per query head, outermost only
+  batch([a, b, ...])                  one pattern or heads([...]) per batch entry, outermost only
 
 Examples:
   A pattern at 8,192 tokens, as numbers and as a small picture

@@ -200,6 +200,16 @@ pub enum Error {
     /// A given list of blocks is not well-formed.
     #[error("block layout: {0}")]
     Blocks(String),
+    /// A mask has another number of pairs than queries × keys.
+    #[error("mask: {len} pairs, expected {queries} queries × {keys} keys")]
+    Mask {
+        /// Pairs of the mask.
+        len: usize,
+        /// Number of queries.
+        queries: usize,
+        /// Number of keys.
+        keys: usize,
+    },
     /// Layouts of a set differ in tokens, blocks or rows.
     #[error("layout set: {0}")]
     Set(String),

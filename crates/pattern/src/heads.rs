@@ -1,12 +1,12 @@
-//! Patterns per query head. Above `pattern`; used by `text` and `set`.
+//! Patterns per query head and batch entry. Above `pattern`; used by `text` and `set`.
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::pattern::Pattern;
 
-/// One pattern for all query heads, or one per head. A separate type, so that it cannot be nested
-/// in a pattern.
+/// One pattern for all query heads, one per head, or either of these per batch entry. A separate type,
+/// so that it cannot be nested in a pattern.
 ///
 /// ```
 /// use longspan_pattern::{Heads, Pattern};
@@ -15,6 +15,9 @@ use crate::pattern::Pattern;
 /// assert_eq!(heads.get(1, 2)?, &Pattern::causal());
 /// let same: Heads = Pattern::causal().into();
 /// assert_eq!(same.get(31, 32)?, &Pattern::causal());
+/// // Two batch entries, of which the first has a global token at position 7.
+/// let batch: Heads = "batch([causal | keys(7, 8), causal])".parse()?;
+/// assert_eq!((batch.entries(), batch.entry(1)), (Some(2), &same));
 /// # Ok::<_, longspan_pattern::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -26,6 +29,10 @@ pub enum Heads {
     /// Head `h` has the `h`-th pattern; never empty, constructed by [`Heads::each`] only.
     #[non_exhaustive]
     Each(Vec<Pattern>),
+    /// Batch entry `b` has the `b`-th; never empty and never nested, constructed by
+    /// [`Heads::batch`] only.
+    #[non_exhaustive]
+    Batch(Vec<Heads>),
 }
 
 impl Heads {
@@ -36,20 +43,62 @@ impl Heads {
         if patterns.is_empty() { Err(Error::NoHeads) } else { Ok(Heads::Each(patterns)) }
     }
 
+    /// What each batch entry has: a pattern, or one per query head.
+    pub fn batch(entries: impl IntoIterator<Item = Heads>) -> Result<Self> {
+        let entries: Vec<_> = entries.into_iter().collect();
+        let fail = |message: &str| Err(Error::Set(message.into()));
+        if entries.is_empty() {
+            return fail("batch([]): expected a pattern per batch entry");
+        }
+        if entries.iter().any(|entry| entry.entries().is_some()) {
+            return fail("batch([…]) inside of batch([…]), expected patterns or heads([…])");
+        }
+        let counts: Vec<_> = entries.iter().filter_map(Heads::count).collect();
+        if let Some(&heads) = counts.iter().find(|&&count| count != counts[0]) {
+            return Err(Error::HeadCount { patterns: counts[0], heads });
+        }
+        Ok(Heads::Batch(entries))
+    }
+
     /// The number of heads, if there is one pattern per head.
     pub fn count(&self) -> Option<usize> {
         match self {
             Heads::Same(_) => None,
             Heads::Each(patterns) => Some(patterns.len()),
+            Heads::Batch(entries) => entries.iter().find_map(Heads::count),
         }
     }
 
-    /// The pattern of head `head` of `heads`.
+    /// The number of batch entries, if they differ.
+    pub fn entries(&self) -> Option<usize> {
+        match self {
+            Heads::Batch(entries) => Some(entries.len()),
+            _ => None,
+        }
+    }
+
+    /// The patterns of a batch entry.
+    ///
+    /// # Panics
+    ///
+    /// If entries differ and there is no such entry.
+    pub fn entry(&self, entry: usize) -> &Heads {
+        match self {
+            Heads::Batch(entries) => &entries[entry],
+            same => same,
+        }
+    }
+
+    /// The pattern of head `head` of `heads`, where it is the same for all batch entries.
     pub fn get(&self, head: usize, heads: usize) -> Result<&Pattern> {
         match self {
             Heads::Same(pattern) => Ok(pattern),
             Heads::Each(patterns) if patterns.len() == heads && head < heads => Ok(&patterns[head]),
             Heads::Each(patterns) => Err(Error::HeadCount { patterns: patterns.len(), heads }),
+            Heads::Batch(_) => {
+                let message = "a pattern per batch entry, expected one for all of them: give that of an entry";
+                Err(Error::Set(message.into()))
+            }
         }
     }
 }

@@ -37,6 +37,7 @@ mod count;
 mod diagonal;
 mod digest;
 mod evaluate;
+mod from_mask;
 mod keep;
 mod key_index;
 mod limits;

@@ -13,7 +13,7 @@ use crate::shape::Shape;
 
 /// One layout per batch entry and query head; equal ones are stored once.
 ///
-/// Covers patterns per head, padding per batch entry, and content-dependent layouts.
+/// Covers patterns per head, patterns and padding per batch entry, and content-dependent layouts.
 ///
 /// ```
 /// use longspan_pattern::{Heads, LayoutSet, Padding, Shape};
@@ -79,6 +79,14 @@ impl LayoutSet {
                 "the shape has key_padding and so has each batch entry, expected only one of them";
             return Err(Error::Set(message.into()));
         }
+        if let Some(entries) = patterns.entries()
+            && entries != ranges.len()
+        {
+            return Err(Error::Set(format!(
+                "patterns of {entries} batch entries, expected those of {}",
+                ranges.len()
+            )));
+        }
         if let Some(patterns) = patterns.count()
             && patterns != heads
         {
@@ -86,9 +94,9 @@ impl LayoutSet {
         }
         let mut compiled: Vec<(LayoutKey<'_>, Arc<Layout>)> = Vec::new();
         let mut each = Vec::with_capacity(ranges.len() * heads);
-        for valid in &ranges {
+        for (entry, valid) in ranges.iter().enumerate() {
             for head in 0..heads {
-                let pattern = patterns.get(head, heads)?;
+                let pattern = patterns.entry(entry).get(head, heads)?;
                 let known = compiled.iter().find(|(key, _)| *key == (pattern, valid));
                 if let Some((_, layout)) = known {
                     each.push(layout.clone());

@@ -110,6 +110,11 @@ impl Shape {
         }
     }
 
+    /// Queries and keys of the whole sequence.
+    pub(crate) fn tokens(&self) -> (usize, usize) {
+        (self.tokens_q, self.tokens_k)
+    }
+
     /// Query `i` has position `i + offset`. The default is `key_offset + tokens_k − tokens_q`: the
     /// queries are the last positions.
     pub fn query_offset(mut self, offset: i64) -> Self {

@@ -124,3 +124,75 @@ fn given_masks_are_checked_and_normalized() {
     let error = refused(blocks(&[None; 4], &words[1..]));
     assert_eq!(error, "block layout: 47 mask words, expected a multiple of 16");
 }
+
+#[test]
+fn patterns_per_batch_entry() {
+    let batch: Heads = "batch([causal, heads([causal, full]), window(9, 0)])".parse().unwrap();
+    assert_eq!((batch.entries(), batch.count()), (Some(3), Some(2)));
+    assert_eq!(batch.to_string().parse(), Ok(batch.clone()));
+    let set = LayoutSet::compile(&batch, 2, &shape(100), &Padding::None(3), None).unwrap();
+    let pairs = |entry, head| set.get(entry, head).counts().unwrap().active_pairs;
+    assert_eq!([pairs(0, 0), pairs(0, 1), pairs(1, 0), pairs(1, 1)], [5050, 5050, 5050, 10_000]);
+    assert_eq!([pairs(2, 0), pairs(2, 1)], [955, 955]);
+    assert_eq!(set.layouts().len(), 3);
+    // With padding of each entry.
+    let padding = Padding::Each(vec![0..100, 0..50, 0..100]);
+    let padded = LayoutSet::compile(&batch, 2, &shape(100), &padding, None).unwrap();
+    assert_eq!(padded.get(1, 1).counts().unwrap().active_pairs, 5_000);
+    assert_eq!(padded.get(2, 1).counts().unwrap().active_pairs, 955);
+
+    let compiled = LayoutSet::compile(&batch, 2, &shape(100), &Padding::None(2), None);
+    let expected = "layout set: patterns of 3 batch entries, expected those of 2";
+    assert_eq!(refused(compiled), expected);
+    assert!(refused(batch.get(0, 2)).contains("give that of an entry"));
+    assert!(refused(Heads::batch([])).contains("expected a pattern per batch entry"));
+    assert!(refused(Heads::batch([batch.clone()])).contains("batch([…]) inside of batch([…])"));
+    let uneven = "batch([heads([causal, full]), heads([causal])])".parse::<Heads>();
+    assert!(refused(uneven).contains("2 patterns for 1 query heads"));
+    assert!(refused("causal & batch([full])".parse::<Heads>()).contains("must be outermost"));
+}
+
+#[test]
+fn masks_are_layouts() {
+    let mut random = longspan_testing::Random::new(5);
+    for (queries, keys) in [(1, 1), (100, 100), (37, 211), (211, 37), (130, 129), (0, 9), (9, 0)] {
+        for share in [0, 1, 50, 99, 100] {
+            let mask: Vec<bool> = (0..queries * keys).map(|_| random.below(100) < share).collect();
+            let shape = Shape::new(queries, keys).block(BlockSize::MIN);
+            let layout = Layout::from_mask(&mask, shape).unwrap();
+            let mut found = vec![false; queries * keys];
+            let mut masks = layout.masks();
+            for row in layout.rows() {
+                for run in layout.row(row) {
+                    for column in run.start..run.end() {
+                        let words = masks.get(row, column, run);
+                        for (index, word) in words.iter().enumerate() {
+                            for bit in (0..16).filter(|bit| word >> bit & 1 == 1) {
+                                let query = row as usize * 16 + index;
+                                found[query * keys + column as usize * 16 + bit] = true;
+                            }
+                        }
+                    }
+                }
+            }
+            assert_eq!(found, mask, "{queries} × {keys}, {share} %");
+        }
+    }
+    let wrong = Layout::from_mask(&[true; 5], Shape::new(2, 3));
+    assert_eq!(refused(wrong), "mask: 5 pairs, expected 2 queries × 3 keys");
+}
+
+/// Distances of score additions are those of a pattern: the queries are the last positions.
+#[test]
+fn masks_have_the_positions_of_patterns() {
+    for (queries, keys) in [(40, 100), (100, 40)] {
+        let aligned = keys as i64 - queries as i64;
+        let active = |pair: usize| (pair % keys) as i64 <= (pair / keys) as i64 + aligned;
+        let mask: Vec<bool> = (0..queries * keys).map(active).collect();
+        let (_, first_query, first_key) = Pattern::from_mask(&mask, queries, keys).unwrap();
+        assert_eq!(first_query - first_key, aligned);
+        let layout = Layout::from_mask(&mask, Shape::new(queries, keys)).unwrap();
+        let causal = Layout::compile(&Pattern::causal(), &Shape::new(queries, keys)).unwrap();
+        assert!(layout.same_pairs(&causal).unwrap());
+    }
+}

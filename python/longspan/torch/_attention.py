@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from longspan import Dilated, Layout, Pattern
+from longspan import Dilated, Layout, Pattern, batch
 from longspan.torch import _functional, _op, _run
 from longspan.torch._run import Found, Learned, Places, Scores
 
@@ -18,7 +19,7 @@ def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    pattern: Pattern | str | Layout | Dilated,
+    pattern: Pattern | str | Sequence[Pattern | str] | Layout | Dilated,
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
@@ -39,7 +40,7 @@ def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    pattern: Pattern | str | Layout | Dilated,
+    pattern: Pattern | str | Sequence[Pattern | str] | Layout | Dilated,
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
@@ -60,7 +61,7 @@ def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    pattern: Pattern | str | Layout | Dilated,
+    pattern: Pattern | str | Sequence[Pattern | str] | Layout | Dilated,
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
@@ -80,7 +81,7 @@ def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    pattern: Pattern | str | Layout | Dilated,
+    pattern: Pattern | str | Sequence[Pattern | str] | Layout | Dilated,
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
@@ -107,6 +108,8 @@ def attention(
     >>> out.sum().backward()
     >>> q.grad.shape
     torch.Size([1, 4, 2048, 32])
+
+    A list of patterns is one per batch entry.
 
     ``scale`` is ``1 / sqrt(dim)`` unless given. With ``enable_gqa`` there may be fewer key heads
     than query heads. ``softcap`` squashes scores to ``softcap * tanh(score / softcap)``.
@@ -302,9 +305,11 @@ def _is_direct(q: Tensor, k: Tensor, v: Tensor, learned: Learned) -> bool:
 def _known(pattern: Any) -> Pattern | str:
     if isinstance(pattern, (str, Pattern)):
         return pattern
+    if isinstance(pattern, (list, tuple)):
+        return batch(pattern)
     raise TypeError(
-        f"pattern is a {type(pattern).__name__}, expected a longspan.Pattern, its text, a "
-        "longspan.Layout, or a longspan.Dilated"
+        f"pattern is a {type(pattern).__name__}, expected a longspan.Pattern, its text, a list of "
+        "these, a longspan.Layout, or a longspan.Dilated"
     )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, overload
 
+import torch
 from torch import Tensor
 
 from longspan import Layout, Pattern
@@ -25,7 +26,7 @@ def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attn_mask: Pattern | str | Layout | None = None,
+    attn_mask: Pattern | str | Layout | Tensor | None = None,
     dropout_p: float = 0,
     is_causal: bool = False,
     scale: float | None = None,
@@ -33,7 +34,11 @@ def scaled_dot_product_attention(
     *,
     sink_logits: Tensor | None = None,
 ) -> Tensor:
-    """torch's function of that name; ``attn_mask`` is a pattern in place of a tensor.
+    """torch's function of that name; ``attn_mask`` may be a pattern in place of a tensor.
+
+    A tensor is bool, or holds 0 and -inf alone, and broadcasts to ``(batch, head, query, key)``. It is
+    read in every call, which costs more than attention over few pairs does: a mask that stays the same
+    is best made a ``Layout.from_mask`` once, and one with a rule a pattern.
 
     ``sink_logits`` is that of ``attention``, which torch's function has not.
 
@@ -47,12 +52,6 @@ def scaled_dot_product_attention(
     >>> torch.allclose(ours, theirs, atol=1e-5)
     True
     """
-    if isinstance(attn_mask, Tensor):
-        raise TypeError(
-            "attn_mask is a tensor, expected a longspan.Pattern, its text, a longspan.Layout or None: "
-            "a mask of padding is key_padding of longspan.torch.attention, and any other is best "
-            "said as a pattern (longspan.blocks takes one made of blocks)"
-        )
     if attn_mask is not None and is_causal:
         raise ValueError("attn_mask and is_causal: expected one of both; a pattern has `causal & …`")
     axes = query.ndim
@@ -64,7 +63,9 @@ def scaled_dot_product_attention(
     for _ in range(4 - axes):
         query, key, value = query[None], key[None], value[None]
     pattern, offset = attn_mask, None
-    if attn_mask is None:
+    if isinstance(attn_mask, Tensor):
+        pattern = _layout(attn_mask, (query.shape[0], query.shape[1], query.shape[2], key.shape[2]))
+    elif attn_mask is None:
         pattern, offset = ("causal", 0) if is_causal else ("full", None)
     out = attention(
         query,
@@ -80,6 +81,44 @@ def scaled_dot_product_attention(
     for _ in range(4 - axes):
         out = out[0]
     return out
+
+
+def _layout(mask: Tensor, shape: tuple[int, int, int, int]) -> Layout:
+    """The layout of a mask of pairs."""
+    if torch.compiler.is_compiling():
+        raise TypeError(
+            "attn_mask is a tensor, expected a pattern under torch.compile: what a mask holds is known "
+            "only when it runs"
+        )
+    if mask.ndim > 4 or any(size not in (1, full) for size, full in zip(mask.shape[::-1], shape[::-1])):
+        raise ValueError(
+            f"attn_mask has shape {tuple(mask.shape)}, expected one that broadcasts to {shape}"
+        )
+    if mask.requires_grad:
+        raise ValueError(
+            "attn_mask requires a gradient, which a mask of pairs has not: a bias by distance is "
+            "bias_table of longspan.torch.attention"
+        )
+    if mask.is_floating_point():
+        active = mask == 0
+        if not bool((active | (mask == -torch.inf)).all()):
+            raise ValueError(
+                "attn_mask adds numbers other than 0 and -inf, expected a mask of pairs: a bias by "
+                "distance is bias_table or alibi_slopes of longspan.torch.attention"
+            )
+    elif mask.dtype == torch.bool:
+        active = mask
+    else:
+        raise TypeError(f"attn_mask is a {mask.dtype} tensor, expected bool, or floating-point")
+    active = active.reshape((1,) * (4 - active.ndim) + active.shape)
+    # Axes along which it is the same are looked at once.
+    for axis in (0, 1):
+        if active.stride(axis) == 0:
+            active = active.narrow(axis, 0, min(1, active.shape[axis]))
+    active = active.expand(active.shape[0], active.shape[1], shape[2], shape[3])
+    if active.shape[0] * active.shape[1] == 0:
+        active = active.new_ones((1, 1, shape[2], shape[3]))
+    return Layout.from_mask(active.numpy())
 
 
 @overload

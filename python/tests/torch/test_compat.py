@@ -31,6 +31,37 @@ def test_scaled_dot_product_attention(rng, size, is_causal):
     torch.testing.assert_close(out, theirs, **CLOSE)
 
 
+@pytest.mark.parametrize(
+    "shape", [(50, 70), (2, 1, 50, 70), (1, 4, 50, 70), (2, 4, 50, 70), (4, 1, 70), (2, 1, 1, 70)], ids=str
+)
+@pytest.mark.parametrize("kind", [torch.bool, torch.float32])
+def test_attn_mask(rng, shape, kind):
+    q, k, v, dout = dense.tensors(rng, (2, 4, 2, 50, 70, 16, 24))
+    active = torch.from_numpy(rng.random(shape) < 0.4)
+    # Every row has a key: torch has another rule for those that have none.
+    active[..., 3] = True
+    mask = active if kind == torch.bool else torch.zeros(shape).masked_fill(~active, -torch.inf)
+    ours = scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
+    theirs = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
+    torch.testing.assert_close(ours, theirs, **CLOSE)
+    gradients = [torch.autograd.grad(out, (q, k, v), dout) for out in (ours, theirs)]
+    for got, expected in zip(*gradients):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=2e-5)
+
+
+def test_a_pattern_per_batch_entry(rng):
+    q, k, v, dout = dense.tensors(rng, (2, 4, 4, 50, 70, 16, 16))
+    patterns = ["causal", longspan.Pattern("window(5, 5) | keys(7, 9)")]
+    ours = attention(q, k, v, patterns)
+    gradients = torch.autograd.grad(ours, (q, k, v), dout)
+    for entry, pattern in enumerate(patterns):
+        alone = [x.detach()[entry : entry + 1].requires_grad_() for x in (q, k, v)]
+        out = attention(*alone, pattern)
+        torch.testing.assert_close(out[0], ours[entry], rtol=0, atol=0)
+        for got, all_of_them in zip(torch.autograd.grad(out, alone, dout[entry : entry + 1]), gradients):
+            torch.testing.assert_close(got[0], all_of_them[entry], rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("axes", [2, 3])
 def test_scaled_dot_product_attention_with_fewer_axes(rng, axes):
     q, k, v, _ = (x[(0,) * (4 - axes)] for x in dense.tensors(rng, (2, 4, 4, 20, 30, 8, 8)))
@@ -155,7 +186,11 @@ def test_wrong_calls(arguments, kind, message, needs_gradient):
     "arguments, kind, message",
     [
         ({"dropout_p": 1.5}, ValueError, "dropout_p is 1.5, expected a number from 0 to below 1"),
-        ({"attn_mask": torch.ones(40, 40, dtype=torch.bool)}, TypeError, "attn_mask is a tensor"),
+        ({"attn_mask": torch.ones(40, 40, dtype=torch.int8)}, TypeError, "int8 tensor, expected bool"),
+        ({"attn_mask": torch.ones(40, 40)}, ValueError, "other than 0 and -inf"),
+        ({"attn_mask": torch.zeros(40, 40, requires_grad=True)}, ValueError, "requires a gradient"),
+        ({"attn_mask": torch.zeros(40, 39)}, ValueError, "broadcasts to"),
+        ({"attn_mask": torch.zeros(3, 1, 40, 40)}, ValueError, "broadcasts to"),
         ({"attn_mask": "full", "is_causal": True}, ValueError, "expected one of both"),
     ],
 )

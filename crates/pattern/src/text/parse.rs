@@ -33,25 +33,40 @@ impl FromStr for Heads {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        whole(text, |input| {
-            if peek(name).parse_next(input) != Ok("heads") {
-                return or(input, 0).map(Heads::from);
-            }
-            let start = input.len();
-            name(input)?;
-            symbol("(").parse_next(input)?;
-            let bracket = opt(symbol("[")).parse_next(input)?;
-            let mut patterns = vec![or(input, 0)?];
-            while opt(symbol(",")).parse_next(input)?.is_some() {
-                patterns.push(or(input, 0)?);
-            }
-            if bracket.is_some() {
-                symbol("]").parse_next(input)?;
-            }
-            symbol(")").parse_next(input)?;
-            Heads::each(patterns).map_err(|error| Failure::because(start, input, error))
+        whole(text, |input| match peek(name).parse_next(input) {
+            Ok("batch") => outermost(input, heads, Heads::batch),
+            _ => heads(input),
         })
     }
+}
+
+/// One pattern, or one per head.
+fn heads(input: &mut &str) -> Parsed<Heads, Failure> {
+    match peek(name).parse_next(input) {
+        Ok("heads") => outermost(input, |input| or(input, 0), Heads::each),
+        _ => or(input, 0).map(Heads::from),
+    }
+}
+
+/// `name([item, …])`, the brackets optional.
+fn outermost<T>(
+    input: &mut &str,
+    item: impl Fn(&mut &str) -> Parsed<T, Failure>,
+    make: impl Fn(Vec<T>) -> Result<Heads>,
+) -> Parsed<Heads, Failure> {
+    let start = input.len();
+    name(input)?;
+    symbol("(").parse_next(input)?;
+    let bracket = opt(symbol("[")).parse_next(input)?;
+    let mut items = vec![item(input)?];
+    while opt(symbol(",")).parse_next(input)?.is_some() {
+        items.push(item(input)?);
+    }
+    if bracket.is_some() {
+        symbol("]").parse_next(input)?;
+    }
+    symbol(")").parse_next(input)?;
+    make(items).map_err(|error| Failure::because(start, input, error))
 }
 
 impl TryFrom<String> for Heads {
@@ -128,7 +143,7 @@ impl Failure {
             Reason::Argument(name) => format!("expected a number for `{name}`, found {found}"),
             Reason::Name => {
                 let hint = match suggestion(&rest[..word]) {
-                    Some("heads") => "; `heads` must be outermost".to_owned(),
+                    Some(name @ ("heads" | "batch")) => format!("; `{name}` must be outermost"),
                     Some(name) => format!("; did you mean `{name}`?"),
                     None => format!("; patterns are {}", NAMES.join(", ")),
                 };
@@ -169,7 +184,7 @@ const NAMES: [&str; 18] = [
 /// The primitive with the most similar name.
 fn suggestion(word: &str) -> Option<&'static str> {
     let similarity = |name: &&str| (strsim::jaro_winkler(word, name) * 1000.0) as u32;
-    let nearest = NAMES.into_iter().chain(["heads"]).max_by_key(similarity)?;
+    let nearest = NAMES.into_iter().chain(["heads", "batch"]).max_by_key(similarity)?;
     (similarity(&nearest) > 800).then_some(nearest)
 }
 

@@ -97,6 +97,11 @@ impl Display for Heads {
                 list(f, patterns, |f, pattern| write!(f, "{pattern}"))?;
                 f.write_str("])")
             }
+            Heads::Batch(entries) => {
+                f.write_str("batch([")?;
+                list(f, entries, |f, entry| write!(f, "{entry}"))?;
+                f.write_str("])")
+            }
         }
     }
 }
