@@ -1,13 +1,14 @@
 """What a choice of key blocks costs a pretrained model: KL divergence of its logits to the dense model's, and loss.
 
-    quality.py MODEL_DIR GGUF_FILE f32|bf16 TOKENS SEQUENCES DENSITIES OUT.json TEXT...
+    quality.py MODEL_DIR GGUF_FILE f32|bf16 TOKENS SEQUENCES DENSITIES METHODS OUT.json TEXT...
 
-Every text gives SEQUENCES sequences, read at once. Methods have one threshold each, the same for all layers, heads and
-texts, at which their mean density of causal blocks in the dense model is a given one (over the first sequence of each
-text). Scored are all positions behind the first eighth. `exact` chooses by exact masses, on the first sequence of each
-text alone and up to 8,192 tokens: the best that any estimate can do; so does `sdpa`, torch's dense attention, which
-tells what rounding alone costs. Intervals are 95 %, of ratios of means over the same resampled stretches
-of 64 tokens.
+METHODS are some of mass, block_mass (of `clusters`), antidiagonals, window, exact and sdpa, with commas. Every text gives
+SEQUENCES sequences, read at once. Methods have one threshold each, the same for all layers, heads and texts, at which
+their mean density of causal blocks in the dense model is a given one (over some layers of the first sequence of each
+text, or of the first text alone where sequences are longer than 8,192 tokens). Scored are all positions behind the first eighth. `exact` chooses by exact masses, the best that any
+estimate can do, on the first sequence of each text alone; `sdpa` is torch's dense attention, on the first sequence of
+all, and tells what rounding alone costs. Intervals are 95 %, of ratios of means over the same resampled stretches of
+64 tokens.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ BLOCK = 64
 ALWAYS = "window(64, 0) | sinks(1)"
 STRETCH = 64
 # Thresholds by which a density is looked for: logits of a mass, logarithms of a share.
-GRIDS = {"mass": [-3 + 0.75 * step for step in range(13)], "block_mass": [-9.5 + 0.5 * step for step in range(15)]}
+GRIDS = {"mass": [-2 + 1.5 * step for step in range(6)], "block_mass": [-8.5 + step for step in range(6)]}
 
 
 class Method(NamedTuple):
@@ -98,7 +99,7 @@ class Attention:
         self.seconds = 0.0
 
     def __call__(self, module, q: Tensor, k: Tensor, v: Tensor, mask, scaling=None, **_) -> tuple[Tensor, None]:
-        if self.calibrated is not None:
+        if self.calibrated is not None and module.layer_idx % max(module.config.num_hidden_layers // 4, 1) == 0:
             self.calibrate(q, k, scaling)
         start = time.perf_counter()
         if self.method.kind == "sdpa":
@@ -151,14 +152,16 @@ class Model:
         for part in hidden.split(512):
             yield self.model.lm_head(part).float().log_softmax(-1)
 
-    def compare(self, dense: Tensor, other: Tensor, target: Tensor) -> Tensor:
-        """Per position: divergence, loss of the dense model, and its change, `[3, positions]`."""
-        found = []
-        for ours, theirs, words in zip(self.log_probabilities(dense), self.log_probabilities(other), target.split(512)):
-            divergence = (ours.exp() * (ours - theirs)).sum(-1)
-            losses = [-x.gather(1, words[:, None])[:, 0] for x in (ours, theirs)]
-            found.append(torch.stack([divergence, losses[0], losses[1] - losses[0]]))
-        return torch.cat(found, 1)
+    def compare(self, dense: Tensor, others: list[Tensor], target: Tensor) -> list[Tensor]:
+        """Per position: divergence, loss of the dense model, and its change, `[3, positions]` each."""
+        found: list[list[Tensor]] = [[] for _ in others]
+        each = zip(*(self.log_probabilities(hidden) for hidden in (dense, *others)))
+        for (ours, *rest), words in zip(each, target.split(512)):
+            for theirs, parts in zip(rest, found):
+                divergence = (ours.exp() * (ours - theirs)).sum(-1)
+                losses = [-x.gather(1, words[:, None])[:, 0] for x in (ours, theirs)]
+                parts.append(torch.stack([divergence, losses[0], losses[1] - losses[0]]))
+        return [torch.cat(parts, 1) for parts in found]
 
 
 def window(tokens: int, density: float) -> str:
@@ -215,44 +218,58 @@ class Result:
         }
 
 
-def tuned(model: Model, firsts: list[Tensor], densities: list[float]) -> dict[str, Method]:
+#: Methods with a threshold: kind, estimator, and what the threshold is of.
+KEYS = {
+    "mass": ("estimator", "clusters", "mass"),
+    "block_mass": ("estimator", "clusters", "block_mass"),
+    "antidiagonals": ("estimator", "antidiagonals", "mass"),
+    "exact": ("exact", "", "mass"),
+}
+
+
+def tuned(model: Model, firsts: list[Tensor], densities: list[float], wanted: list[str]) -> dict[str, Method]:
     """Every method at the thresholds of the densities."""
     tokens = firsts[0].shape[1]
-    keys = [("estimator", *how) for how in (("clusters", "mass"), ("clusters", "block_mass"), ("antidiagonals", "mass"))]
-    if tokens <= 8192:
-        keys.append(("exact", "", "mass"))
+    keys = [KEYS[name] for name in wanted if name in KEYS]
     curves: dict[tuple[str, str, str], list[list[float]]] = {key: [] for key in keys}
     model.attention.calibrated = curves
     for number, ids in enumerate(firsts):
         model.hidden(ids, DENSE)
         print(f"calibrated with {number + 1} of {len(firsts)} sequences", file=sys.stderr, flush=True)
     model.attention.calibrated = None
-    methods = {"sdpa": Method("sdpa")}
+    methods = {"sdpa": Method("sdpa")} if "sdpa" in wanted else {}
     for density in densities:
         for kind, what, by in keys:
             curve = torch.tensor(curves[kind, what, by]).mean(0).tolist()
             name = what or kind if by == "mass" else f"{what} by {by}"
             methods[f"{name} {density}"] = Method(kind, what, by, at_density(curve, GRIDS[by], density))
-        methods[f"window {density}"] = Method("pattern", window(tokens, density))
+        if "window" in wanted:
+            methods[f"window {density}"] = Method("pattern", window(tokens, density))
     return methods
 
 
 def measured(model: Model, methods: dict[str, Method], parts: list[tuple[str, bool, Tensor]]) -> dict[str, Result]:
     """Every method on every sequence, beside the dense model."""
     results: dict[str, Result] = {}
-    for text, first, ids in parts:
+    for number, (text, first, ids) in enumerate(parts):
+        began = time.perf_counter()
         dense = model.hidden(ids, DENSE)
-        for name, method in methods.items():
-            if method.kind in ("exact", "sdpa") and not first:
-                continue
+        print(f"{text}: dense: {time.perf_counter() - began:.1f} s, attention {model.attention.seconds:.1f} s", file=sys.stderr)
+        skipped = {"exact": not first, "sdpa": number > 0}
+        chosen = {name: method for name, method in methods.items() if not skipped.get(method.kind)}
+        hidden = []
+        for name, method in chosen.items():
             began = time.perf_counter()
-            hidden = model.hidden(ids, method)
+            hidden.append(model.hidden(ids, method))
             own = results.setdefault(name, Result())
             own.seconds.append(time.perf_counter() - began)
             own.attention_seconds.append(model.attention.seconds)
             own.densities.append(sum(model.attention.densities) / max(len(model.attention.densities), 1))
-            own.compared.append(model.compare(dense, hidden, ids[0, ids.shape[1] // 8 :]))
-            own.first.append(torch.tensor(first).expand(own.compared[-1].shape[1]))
+        compared = model.compare(dense, hidden, ids[0, ids.shape[1] // 8 :])
+        for name, values in zip(chosen, compared):
+            own = results[name]
+            own.compared.append(values)
+            own.first.append(torch.tensor(first).expand(values.shape[1]))
             divergence, loss, change = own.compared[-1].mean(1).tolist()
             print(
                 f"{text}: {name}: density {own.densities[-1]:.4f}, KL {divergence:.5f}, loss {loss:.4f} {change:+.4f}, "
@@ -268,7 +285,7 @@ def ratios(results: dict[str, Result], densities: list[float]) -> Iterator[dict[
     for density in densities:
         for ours in ("clusters", "clusters by block_mass"):
             for theirs in ("antidiagonals", "window", "exact"):
-                if f"{theirs} {density}" not in results:
+                if not {f"{ours} {density}", f"{theirs} {density}"} <= results.keys():
                     continue
                 own, other = (results[f"{name} {density}"] for name in (ours, theirs))
                 ratio, low, high = ratio_interval(own.column(0, theirs == "exact"), other.column(0))
@@ -276,8 +293,8 @@ def ratios(results: dict[str, Result], densities: list[float]) -> Iterator[dict[
 
 
 def main() -> None:
-    folder, file, dtype, length, count, wanted, out, *texts = sys.argv[1:]
-    tokens, densities = int(length), [float(density) for density in wanted.split(",")]
+    folder, file, dtype, length, count, shares, names, out, *texts = sys.argv[1:]
+    tokens, densities = int(length), [float(density) for density in shares.split(",")]
     if tokens % BLOCK:
         raise SystemExit(f"{tokens} tokens, expected a multiple of {BLOCK}")
     model = Model(folder, file, {"f32": torch.float32, "bf16": torch.bfloat16}[dtype])
@@ -285,7 +302,8 @@ def main() -> None:
     for text in texts:
         for number, ids in enumerate(sequences(model.tokenizer, text, tokens, int(count))):
             parts.append((text.rsplit("/", 1)[-1], number == 0, ids))
-    methods = tuned(model, [ids for _, first, ids in parts if first], densities)
+    firsts = [ids for _, first, ids in parts if first]
+    methods = tuned(model, firsts if tokens <= 8192 else firsts[:1], densities, names.split(","))
     results = measured(model, methods, parts)
     about = {"model": file, "dtype": dtype, "tokens": tokens, "sequences": len(parts)}
     found = {

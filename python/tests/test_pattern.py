@@ -96,7 +96,7 @@ def test_heads_are_outermost():
     assert heads.heads == 2
     assert longspan.causal().heads is None
     for combine in (lambda: heads & longspan.full(), lambda: longspan.full() | heads, lambda: ~heads):
-        with pytest.raises(ValueError, match=r"heads\(…\) is outermost"):
+        with pytest.raises(ValueError, match=r"heads\(…\) and batch\(…\) are outermost"):
             combine()
     with pytest.raises(ValueError, match="outermost"):
         longspan.heads([heads])

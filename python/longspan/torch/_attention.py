@@ -29,6 +29,8 @@ def attention(
     cu_seqlens: Tensor | tuple[Tensor, Tensor] | None = None,
     query_offset: int | Tensor | None = None,
     key_offset: int | Tensor | None = None,
+    global_tokens: Tensor | None = None,
+    prefix: Tensor | None = None,
     sink_logits: Tensor | None = None,
     bias_table: Tensor | None = None,
     bias_right: int = 0,
@@ -50,6 +52,8 @@ def attention(
     cu_seqlens: Tensor | tuple[Tensor, Tensor] | None = None,
     query_offset: int | Tensor | None = None,
     key_offset: int | Tensor | None = None,
+    global_tokens: Tensor | None = None,
+    prefix: Tensor | None = None,
     sink_logits: Tensor | None = None,
     bias_table: Tensor | None = None,
     bias_right: int = 0,
@@ -71,6 +75,8 @@ def attention(
     cu_seqlens: Tensor | tuple[Tensor, Tensor] | None = None,
     query_offset: int | Tensor | None = None,
     key_offset: int | Tensor | None = None,
+    global_tokens: Tensor | None = None,
+    prefix: Tensor | None = None,
     sink_logits: Tensor | None = None,
     bias_table: Tensor | None = None,
     bias_right: int = 0,
@@ -91,6 +97,8 @@ def attention(
     cu_seqlens: Tensor | tuple[Tensor, Tensor] | None = None,
     query_offset: int | Tensor | None = None,
     key_offset: int | Tensor | None = None,
+    global_tokens: Tensor | None = None,
+    prefix: Tensor | None = None,
     sink_logits: Tensor | None = None,
     bias_table: Tensor | None = None,
     bias_right: int = 0,
@@ -137,10 +145,15 @@ def attention(
     too.
 
     ``key_padding`` says which keys hold tokens: int64 ``(batch, 2)`` of the first and the end, or
-    bool ``(batch, tokens)``, true in one contiguous range per row.
+    bool ``(batch, tokens)``.
 
     ``cu_seqlens``, int32 or int64 ``(sequences + 1,)``, packs sequences side by side: each sees
-    itself, and the pattern counts positions within it. A pair of them is for queries and keys.
+    itself, and the pattern counts positions within it. A pair of them is for queries and keys. With
+    two axes it has a row per batch entry; one with fewer sequences repeats its last number.
+
+    ``global_tokens``, bool ``(batch, tokens)`` over the keys, joins pairs to the pattern: all queries
+    see these keys, and queries at their positions see all keys (Longformer). ``prefix``, int64
+    ``(batch,)``, joins the first keys of an entry for all queries: with ``causal`` a prefix-LM.
 
     Query ``i`` stands at position ``i + query_offset``, key ``j`` at ``j + key_offset``. Left out,
     ``key_offset`` is 0 and ``query_offset`` is ``key_offset + tokens_k - tokens_q``: the queries are
@@ -164,7 +177,7 @@ def attention(
             "cu_seqlens and an offset: expected one of both, packed sequences count their own "
             "positions"
         )
-    places = Places(key_padding, cu_q, cu_k, query_offset, key_offset)
+    places = Places(key_padding, cu_q, cu_k, query_offset, key_offset, global_tokens, prefix)
     scores = checked_scores(
         q, scale, softcap, Learned(sink_logits, bias_table, alibi_slopes), bias_right, dropout_p
     )

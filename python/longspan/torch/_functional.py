@@ -16,7 +16,7 @@ from longspan.torch import _op
 from longspan.torch._run import Learned, Scores
 
 #: Places whose first axis is that of batch entries.
-_PER_ENTRY = "key_padding"
+_PER_ENTRY = ("key_padding", "global_tokens", "prefix")
 
 
 class How(NamedTuple):
@@ -148,12 +148,12 @@ class _Fold:
         names = (*Learned._fields, "dropout_seed", *self.how.places)
         folded = []
         for name, x, dim in zip(names, tensors, dims):
-            if name == _PER_ENTRY:
+            if name in _PER_ENTRY:
                 x = self.entries(x, dim)
             elif x is not None and dim is not None:
                 raise NotImplementedError(
-                    f"vmap over {name}, expected it the same for all samples: vmap over q, k, v and "
-                    "key_padding, and loop over the others"
+                    f"vmap over {name}, expected it the same for all samples: vmap over q, k, v, "
+                    "key_padding, global_tokens and prefix, and loop over the others"
                 )
             folded.append(x)
         return folded

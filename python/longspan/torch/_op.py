@@ -116,7 +116,7 @@ def no_second_derivative(ctx, *_: Tensor):
 attention = _define(
     "attention",
     "str pattern, Tensor? key_padding, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
-    "Tensor? query_offset, Tensor? key_offset",
+    "Tensor? query_offset, Tensor? key_offset, Tensor? global_tokens, Tensor? prefix",
     lambda pattern, *places: (pattern, Places(*places)),
 )
 

@@ -35,10 +35,15 @@ class Places(NamedTuple):
     key_padding: Tensor | None = None
     """The keys that hold tokens: ``(batch, 2)`` of first and end, or ``(batch, tokens)`` of bools."""
     cu_seqlens_q: Tensor | None = None
-    """Where sequences of queries begin, and the last one ends."""
+    """Where sequences of queries begin, and the last one ends; a row per batch entry where it has two
+    axes."""
     cu_seqlens_k: Tensor | None = None
     query_offset: int | Tensor | None = None
     key_offset: int | Tensor | None = None
+    global_tokens: Tensor | None = None
+    """Keys, and the queries at their positions, that have all pairs: ``(batch, tokens)`` of bools."""
+    prefix: Tensor | None = None
+    """How many keys from the first on all queries see: ``(batch,)``."""
 
 
 class Scores(NamedTuple):
@@ -113,7 +118,7 @@ def forward(
         raw(found.out),
         raw(found.lse),
         None if found.lse_lo is None else raw(found.lse_lo),
-        _what(pattern, places),
+        _what(pattern, places, k),
         **_options(scores, places, k),
     )
     return found
@@ -151,7 +156,7 @@ def backward(
         raw(dq),
         raw(dk),
         raw(dv),
-        _what(pattern, places),
+        _what(pattern, places, k),
         wanted,
         **_options(scores, places, k),
     )
@@ -211,16 +216,125 @@ def _list(x: Tensor | None) -> list[float] | None:
     return None if x is None else x.tolist()
 
 
-def _what(pattern: Any, places: Places) -> Any:
-    """The pattern, put into sequences where there are any."""
+def _what(pattern: Any, places: Places, k: Tensor) -> Any:
+    """The pattern with what is said in tensors: sequences, global tokens, prefixes, holes of padding."""
     if isinstance(pattern, str):
         pattern = read(pattern)
-    if places.cu_seqlens_q is None:
+    said = (places.cu_seqlens_q, places.global_tokens, places.prefix, places.key_padding)
+    if said == (None, None, None, None):
         return pattern
-    lengths_q = _lengths("cu_seqlens_q", places.cu_seqlens_q)
-    same = places.cu_seqlens_k is None or places.cu_seqlens_k is places.cu_seqlens_q
-    lengths_k = lengths_q if same else _lengths("cu_seqlens_k", places.cu_seqlens_k)
-    return longspan.packed(lengths_q, lengths_k, pattern)
+    changes = _changes(places, k)
+    if changes == (None, None, None, None):
+        return pattern
+    if pattern.heads is not None or pattern.batch is not None:
+        raise ValueError(
+            f"{changes.names()}: expected a pattern that is the same for all heads and batch entries, "
+            "which it is put into; say it inside of heads([…]) or of the list"
+        )
+    if not changes.differ:
+        return changes.applied(pattern, 0)
+    return longspan.batch([changes.applied(pattern, entry) for entry in range(k.shape[0])])
+
+
+class _Changes(NamedTuple):
+    """What a pattern is put into, per batch entry; None for nothing."""
+
+    sequences: list[tuple[list[int], list[int]]] | None
+    """Of queries and keys; one for all entries, or one per entry."""
+    prefix: list[int] | None
+    global_tokens: list[list[tuple[int, int]]] | None
+    held: list[list[tuple[int, int]]] | None
+    """Ranges of keys that hold tokens, where some entry has several."""
+
+    @property
+    def differ(self) -> bool:
+        """Whether entries do."""
+        single = self.sequences is not None and len(self.sequences) == 1
+        return not single or any(part is not None for part in self[1:])
+
+    def names(self) -> str:
+        names = ("cu_seqlens", "prefix", "global_tokens", "key_padding with holes")
+        return " and ".join(name for name, part in zip(names, self) if part is not None)
+
+    def applied(self, pattern: longspan.Pattern, entry: int) -> longspan.Pattern:
+        if self.sequences is not None:
+            own = self.sequences[entry if len(self.sequences) > 1 else 0]
+            pattern = longspan.packed(*own, pattern)
+        if self.prefix is not None:
+            pattern = pattern | longspan.keys(0, self.prefix[entry])
+        if self.global_tokens is not None:
+            for first, end in self.global_tokens[entry]:
+                pattern = pattern | longspan.keys(first, end) | longspan.queries(first, end)
+        if self.held is not None:
+            held = ~longspan.full()
+            for first, end in self.held[entry]:
+                held = held | longspan.keys(first, end)
+            pattern = pattern & held
+        return pattern
+
+
+def _changes(places: Places, k: Tensor) -> _Changes:
+    batch, tokens = k.shape[0], k.shape[2]
+    sequences = prefix = global_tokens = held = None
+    if places.cu_seqlens_q is not None:
+        if places.prefix is not None or places.global_tokens is not None:
+            raise ValueError(
+                "cu_seqlens beside prefix or global_tokens, expected one of them: positions of packed "
+                "sequences are those within each, so say `keys(…)` in the pattern"
+            )
+        rows_q = _rows("cu_seqlens_q", places.cu_seqlens_q, batch)
+        same = places.cu_seqlens_k is None or places.cu_seqlens_k is places.cu_seqlens_q
+        rows_k = rows_q if same else _rows("cu_seqlens_k", places.cu_seqlens_k, batch)
+        if len(rows_q) != len(rows_k):
+            raise ValueError(
+                f"cu_seqlens have {len(rows_q)} and {len(rows_k)} rows, expected as many for queries and keys"
+            )
+        sequences = list(zip(rows_q, rows_k))
+    offset = _offset("key_offset", places.key_offset) or 0
+    if places.prefix is not None:
+        x = places.prefix
+        if x.dtype not in (torch.int32, torch.int64) or x.shape != (batch,) or bool((x < 0).any()):
+            raise ValueError(
+                f"prefix is a {_described(x)}, expected int64 of shape ({batch},), 0 or more: how many "
+                "keys from the first on all queries of an entry see"
+            )
+        prefix = [length + offset if length else 0 for length in x.tolist()]
+    if places.global_tokens is not None:
+        global_tokens = _ranges("global_tokens", places.global_tokens, batch, tokens, offset)
+    if places.key_padding is not None and places.key_padding.dtype == torch.bool:
+        ranges = _ranges("key_padding", places.key_padding, batch, tokens, offset)
+        held = ranges if any(len(row) > 1 for row in ranges) else None
+    return _Changes(sequences, prefix, global_tokens, held)
+
+
+def _rows(name: str, bounds: Tensor, batch: int) -> list[list[int]]:
+    """The lengths of sequences, for all batch entries or for each."""
+    if bounds.ndim != 2:
+        return [_lengths(name, bounds)]
+    if bounds.shape[0] != batch:
+        raise ValueError(
+            f"{name} is a {_described(bounds)}, expected {batch} rows: one per batch entry, or a single "
+            "list for all"
+        )
+    return [_lengths(name, row) for row in bounds]
+
+
+def _ranges(
+    name: str, mask: Tensor, batch: int, tokens: int, offset: int
+) -> list[list[tuple[int, int]]]:
+    """Where each row of a mask is true, by position."""
+    if mask.dtype != torch.bool or mask.shape != (batch, tokens):
+        raise ValueError(f"{name} is a {_described(mask)}, expected shape ({batch}, {tokens}) of bools")
+    edges = torch.nn.functional.pad(mask.to(torch.int8), (1, 1)).diff(dim=1)
+    found = []
+    for row in edges:
+        bounds = row.nonzero()[:, 0].tolist()
+        if offset < 0 and bounds and (name == "global_tokens" or len(bounds) > 2):
+            raise ValueError(
+                f"key_offset is {offset} beside {name} with ranges of its own, expected 0 or more"
+            )
+        found.append([(first + offset, end + offset) for first, end in zip(bounds[::2], bounds[1::2])])
+    return found
 
 
 def read(text: str) -> longspan.Pattern:
@@ -303,18 +417,11 @@ def _ranges_of_mask(mask: Tensor, batch: int, tokens: int) -> list[tuple[int, in
         )
     if tokens == 0:
         return [(0, 0)] * batch
-    counts = mask.sum(1)
-    firsts = mask.int().argmax(1) * (counts > 0)
-    ends = firsts + counts
-    at = torch.arange(tokens, device=mask.device)
-    apart = (mask != ((at >= firsts[:, None]) & (at < ends[:, None]))).any(1)
-    if apart.any():
-        row = int(apart.int().argmax())
-        raise ValueError(
-            f"key_padding[{row}] is true in more than one range, expected one contiguous range per row (padding "
-            "on the left, on the right, or both): give sequences that lie side by side as cu_seqlens"
-        )
-    return list(zip(firsts.tolist(), ends.tolist()))
+    # Holes between them are put into the pattern.
+    firsts = mask.int().argmax(1)
+    ends = tokens - mask.flip(1).int().argmax(1)
+    some = mask.any(1)
+    return list(zip((firsts * some).tolist(), (ends * some).tolist()))
 
 
 def _described(x: Tensor) -> str:

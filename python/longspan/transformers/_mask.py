@@ -132,13 +132,7 @@ def _key_padding(found: Mask, paddings: list[Tensor]) -> Tensor | None:
     at = torch.arange(found.tokens_k)
     contiguous = (at >= firsts[:, None]) & (at < (firsts + counts)[:, None])
     if not torch.equal(held, contiguous):
-        row = int((held != contiguous).any(1).int().argmax())
-        raise NotImplementedError(
-            f"attention_mask[{row}] is 1 in more than one range, expected one per row: padding "
-            "on the left, on the right, or both. For sequences side by side leave attention_mask "
-            "out and give position_ids that restart at 0 in each; otherwise use "
-            'attn_implementation="sdpa"'
-        )
+        return held
     return torch.stack((firsts, firsts + counts), 1)
 
 

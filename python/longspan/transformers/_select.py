@@ -50,4 +50,9 @@ def _ranges(padding: Tensor) -> list[tuple[int, int]]:
         return [(first, end) for first, end in padding.tolist()]
     counts = padding.sum(1)
     first = padding.int().argmax(1)
+    if not bool((padding.flip(1).int().argmax(1) == padding.shape[1] - first - counts)[counts > 0].all()):
+        raise NotImplementedError(
+            "a selector with an attention_mask that is 1 in more than one range of a row, expected one: register the "
+            "name without a selector"
+        )
     return [(start, start + count) for start, count in zip(first.tolist(), counts.tolist())]

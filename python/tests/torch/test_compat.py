@@ -1,6 +1,7 @@
 """The names and rules of other libraries, autocast, and every way to call them wrongly."""
 
 import dense
+import numpy
 import oracle
 import pytest
 import torch
@@ -47,6 +48,40 @@ def test_attn_mask(rng, shape, kind):
     gradients = [torch.autograd.grad(out, (q, k, v), dout) for out in (ours, theirs)]
     for got, expected in zip(*gradients):
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=2e-5)
+
+
+def test_what_differs_by_batch_entry_in_tensors(rng):
+    """Global tokens, prefixes, packings and holes in padding, each against its rule at every pair."""
+    q, k, v, dout = dense.tensors(rng, (3, 4, 2, 70, 70, 16, 24))
+    at = numpy.arange(70)
+    causal, near = at[:, None] >= at, abs(at[:, None] - at) <= 4
+    marks = rng.random((3, 70)) < 0.1
+    marks[1] = False
+    held = rng.random((3, 70)) < 0.7
+    held[2] = False
+    bounds = numpy.array([[0, 9, 40, 70], [0, 70, 70, 70], [0, 1, 2, 70]])
+    document = numpy.array([numpy.searchsorted(row[1:], at, side="right") for row in bounds])
+    same = document[:, :, None] == document[:, None, :]
+    lengths = numpy.array([0, 33, 70])
+    cases = [
+        (near | marks[:, :, None] | marks[:, None, :], "window(4, 4)", {"global_tokens": marks}),
+        (causal | (at < lengths[:, None, None]), "causal", {"prefix": lengths}),
+        (causal & same, "causal", {"cu_seqlens": bounds}),
+        (causal & held[:, None, :], "causal", {"key_padding": held}),
+        (
+            (causal | marks[:, :, None] | marks[:, None, :] | (at < lengths[:, None, None])) & held[:, None, :],
+            "causal",
+            {"global_tokens": marks, "prefix": lengths, "key_padding": held},
+        ),
+    ]
+    for mask, pattern, places in cases:
+        places = {name: torch.from_numpy(value) for name, value in places.items()}
+        out = attention(q, k, v, pattern, enable_gqa=True, **places)
+        gradients = torch.autograd.grad(out, (q, k, v), dout)
+        mask = numpy.broadcast_to(numpy.broadcast_to(mask, (3, 70, 70))[:, None], (3, 4, 70, 70))
+        dense.check(dict(zip(("dq", "dk", "dv"), gradients), out=out), dense.truth(q, k, v, mask, dout))
+        with torch.no_grad():
+            assert torch.equal(attention(q, k, v, pattern, enable_gqa=True, **places), out)
 
 
 def test_a_pattern_per_batch_entry(rng):
@@ -161,8 +196,20 @@ CAUSAL = longspan.causal().compile(40)
         ({"key_padding": torch.tensor([[0.0, 1.0]])}, ValueError, r"expected int64 of shape \(1, 2\)"),
         ({"key_padding": torch.tensor([[0, 41]])}, ValueError, r"inside 0\.\.40"),
         ({"key_padding": torch.ones(1, 39, dtype=torch.bool)}, ValueError, r"expected shape \(1, 40\)"),
-        ({"key_padding": torch.arange(40)[None] % 2 == 0}, ValueError, "more than one range"),
-        ({"cu_seqlens": torch.tensor([[0, 40]])}, ValueError, r"expected int32 or int64 of shape"),
+        ({"cu_seqlens": torch.tensor([[[0, 40]]])}, ValueError, r"expected int32 or int64 of shape"),
+        ({"cu_seqlens": torch.tensor([[0, 40]] * 2)}, ValueError, "expected 1 rows: one per batch entry"),
+        ({"global_tokens": torch.ones(1, 39, dtype=torch.bool)}, ValueError, r"expected shape \(1, 40\)"),
+        ({"global_tokens": torch.ones(1, 40)}, ValueError, "of bools"),
+        ({"prefix": torch.tensor([3, 4])}, ValueError, r"prefix is a int64.* of shape \(1,\)"),
+        ({"prefix": torch.tensor([-1])}, ValueError, "0 or more"),
+        ({"prefix": torch.tensor([3]), "cu_seqlens": torch.tensor([0, 40])}, ValueError, "expected one of them"),
+        ({"prefix": torch.tensor([3]), "pattern": ["causal"]}, ValueError, "the same for all heads and batch"),
+        ({"prefix": torch.tensor([3]), "pattern": "heads([causal, full])"}, ValueError, "inside of heads"),
+        (
+            {"global_tokens": torch.ones(1, 40, dtype=torch.bool), "key_offset": -5},
+            ValueError,
+            "key_offset is -5 beside global_tokens",
+        ),
         ({"cu_seqlens": torch.tensor([1, 40])}, ValueError, r"cu_seqlens_q\[0\] is 1, expected 0"),
         ({"cu_seqlens": torch.tensor([0, 30, 20, 40])}, ValueError, r"\[2\] is 20, expected at least 30"),
         ({"cu_seqlens": torch.tensor([0, 39])}, ValueError, "39.*expected 40"),

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 import longspan
 from longspan.torch import attention, flash_attention
 
-NOTHING = (None,) * 5
+NOTHING = (None,) * 7
 
 # Torch's own tools look at .grad of tensors that are no leaves.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
@@ -43,10 +43,11 @@ def compiled(function):
         NOTHING,
         (torch.tensor([[0, 61], [3, 50]]), *NOTHING[1:]),
         (torch.arange(61).expand(2, 61) > 20, *NOTHING[1:]),
-        (None, torch.tensor([0, 9, 47]), torch.tensor([0, 30, 61]), None, None),
-        (*NOTHING[:3], torch.tensor(5), torch.tensor(-2)),
+        (None, torch.tensor([0, 9, 47]), torch.tensor([0, 30, 61]), *NOTHING[3:]),
+        (*NOTHING[:3], torch.tensor(5), torch.tensor(-2), None, None),
+        (*NOTHING[:5], torch.arange(61).expand(2, 61) % 7 == 3, torch.tensor([0, 20])),
     ],
-    ids=["plain", "ranges", "mask", "packed", "offsets"],
+    ids=["plain", "ranges", "mask", "packed", "offsets", "global"],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("sinks", [None, torch.linspace(-1, 2, 6)], ids=["", "sinks"])
@@ -105,6 +106,27 @@ def test_fifty_packings_offsets_and_paddings_compile_at_most_twice(rng):
         bounds = torch.tensor([0, *cuts, tokens])
         padding = torch.tensor([[0, tokens], [number % 9, tokens - number % 5]])
         arguments = (q, bounds, 2 + number, padding)
+        torch.testing.assert_close(fast(*arguments), step(*arguments))
+    assert counter.frame_count <= 2
+
+
+def test_fifty_global_token_sets_prefixes_and_packings_compile_at_most_twice(rng):
+    def step(q, marks, prefix, bounds, held):
+        marked = attention(q, q, q, "window(3, 3)", global_tokens=marks)
+        packed = attention(q, q, q, "causal", cu_seqlens=bounds)
+        return marked + packed + attention(q, q, q, "causal", prefix=prefix, key_padding=held)
+
+    fast, counter = compiled(step)
+    for number in range(50):
+        tokens = 20 + number
+        q, *_ = dense.tensors(rng, (2, 2, 2, tokens, tokens, 8, 8))
+        marks, held = (torch.from_numpy(rng.random((2, tokens)) < share) for share in (0.1, 0.8))
+        cuts = rng.integers(0, tokens, size=(2, 2 + number % 7))
+        cuts.sort(axis=1)
+        bounds = torch.nn.functional.pad(torch.from_numpy(cuts), (1, 0))
+        bounds = torch.nn.functional.pad(bounds, (0, 1), value=tokens)
+        prefix = torch.from_numpy(rng.integers(0, tokens, size=2))
+        arguments = (q, marks, prefix, bounds, held)
         torch.testing.assert_close(fast(*arguments), step(*arguments))
     assert counter.frame_count <= 2
 

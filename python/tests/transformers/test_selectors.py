@@ -111,3 +111,9 @@ def test_refusals():
     )
     with pytest.raises(NotImplementedError, match="a selector with packed sequences"):
         attention(module, query, query, query, packed, selector=selector)
+    padding = torch.arange(64)[None] > 9
+    held = longspan.transformers._mask.Mask("causal", None, 1, 64, 64, 0, 0, padding, None, None)
+    attention(module, query, query, query, held, selector=selector)
+    padding[0, 20:30] = False
+    with pytest.raises(NotImplementedError, match="more than one range of a row"):
+        attention(module, query, query, query, held, selector=selector)
