@@ -8,10 +8,9 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyDict, PyRange, PyTuple};
 
-use crate::arguments::{Placement, Whole};
+use crate::arguments::{Placement, Whole, padding};
 use crate::block_lists::{self, Width};
 use crate::errors;
-use crate::pattern::Pattern;
 use crate::{picture, signals};
 
 /// A pattern compiled for given lengths: which blocks of queries and keys are seen in full, in part
@@ -50,19 +49,42 @@ pub(crate) struct Source {
 }
 
 impl Layout {
+    /// A pattern compiled for so many queries and keys.
+    pub(crate) fn compile(
+        py: Python<'_>,
+        pattern: &Heads,
+        tokens: (usize, usize),
+        placement: Placement,
+        key_padding: Option<KeyPadding>,
+    ) -> PyResult<Self> {
+        let shape = placement.shape(tokens.0, tokens.1)?;
+        let (entries, heads) = (pattern.entries(), pattern.count());
+        let batch = key_padding.as_ref().map(Vec::len).or(entries);
+        let padding = padding(key_padding.clone(), entries.unwrap_or(1));
+        let source = Source { pattern: pattern.clone(), tokens, placement, key_padding };
+        if let (Heads::Same(pattern), None) = (pattern, batch) {
+            let compile = |watch: &mut signals::Watch| {
+                Compiled::compile_with(pattern, &shape, |_, _| watch.look())
+            };
+            let layout = signals::released(py, compile, errors::raise_pattern)?;
+            return Ok(Layout::same(layout, source));
+        }
+        let compile = |watch: &mut signals::Watch| {
+            let heads = heads.unwrap_or(1);
+            LayoutSet::compile_with(pattern, heads, &shape, &padding, None, |_, _| watch.look())
+        };
+        let set = signals::released(py, compile, errors::raise_pattern)?;
+        Ok(Layout::each(set, batch, heads, source))
+    }
+
     /// A layout for every batch entry and head.
-    pub(crate) fn same(layout: Compiled, source: Source) -> Self {
+    fn same(layout: Compiled, source: Source) -> Self {
         Layout { layouts: layout.into(), batch: None, heads: None, source, selected: false }
     }
 
     /// Layouts that differ by batch entry, by head or by both; `None` where they don't, and the
     /// set has one of it.
-    pub(crate) fn each(
-        set: LayoutSet,
-        batch: Option<usize>,
-        heads: Option<usize>,
-        source: Source,
-    ) -> Self {
+    fn each(set: LayoutSet, batch: Option<usize>, heads: Option<usize>, source: Source) -> Self {
         Layout { layouts: set.into(), batch, heads, source, selected: false }
     }
 
@@ -192,7 +214,7 @@ impl Layout {
             max_work: max_work.map(|units| units.0),
             ..Placement::default()
         };
-        Pattern(pattern).compiled(py, queries, keys, placement, None)
+        Layout::compile(py, &pattern, (queries, keys), placement, None)
     }
 
     /// Queries.

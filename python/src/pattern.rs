@@ -2,11 +2,11 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use longspan::{Heads, Layout as Compiled, LayoutSet};
+use longspan::Heads;
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
 
-use crate::arguments::{Map, Placement, Whole, padding, pairs};
+use crate::arguments::{Map, Placement, Whole, pairs};
 use crate::errors;
 use crate::layout::{KeyPadding, Layout, Source};
 use crate::picture;
@@ -52,43 +52,6 @@ impl Pattern {
             Ok(text) => parse(&text.to_cow()?).map(Some),
             Err(_) => Ok(None),
         }
-    }
-
-    pub(crate) fn compiled(
-        &self,
-        py: Python<'_>,
-        tokens_q: usize,
-        tokens_k: usize,
-        placement: Placement,
-        key_padding: Option<Vec<(usize, usize)>>,
-    ) -> PyResult<Layout> {
-        let shape = placement.shape(tokens_q, tokens_k)?;
-        let source = Source {
-            pattern: self.0.clone(),
-            tokens: (tokens_q, tokens_k),
-            placement,
-            key_padding: key_padding.clone(),
-        };
-        let one = match &self.0 {
-            Heads::Same(pattern) if key_padding.is_none() => Some(pattern),
-            _ => None,
-        };
-        if let Some(pattern) = one {
-            let compile = |watch: &mut signals::Watch| {
-                Compiled::compile_with(pattern, &shape, |_, _| watch.look())
-            };
-            let layout = signals::released(py, compile, errors::raise_pattern)?;
-            return Ok(Layout::same(layout, source));
-        }
-        let (entries, heads) = (self.0.entries(), self.0.count());
-        let batch = key_padding.as_ref().map(Vec::len).or(entries);
-        let padding = padding(key_padding, entries.unwrap_or(1));
-        let compile = |watch: &mut signals::Watch| {
-            let heads = heads.unwrap_or(1);
-            LayoutSet::compile_with(&self.0, heads, &shape, &padding, None, |_, _| watch.look())
-        };
-        let set = signals::released(py, compile, errors::raise_pattern)?;
-        Ok(Layout::each(set, batch, heads, source))
     }
 
     fn combined(
@@ -214,7 +177,7 @@ impl Pattern {
         let placement = Placement { block, query_offset, key_offset, query_map, key_map, max_work };
         let tokens_q = tokens_q.0 as usize;
         let tokens_k = tokens_k.map_or(tokens_q, |tokens| tokens.0 as usize);
-        self.compiled(py, tokens_q, tokens_k, placement, key_padding.map(pairs))
+        Layout::compile(py, &self.0, (tokens_q, tokens_k), placement, key_padding.map(pairs))
     }
 
     /// The pattern as torch's `BlockMask`, for `flex_attention` on a GPU or on the CPU: compiled to
@@ -246,7 +209,8 @@ impl Pattern {
             Placement { block: Some(block.0), query_offset, key_offset, ..Placement::default() };
         let tokens_q = tokens_q.0 as usize;
         let tokens_k = tokens_k.map_or(tokens_q, |tokens| tokens.0 as usize);
-        let layout = self.compiled(py, tokens_q, tokens_k, placement, key_padding.map(pairs))?;
+        let layout =
+            Layout::compile(py, &self.0, (tokens_q, tokens_k), placement, key_padding.map(pairs))?;
         Layout::to_block_mask(&Bound::new(py, layout)?, device, width)
     }
 
