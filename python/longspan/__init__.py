@@ -52,6 +52,7 @@ from longspan._longspan import (
     sinks,
     sliding_window,
     strided,
+    tiles,
     window,
 )
 from longspan._results import Gradients, Output
@@ -93,5 +94,6 @@ __all__ = [
     "sinks",
     "sliding_window",
     "strided",
+    "tiles",
     "window",
 ]

@@ -8,7 +8,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyDict, PyRange, PyTuple};
 
-use crate::arguments::{Placement, Whole, padding};
+use crate::arguments::{Placement, Whole, Wholes, padding};
 use crate::block_lists::{self, Width};
 use crate::errors;
 use crate::{picture, signals};
@@ -432,6 +432,33 @@ impl Layout {
         };
         signals::released(py, draw, errors::raise_pattern)
     }
+}
+
+/// The cells of a grid in the order of its tiles, as `query_map` and `key_map` of `Pattern.compile` take
+/// it. Positions are those of `neighborhood`: from 0 on, the last axis fastest. In tiles of 8 x 8 or
+/// 4 x 4 x 4 cells, neighborhoods are few blocks of 64 tokens; tensors have to be in the same order.
+/// `longspan.torch.neighborhood_attention` does all of it.
+///
+/// >>> import longspan
+/// >>> longspan.tiles([2, 6], [2, 3])
+/// [range(0, 3), range(6, 9), range(3, 6), range(9, 12)]
+/// >>> order = longspan.tiles([64, 64], [8, 8])
+/// >>> pattern = longspan.neighborhood([64, 64], [6, 6])
+/// >>> pattern.compile(4096).active_blocks
+/// 790
+/// >>> pattern.compile(4096, query_map=order, key_map=order).active_blocks
+/// 484
+#[pyfunction]
+pub(crate) fn tiles<'py>(
+    py: Python<'py>,
+    sizes: Wholes,
+    tile: Wholes,
+) -> PyResult<Vec<Bound<'py, PyRange>>> {
+    let [sizes, tile] = [sizes, tile].map(|list| -> Vec<usize> {
+        list.0.into_iter().map(|size| size as usize).collect()
+    });
+    let order = Positions::tiles(&sizes, &tile).map_err(errors::raise_pattern)?;
+    ranges(py, Some(&order)).map(Option::unwrap_or_default)
 }
 
 /// A map as `Pattern.compile` takes it.

@@ -50,7 +50,7 @@ mod _longspan {
     #[pymodule_export]
     use crate::errors::RingError;
     #[pymodule_export]
-    use crate::layout::Layout;
+    use crate::layout::{Layout, tiles};
     #[pymodule_export]
     use crate::limits::{amx_peak, best_isa, fma_peak, read_bandwidth};
     #[pymodule_export]

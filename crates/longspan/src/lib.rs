@@ -106,3 +106,8 @@ struct Readme;
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/adaptive.md")]
 struct Adaptive;
+
+/// The cookbook's.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/cookbook.md")]
+struct Cookbook;

@@ -5,6 +5,8 @@
 //! of [`Progression`]s; the token with local index `i` has the `i`-th position of their
 //! concatenation. No other module depends on the kind of sharding.
 
+use std::ops::Range;
+
 use crate::error::{Error, Result};
 
 /// Maximum magnitude of a position: the sum of a position and an argument of a primitive then fits
@@ -83,6 +85,62 @@ impl Positions {
         Positions::new([Progression { start, step: 1, len }])
     }
 
+    /// The cells of a grid in the order of its tiles: all cells of a tile before those of the next, in
+    /// both the last axis fastest. Positions are those of [`Pattern::neighborhood`]: from 0 on, the last
+    /// axis fastest. Tiles at the far borders are clipped.
+    ///
+    /// In this order a block of 64 tokens is a square of 8 × 8 cells or a cube of 4 × 4 × 4, whose
+    /// neighborhoods are few blocks:
+    ///
+    /// ```
+    /// use longspan_pattern::{Layout, Pattern, Positions, Shape};
+    ///
+    /// let pattern = Pattern::neighborhood([64, 64], [6, 6])?;
+    /// let rows = Layout::compile(&pattern, &Shape::new(4_096, 4_096))?;
+    /// let order = Positions::tiles(&[64, 64], &[8, 8])?;
+    /// let shape = Shape::new(4_096, 4_096).query_map(order.clone()).key_map(order);
+    /// let tiles = Layout::compile(&pattern, &shape)?;
+    /// assert_eq!(rows.counts()?.active_pairs, tiles.counts()?.active_pairs);
+    /// assert_eq!(rows.counts()?.active_blocks(), 790);
+    /// assert_eq!(tiles.counts()?.active_blocks(), 484);
+    /// # Ok::<_, longspan_pattern::Error>(())
+    /// ```
+    ///
+    /// [`Pattern::neighborhood`]: crate::Pattern::neighborhood
+    pub fn tiles(sizes: &[usize], tile: &[usize]) -> Result<Self> {
+        let error = |argument, value, rule| {
+            Err(Error::Argument { primitive: "tiles", argument, value, rule })
+        };
+        let Some((last, _)) = sizes.split_last().filter(|_| tile.len() == sizes.len()) else {
+            return error("tile", tile.len() as u128, "one size per axis of the grid, and axes");
+        };
+        if sizes.iter().chain(tile).any(|&size| size == 0) {
+            return error("size", 0, "1 or more");
+        }
+        let cells = sizes.iter().try_fold(1_usize, |cells, &size| cells.checked_mul(size));
+        if cells.is_none_or(|cells| cells > MAX_POSITION as usize) {
+            return Err(Error::TooFar { what: "cells of a grid", value: i128::MAX });
+        }
+        let axis = sizes.len() - 1;
+        let mut positions = Positions::default();
+        let mut origin = vec![0; sizes.len()];
+        loop {
+            let end = |axis: usize| (origin[axis] + tile[axis]).min(sizes[axis]);
+            let mut cell = origin.clone();
+            loop {
+                let start = cell.iter().zip(sizes).fold(0, |start, (at, size)| start * size + at);
+                let len = tile[axis].min(last - origin[axis]);
+                positions.push(Progression { start: start as i64, step: 1, len })?;
+                if !advance(&mut cell[..axis], |axis| (origin[axis]..end(axis), 1)) {
+                    break;
+                }
+            }
+            if !advance(&mut origin, |axis| (0..sizes[axis], tile[axis])) {
+                return Ok(positions);
+            }
+        }
+    }
+
     fn push(&mut self, next: Progression) -> Result<()> {
         for value in [i128::from(next.start), next.last()] {
             if value.unsigned_abs() > MAX_POSITION as u128 {
@@ -158,9 +216,44 @@ impl Positions {
     }
 }
 
+/// Counts up, the last axis fastest; false after the last.
+fn advance(at: &mut [usize], bounds: impl Fn(usize) -> (Range<usize>, usize)) -> bool {
+    for axis in (0..at.len()).rev() {
+        let (range, step) = bounds(axis);
+        at[axis] += step;
+        if at[axis] < range.end {
+            return true;
+        }
+        at[axis] = range.start;
+    }
+    false
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tiles_hold_every_cell_once() {
+        let all = |sizes: &[usize], tile: &[usize]| {
+            let order = Positions::tiles(sizes, tile).unwrap();
+            (0..order.len()).map(|index| order.get(index).unwrap()).collect::<Vec<_>>()
+        };
+        // Three rows of five cells, in tiles of two by three.
+        let expected = [0, 1, 2, 5, 6, 7, 3, 4, 8, 9, 10, 11, 12, 13, 14];
+        assert_eq!(all(&[3, 5], &[2, 3]), expected);
+        assert_eq!(all(&[7], &[3]), (0..7).collect::<Vec<_>>());
+        for (sizes, tile) in [(vec![5, 6, 7], vec![4, 4, 4]), (vec![3, 1, 2, 9], vec![2, 2, 1, 4])] {
+            let mut cells = all(&sizes, &tile);
+            assert_ne!(cells, (0..cells.len() as i64).collect::<Vec<_>>());
+            cells.sort_unstable();
+            assert_eq!(cells, (0..sizes.iter().product::<usize>() as i64).collect::<Vec<_>>());
+        }
+        for (sizes, tile) in [(vec![], vec![]), (vec![3], vec![]), (vec![0, 3], vec![1, 1])] {
+            assert!(Positions::tiles(&sizes, &tile).is_err(), "{sizes:?} {tile:?}");
+        }
+        assert!(Positions::tiles(&[usize::MAX, 2], &[1, 1]).is_err());
+    }
 
     fn steps(start: i64, step: usize, len: usize) -> Progression {
         Progression { start, step, len }

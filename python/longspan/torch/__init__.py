@@ -6,7 +6,8 @@
 
 ``scaled_dot_product_attention`` stands in for torch's function of that name, ``flash_attention``
 for that of the package flash-attn. All call the operator ``torch.ops.longspan.attention``, on as
-many threads as torch itself uses.
+many threads as torch itself uses. ``neighborhood_attention`` is for the cells of a grid, near each
+other on every axis.
 
 ``DilatedAttention`` is LongNet's, ``MultiheadDilatedAttention`` the layer around it, and
 ``LongNetEncoder`` and ``LongNetLM`` are the models; their weights are those of ``longspan-candle``.
@@ -19,6 +20,7 @@ from longspan.torch._attention import attention
 from longspan.torch._compat import flash_attention, scaled_dot_product_attention
 from longspan.torch._dilated import DilatedAttention, MultiheadDilatedAttention, rotary_table
 from longspan.torch._longnet import LongNetConfig, LongNetEncoder, LongNetLM
+from longspan.torch._neighborhood import neighborhood_attention
 from longspan.torch._ring import ring_attention, ring_positions
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "MultiheadDilatedAttention",
     "attention",
     "flash_attention",
+    "neighborhood_attention",
     "ring_attention",
     "ring_positions",
     "rotary_table",

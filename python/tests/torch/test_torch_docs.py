@@ -20,8 +20,9 @@ def test_docstring(item):
     assert runner.failures == 0
 
 
-def test_readme():
-    readme = pathlib.Path(__file__).parents[2] / "README.md"
+@pytest.mark.parametrize("file", ["python/README.md", "docs/cookbook.md"])
+def test_readme(file):
+    readme = pathlib.Path(__file__).parents[3] / file
     blocks = re.findall(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)
     # That of a ring runs under torchrun, in test_ring.py.
     blocks = [block for block in blocks if "import torch" in block and "ring_" not in block]
