@@ -454,9 +454,8 @@ pub(crate) fn tiles<'py>(
     sizes: Wholes,
     tile: Wholes,
 ) -> PyResult<Vec<Bound<'py, PyRange>>> {
-    let [sizes, tile] = [sizes, tile].map(|list| -> Vec<usize> {
-        list.0.into_iter().map(|size| size as usize).collect()
-    });
+    let [sizes, tile] = [sizes, tile]
+        .map(|list| -> Vec<usize> { list.0.into_iter().map(|size| size as usize).collect() });
     let order = Positions::tiles(&sizes, &tile).map_err(errors::raise_pattern)?;
     ranges(py, Some(&order)).map(Option::unwrap_or_default)
 }

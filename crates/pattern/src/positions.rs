@@ -243,7 +243,8 @@ mod tests {
         let expected = [0, 1, 2, 5, 6, 7, 3, 4, 8, 9, 10, 11, 12, 13, 14];
         assert_eq!(all(&[3, 5], &[2, 3]), expected);
         assert_eq!(all(&[7], &[3]), (0..7).collect::<Vec<_>>());
-        for (sizes, tile) in [(vec![5, 6, 7], vec![4, 4, 4]), (vec![3, 1, 2, 9], vec![2, 2, 1, 4])] {
+        for (sizes, tile) in [(vec![5, 6, 7], vec![4, 4, 4]), (vec![3, 1, 2, 9], vec![2, 2, 1, 4])]
+        {
             let mut cells = all(&sizes, &tile);
             assert_ne!(cells, (0..cells.len() as i64).collect::<Vec<_>>());
             cells.sort_unstable();

@@ -15,7 +15,7 @@
 use std::fmt::{Display, Formatter};
 use std::ops::Range;
 
-use arbitrary::{Arbitrary, Error, Unstructured};
+use arbitrary::{Error, Unstructured};
 
 use crate::rule::Rule;
 use crate::splitmix::seeded_bytes;
@@ -68,9 +68,14 @@ impl Steps {
 impl Case {
     /// The case of a seed: the same on every machine.
     pub fn from_seed(seed: u64) -> Case {
+        Case::seeded(seed, true)
+    }
+
+    /// The case of a seed whose rule may have fixed places and grids, or not.
+    pub(crate) fn seeded(seed: u64, places: bool) -> Case {
         let mut len = 4096;
         loop {
-            match Case::arbitrary(&mut Unstructured::new(&seeded_bytes(seed, len))) {
+            match Case::drawn(&mut Unstructured::new(&seeded_bytes(seed, len)), places) {
                 Ok(case) => return case,
                 Err(Error::NotEnoughData) => len *= 2,
                 Err(error) => panic!("seed {seed} makes no case: {error}"),

@@ -29,6 +29,13 @@ const DEPTH: u32 = 4;
 
 impl<'a> Arbitrary<'a> for Case {
     fn arbitrary(u: &mut Unstructured<'a>) -> Result<Case> {
+        Case::drawn(u, true)
+    }
+}
+
+impl Case {
+    /// A case whose rule may have fixed places and grids, or not.
+    pub(crate) fn drawn(u: &mut Unstructured<'_>, places: bool) -> Result<Case> {
         let tokens_k = tokens(u)?;
         let tokens_q = if chance(u, 40)? { tokens_k } else { tokens(u)? };
         let (query_offset, key_offset) = offsets(u, tokens_q, tokens_k)?;
@@ -36,6 +43,7 @@ impl<'a> Arbitrary<'a> for Case {
         let own_offsets = query_offset.is_some() || key_offset.is_some();
         let scope = Scope {
             span: tokens_q.max(tokens_k).max(1),
+            places,
             documents: Some(last_key.max(0) as u64),
             packed: (!own_offsets).then_some((tokens_q, tokens_k)),
         };

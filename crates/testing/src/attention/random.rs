@@ -20,7 +20,7 @@ impl AttentionCase {
             drawn += 1;
             (element(seed ^ 0xA77E, drawn) % choices as u64) as usize
         };
-        let layout = Case { rows: None, key_padding: None, ..Case::from_seed(seed) };
+        let layout = Case { rows: None, key_padding: None, ..Case::seeded(seed, false) };
         let tokens_k = layout.tokens_k;
         let mut case = AttentionCase::new(format!("seed {seed}"), layout.rule.clone(), 0);
         case.layout = layout;

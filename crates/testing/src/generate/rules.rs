@@ -19,6 +19,9 @@ use crate::rule::{Level, Rule};
 pub(super) struct Scope {
     /// Tokens of the longer side: the size by which arguments are chosen.
     pub(super) span: u64,
+    /// Whether rules have fixed places and grids. Kernels see blocks and masks, which these make as others
+    /// do: cases of attention are drawn without.
+    pub(super) places: bool,
     /// What the lengths of documents add up to, if there can be any.
     pub(super) documents: Option<u64>,
     /// The queries and keys that packed lengths add up to, if there can be any.
@@ -34,7 +37,7 @@ pub(super) fn tree(u: &mut Unstructured<'_>, scope: &Scope, depth: u32) -> Resul
         (0..=3, _) => Ok(Rule::Or(operands(u, scope, depth - 1)?)),
         (4..=6, _) => Ok(Rule::And(operands(u, scope, depth - 1)?)),
         (7, _) => Ok(Rule::Not(Box::new(tree(u, scope, depth - 1)?))),
-        (_, Some((queries, keys))) => packed(u, queries, keys, depth - 1),
+        (_, Some(tokens)) => packed(u, scope.places, tokens, depth - 1),
         (_, None) => primitive(u, scope),
     }
 }
@@ -46,7 +49,9 @@ fn operands(u: &mut Unstructured<'_>, scope: &Scope, depth: u32) -> Result<Vec<R
 
 fn primitive(u: &mut Unstructured<'_>, scope: &Scope) -> Result<Rule> {
     let span = scope.span;
-    Ok(match (u.int_in_range(0..=19)?, scope.documents) {
+    let last = if scope.places { 19 } else { 15 };
+    let number = u.int_in_range(0..=last)?;
+    Ok(match (number, scope.documents) {
         (0, _) => Rule::Full,
         (1..=2, _) => Rule::Causal,
         (3, _) => Rule::Window { left: reach(u, span)?, right: reach(u, span)? },
@@ -73,15 +78,15 @@ fn primitive(u: &mut Unstructured<'_>, scope: &Scope) -> Result<Rule> {
         (11, _) => Rule::Butterfly { block: block(u, span)? },
         (12, _) => random(u, span)?,
         (13, _) => explicit(u, span)?,
-        (14, _) => {
+        (16, _) => {
             let (from, to) = places(u, span)?;
             Rule::Keys { from, to }
         }
-        (15, _) => {
+        (17, _) => {
             let (from, to) = places(u, span)?;
             Rule::Queries { from, to }
         }
-        (16..=17, _) => neighborhood(u, span)?,
+        (18..=19, _) => neighborhood(u, span)?,
         (_, Some(total)) => documents(u, total, span)?,
         (_, None) => Rule::Causal,
     })
@@ -173,7 +178,12 @@ fn documents(u: &mut Unstructured<'_>, total: u64, span: u64) -> Result<Rule> {
     Ok(Rule::Documents(lengths(u, parts, total, span)?))
 }
 
-fn packed(u: &mut Unstructured<'_>, queries: u64, keys: u64, depth: u32) -> Result<Rule> {
+fn packed(
+    u: &mut Unstructured<'_>,
+    places: bool,
+    (queries, keys): (u64, u64),
+    depth: u32,
+) -> Result<Rule> {
     let count = u.int_in_range(1..=6)?;
     let (each_q, each_k) = (queries / count, keys / count);
     let span = each_q.max(each_k).max(1);
@@ -181,12 +191,15 @@ fn packed(u: &mut Unstructured<'_>, queries: u64, keys: u64, depth: u32) -> Resu
         let mut sequences = vec![(each_q, each_k); count as usize];
         sequences.extend([(queries % count, 0), (0, keys % count)]);
         shuffle(u, &mut sequences)?;
-        (sequences, Scope { span, documents: Some(each_k), packed: Some((each_q, each_k)) })
+        (sequences, Scope { span, places, documents: Some(each_k), packed: Some((each_q, each_k)) })
     } else {
         let each_k = lengths(u, count, keys, keys)?;
         let alike = queries == keys && chance(u, 50)?;
         let each_q = if alike { each_k.clone() } else { lengths(u, count, queries, queries)? };
-        (each_q.into_iter().zip(each_k).collect(), Scope { span, documents: None, packed: None })
+        (
+            each_q.into_iter().zip(each_k).collect(),
+            Scope { span, places, documents: None, packed: None },
+        )
     };
     let inner = Box::new(tree(u, &scope, depth)?);
     let (queries, keys) = sequences.into_iter().unzip();
