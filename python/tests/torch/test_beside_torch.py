@@ -228,7 +228,7 @@ CALLS = {
         "gradient": True,
         "before": "out, lse = torch.zeros(1, 8, 65_536, 64), torch.zeros(1, 8, 65_536)",
         "call": "torch.ops.longspan.attention_backward(q, q, q, out, lse, lse, out + 1, None, [False] * 3, "
-        "'full', *[None] * 10, 0, None, None)",
+        "'full', *[None] * 12, 0, None, None)",
     },
 }
 
