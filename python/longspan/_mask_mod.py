@@ -111,25 +111,22 @@ def in_range(key_padding: list[tuple[int, int]], places: Places) -> Callable[[Te
 def by_entry(node: Any, places: Places) -> MaskMod:
     if node[0] != "batch":
         return by_head(node, places)
-    return one_of(node[1], lambda b, h: b, by_head, places)
+    return one_of(node[1], lambda b, h: b, places)
 
 
 def by_head(node: Any, places: Places) -> MaskMod:
     if node[0] == "heads":
-        return one_of(node[1], lambda b, h: h, by_head, places)
+        return one_of(node[1], lambda b, h: h, places)
     rule = read(node, places)
     return lambda b, h, q_idx, kv_idx: rule(q_idx, kv_idx)
 
 
 def one_of(
-    parts: list[Any],
-    index: Callable[[Tensor, Tensor], Tensor],
-    made: Callable[[Any, Places], MaskMod],
-    places: Places,
+    parts: list[Any], index: Callable[[Tensor, Tensor], Tensor], places: Places
 ) -> MaskMod:
     """One of several parts, by the number of the batch entry or the head."""
     distinct = list({repr(part): part for part in parts}.values())
-    rules = [made(part, places) for part in distinct]
+    rules = [by_head(part, places) for part in distinct]
     if len(rules) == 1:
         return rules[0]
     choice = places.table(numpy.array([distinct.index(part) for part in parts]))

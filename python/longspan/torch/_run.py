@@ -221,10 +221,10 @@ def _what(pattern: Any, places: Places, k: Tensor) -> Any:
     if isinstance(pattern, str):
         pattern = read(pattern)
     said = (places.cu_seqlens_q, places.global_tokens, places.prefix, places.key_padding)
-    if said == (None, None, None, None):
+    if all(tensor is None for tensor in said):
         return pattern
     changes = _changes(places, k)
-    if changes == (None, None, None, None):
+    if all(part is None for part in changes):
         return pattern
     if pattern.heads is not None or pattern.batch is not None:
         raise ValueError(
@@ -298,6 +298,8 @@ def _changes(places: Places, k: Tensor) -> _Changes:
                 f"prefix is a {_described(x)}, expected int64 of shape ({batch},), 0 or more: how many "
                 "keys from the first on all queries of an entry see"
             )
+        if offset < 0:
+            raise ValueError(f"key_offset is {offset} beside prefix, expected 0 or more")
         prefix = [length + offset if length else 0 for length in x.tolist()]
     if places.global_tokens is not None:
         global_tokens = _ranges("global_tokens", places.global_tokens, batch, tokens, offset)

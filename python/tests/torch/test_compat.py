@@ -202,6 +202,7 @@ CAUSAL = longspan.causal().compile(40)
         ({"global_tokens": torch.ones(1, 40)}, ValueError, "of bools"),
         ({"prefix": torch.tensor([3, 4])}, ValueError, r"prefix is a int64.* of shape \(1,\)"),
         ({"prefix": torch.tensor([-1])}, ValueError, "0 or more"),
+        ({"prefix": torch.tensor([3]), "key_offset": -5}, ValueError, "key_offset is -5 beside prefix"),
         ({"prefix": torch.tensor([3]), "cu_seqlens": torch.tensor([0, 40])}, ValueError, "expected one of them"),
         ({"prefix": torch.tensor([3]), "pattern": ["causal"]}, ValueError, "the same for all heads and batch"),
         ({"prefix": torch.tensor([3]), "pattern": "heads([causal, full])"}, ValueError, "inside of heads"),
