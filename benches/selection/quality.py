@@ -3,12 +3,12 @@
     quality.py MODEL_DIR GGUF_FILE f32|bf16 TOKENS SEQUENCES DENSITIES METHODS OUT.json TEXT...
 
 METHODS are some of mass, block_mass (of `clusters`), antidiagonals, window, exact and sdpa, with commas. Every text gives
-SEQUENCES sequences, read at once. Methods have one threshold each, the same for all layers, heads and texts, at which
-their mean density of causal blocks in the dense model is a given one (over some layers of the first sequence of each
-text, or of the first text alone where sequences are longer than 8,192 tokens). Scored are all positions behind the first eighth. `exact` chooses by exact masses, the best that any
-estimate can do, on the first sequence of each text alone; `sdpa` is torch's dense attention, on the first sequence of
-all, and tells what rounding alone costs. Intervals are 95 %, of ratios of means over the same resampled stretches of
-64 tokens.
+SEQUENCES sequences, read at once. Methods have one threshold each, the same for all layers and heads, at which their mean
+density of causal blocks in the dense model is a given one: over every second layer of the first sequence of each text, one
+threshold for all texts; or, where sequences are longer than 8,192 tokens, one per sequence. Scored are all positions behind
+the first eighth. `exact` chooses by exact masses, the best that any estimate can do, on the first sequence of each text
+alone; `sdpa` is torch's dense attention, on the first sequence of all, and tells what rounding alone costs. Intervals are
+95 %, of ratios of means over the same resampled stretches of 64 tokens.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Attention:
         self.seconds = 0.0
 
     def __call__(self, module, q: Tensor, k: Tensor, v: Tensor, mask, scaling=None, **_) -> tuple[Tensor, None]:
-        if self.calibrated is not None and module.layer_idx % max(module.config.num_hidden_layers // 4, 1) == 0:
+        if self.calibrated is not None and module.layer_idx % 2 == 0:
             self.calibrate(q, k, scaling)
         start = time.perf_counter()
         if self.method.kind == "sdpa":
@@ -177,9 +177,9 @@ def window(tokens: int, density: float) -> str:
 
 
 def at_density(densities: list[float], grid: list[float], density: float) -> float:
-    """Where a curve of densities reaches one, by interpolation."""
-    pairs = sorted(zip(densities, grid))
-    return float(numpy.interp(density, [pair[0] for pair in pairs], [pair[1] for pair in pairs]))
+    """Where a curve of densities reaches one, by interpolation of their logarithms."""
+    pairs = sorted(zip(numpy.log(densities), grid))
+    return float(numpy.interp(math.log(density), [pair[0] for pair in pairs], [pair[1] for pair in pairs]))
 
 
 def ratio_interval(ours: Tensor, theirs: Tensor) -> tuple[float, float, float]:
@@ -194,6 +194,7 @@ class Result:
     """What a method did to the sequences that it read."""
 
     def __init__(self) -> None:
+        self.methods: list[Method] = []
         self.densities: list[float] = []
         self.seconds: list[float] = []
         self.attention_seconds: list[float] = []
@@ -227,15 +228,17 @@ KEYS = {
 }
 
 
-def tuned(model: Model, firsts: list[Tensor], densities: list[float], wanted: list[str]) -> dict[str, Method]:
-    """Every method at the thresholds of the densities."""
-    tokens = firsts[0].shape[1]
+def tuned(
+    model: Model, sequences: list[Tensor], densities: list[float], wanted: list[str]
+) -> tuple[dict[str, Method], Tensor]:
+    """Every method at the thresholds of the densities, and the dense model's last hidden states of the last sequence."""
+    tokens = sequences[0].shape[1]
     keys = [KEYS[name] for name in wanted if name in KEYS]
     curves: dict[tuple[str, str, str], list[list[float]]] = {key: [] for key in keys}
     model.attention.calibrated = curves
-    for number, ids in enumerate(firsts):
-        model.hidden(ids, DENSE)
-        print(f"calibrated with {number + 1} of {len(firsts)} sequences", file=sys.stderr, flush=True)
+    for number, ids in enumerate(sequences):
+        dense = model.hidden(ids, DENSE)
+        print(f"calibrated with {number + 1} of {len(sequences)} sequences", file=sys.stderr, flush=True)
     model.attention.calibrated = None
     methods = {"sdpa": Method("sdpa")} if "sdpa" in wanted else {}
     for density in densities:
@@ -245,16 +248,22 @@ def tuned(model: Model, firsts: list[Tensor], densities: list[float], wanted: li
             methods[f"{name} {density}"] = Method(kind, what, by, at_density(curve, GRIDS[by], density))
         if "window" in wanted:
             methods[f"window {density}"] = Method("pattern", window(tokens, density))
-    return methods
+    return methods, dense
 
 
-def measured(model: Model, methods: dict[str, Method], parts: list[tuple[str, bool, Tensor]]) -> dict[str, Result]:
-    """Every method on every sequence, beside the dense model."""
+def measured(
+    model: Model, densities: list[float], wanted: list[str], parts: list[tuple[str, bool, Tensor]]
+) -> Iterator[dict[str, Result]]:
+    """Every method on every sequence, beside the dense model; all results so far after each sequence."""
     results: dict[str, Result] = {}
+    each = parts[0][2].shape[1] > 8192
+    if not each:
+        methods, _ = tuned(model, [ids for _, first, ids in parts if first], densities, wanted)
     for number, (text, first, ids) in enumerate(parts):
-        began = time.perf_counter()
-        dense = model.hidden(ids, DENSE)
-        print(f"{text}: dense: {time.perf_counter() - began:.1f} s, attention {model.attention.seconds:.1f} s", file=sys.stderr)
+        if each:
+            methods, dense = tuned(model, [ids], densities, wanted)
+        else:
+            dense = model.hidden(ids, DENSE)
         skipped = {"exact": not first, "sdpa": number > 0}
         chosen = {name: method for name, method in methods.items() if not skipped.get(method.kind)}
         hidden = []
@@ -262,6 +271,7 @@ def measured(model: Model, methods: dict[str, Method], parts: list[tuple[str, bo
             began = time.perf_counter()
             hidden.append(model.hidden(ids, method))
             own = results.setdefault(name, Result())
+            own.methods.append(method)
             own.seconds.append(time.perf_counter() - began)
             own.attention_seconds.append(model.attention.seconds)
             own.densities.append(sum(model.attention.densities) / max(len(model.attention.densities), 1))
@@ -277,7 +287,7 @@ def measured(model: Model, methods: dict[str, Method], parts: list[tuple[str, bo
                 file=sys.stderr,
                 flush=True,
             )
-    return results
+        yield results
 
 
 def ratios(results: dict[str, Result], densities: list[float]) -> Iterator[dict[str, float | str]]:
@@ -302,17 +312,18 @@ def main() -> None:
     for text in texts:
         for number, ids in enumerate(sequences(model.tokenizer, text, tokens, int(count))):
             parts.append((text.rsplit("/", 1)[-1], number == 0, ids))
-    firsts = [ids for _, first, ids in parts if first]
-    methods = tuned(model, firsts if tokens <= 8192 else firsts[:1], densities, names.split(","))
-    results = measured(model, methods, parts)
     about = {"model": file, "dtype": dtype, "tokens": tokens, "sequences": len(parts)}
-    found = {
-        **about,
-        "methods": {name: {**methods[name]._asdict(), **own.summary()} for name, own in results.items()},
-        "ratios": list(ratios(results, densities)),
-    }
-    with open(out, "w") as target:
-        json.dump(found, target, indent=1)
+    for results in measured(model, densities, names.split(","), parts):
+        found = {
+            **about,
+            "methods": {
+                name: {**own.methods[0]._asdict(), "thresholds": [x.threshold for x in own.methods], **own.summary()}
+                for name, own in results.items()
+            },
+            "ratios": list(ratios(results, densities)),
+        }
+        with open(out, "w") as target:
+            json.dump(found, target, indent=1)
     print("| method | density | KL to dense | change of loss |")
     print("|---|---|---|---|")
     for name, own in found["methods"].items():

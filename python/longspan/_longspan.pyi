@@ -108,6 +108,7 @@ class Pattern:
         query_map: _Map | None = None,
         key_map: _Map | None = None,
         key_padding: Sequence[tuple[int, int]] | None = None,
+        mask_bytes: int | None = None,
         max_work: int | None = None,
     ) -> Layout: ...
     def to_block_mask(
@@ -205,6 +206,67 @@ class BlockSelector:
         isa: _Isa | None = None,
         precision: _Precision | None = None,
     ) -> Selection: ...
+
+@final
+class KvCache:
+    def __new__(
+        cls,
+        pattern: Pattern | str | Sequence[Pattern | str],
+        *,
+        order: _Order = "bhsd",
+        scale: float | None = None,
+        softcap: float | None = None,
+        alibi_slopes: _Slopes | None = None,
+        bias_table: _Table | None = None,
+        bias_right: int | None = None,
+        sink_logits: _Slopes | None = None,
+        dropout_p: float | None = None,
+        dropout_seed: int | None = None,
+        threads: int | None = None,
+        isa: _Isa | None = None,
+        precision: _Precision | None = None,
+    ) -> KvCache: ...
+    @overload
+    def step(
+        self,
+        q: NDArray[_Scalar],
+        k: _Tensor,
+        v: _Tensor,
+        lengths: Sequence[int] | None = None,
+        *,
+        out: None = None,
+        return_lse: Literal[False] = False,
+    ) -> NDArray[_Scalar]: ...
+    @overload
+    def step(
+        self,
+        q: NDArray[_Scalar],
+        k: _Tensor,
+        v: _Tensor,
+        lengths: Sequence[int] | None = None,
+        *,
+        out: None = None,
+        return_lse: Literal[True],
+    ) -> tuple[NDArray[_Scalar], NDArray[numpy.float32]]: ...
+    @overload
+    def step(
+        self,
+        q: _Tensor,
+        k: _Tensor,
+        v: _Tensor,
+        lengths: Sequence[int] | None = None,
+        *,
+        out: _Tensor | None = None,
+        return_lse: bool = False,
+    ) -> Any: ...
+    def append(self, k: _Tensor, v: _Tensor, lengths: Sequence[int] | None = None) -> None: ...
+    @property
+    def lengths(self) -> list[int]: ...
+    @property
+    def slots(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    def clear(self, entry: int | None = None) -> None: ...
 
 @final
 class ListedBlocks:

@@ -142,6 +142,7 @@ pub(crate) struct Placement {
     pub(crate) key_offset: Option<i64>,
     pub(crate) query_map: Option<Positions>,
     pub(crate) key_map: Option<Positions>,
+    pub(crate) mask_bytes: Option<u64>,
     pub(crate) max_work: Option<u64>,
 }
 
@@ -162,6 +163,9 @@ impl Placement {
         }
         if let Some(positions) = &self.key_map {
             shape = shape.key_map(positions.clone());
+        }
+        if let Some(bytes) = self.mask_bytes {
+            shape = shape.mask_bytes(bytes);
         }
         if let Some(units) = self.max_work {
             shape = shape.max_work(units);

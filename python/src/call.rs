@@ -135,31 +135,14 @@ impl Call {
         })
     }
 
-    /// A new tensor of the kind that `like` is, whose elements it has.
+    /// A new tensor of the kind that `like` is, with elements as the queries.
     pub(crate) fn new_tensor<'py>(
         &self,
         name: &'static str,
         dims: Dims,
         like: &Bound<'py, PyAny>,
     ) -> PyResult<(Bound<'py, PyAny>, Tensor)> {
-        let py = like.py();
-        let Dims { batch, tokens, heads, dim } = dims;
-        let shape = match self.order {
-            Order::Bhsd => [batch, heads, tokens, dim],
-            Order::Bshd => [batch, tokens, heads, dim],
-        };
-        let of_numpy = like.is_instance(ndarray(py)?)?;
-        let array = match self.q.element() {
-            _ if of_numpy => empty(py, shape, like.getattr("dtype")?)?,
-            ElementType::F32 => empty(py, shape, "float32")?,
-            ElementType::F16 => empty(py, shape, "float16")?,
-            _ => {
-                let (array, tensor) = Array::zeros(py, name, shape)?;
-                return Ok((array.into_bound(py), tensor));
-            }
-        };
-        let tensor = Tensor::import(name, &array)?;
-        Ok((array, tensor))
+        new_tensor(name, self.q.element(), self.order, dims, like)
     }
 
     /// A new NumPy array with one f32 per row.
@@ -168,11 +151,48 @@ impl Call {
         py: Python<'py>,
         name: &'static str,
     ) -> PyResult<(Bound<'py, PyAny>, Tensor)> {
-        let Dims { batch, heads, tokens, .. } = self.output;
-        let array = empty(py, [batch, heads, tokens], "float32")?;
-        let tensor = Tensor::import(name, &array)?;
-        Ok((array, tensor))
+        new_rows(py, name, self.output)
     }
+}
+
+/// A new tensor of the kind that `like` is.
+pub(crate) fn new_tensor<'py>(
+    name: &'static str,
+    element: ElementType,
+    order: Order,
+    dims: Dims,
+    like: &Bound<'py, PyAny>,
+) -> PyResult<(Bound<'py, PyAny>, Tensor)> {
+    let py = like.py();
+    let Dims { batch, tokens, heads, dim } = dims;
+    let shape = match order {
+        Order::Bhsd => [batch, heads, tokens, dim],
+        Order::Bshd => [batch, tokens, heads, dim],
+    };
+    let of_numpy = like.is_instance(ndarray(py)?)?;
+    let array = match element {
+        _ if of_numpy => empty(py, shape, like.getattr("dtype")?)?,
+        ElementType::F32 => empty(py, shape, "float32")?,
+        ElementType::F16 => empty(py, shape, "float16")?,
+        _ => {
+            let (array, tensor) = Array::zeros(py, name, shape)?;
+            return Ok((array.into_bound(py), tensor));
+        }
+    };
+    let tensor = Tensor::import(name, &array)?;
+    Ok((array, tensor))
+}
+
+/// A new NumPy array with one f32 per row of an output.
+pub(crate) fn new_rows<'py>(
+    py: Python<'py>,
+    name: &'static str,
+    dims: Dims,
+) -> PyResult<(Bound<'py, PyAny>, Tensor)> {
+    let Dims { batch, heads, tokens, .. } = dims;
+    let array = empty(py, [batch, heads, tokens], "float32")?;
+    let tensor = Tensor::import(name, &array)?;
+    Ok((array, tensor))
 }
 
 /// A new NumPy array of f32 with one axis.
@@ -193,7 +213,7 @@ pub(crate) struct Saved<'a> {
 }
 
 /// Runs a pass without the interpreter's lock, checking for signals between tiles.
-fn compute(
+pub(crate) fn compute(
     py: Python<'_>,
     pass: impl FnOnce(Hook<'_>) -> longspan::Result<()> + Send,
 ) -> PyResult<()> {

@@ -411,6 +411,7 @@ impl Layout {
         named.set_item("query_map", ranges(py, placement.query_map.as_ref())?)?;
         named.set_item("key_map", ranges(py, placement.key_map.as_ref())?)?;
         named.set_item("key_padding", key_padding)?;
+        named.set_item("mask_bytes", placement.mask_bytes)?;
         named.set_item("max_work", placement.max_work)?;
         let restore = py.import("longspan._restore")?.getattr("layout")?;
         (restore, (pattern.to_string(), tokens.0, tokens.1, named)).into_pyobject(py)

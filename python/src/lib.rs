@@ -9,6 +9,7 @@
 //! | `pattern`, `primitives`, `layout` | the classes `Pattern` and `Layout`, functions that make patterns |
 //! | `dilated` | the class `Dilated`, LongNet's branches |
 //! | `select` | the class `BlockSelector`, layouts by content |
+//! | `cache` | the class `KvCache`, keys and values of earlier tokens |
 //! | `ring`, `carrier` | a ring's class; its messages, through a process group that Python holds |
 //! | `block_lists` | a layout as FlexAttention's lists of blocks |
 //! | `picture` | what notebooks and terminals show |
@@ -20,6 +21,7 @@ mod arguments;
 mod array;
 mod attention;
 mod block_lists;
+mod cache;
 mod call;
 mod carrier;
 mod dilated;
@@ -45,6 +47,8 @@ mod _longspan {
     use crate::array::Array;
     #[pymodule_export]
     use crate::attention::{attention, backward, bytes_needed, forward};
+    #[pymodule_export]
+    use crate::cache::KvCache;
     #[pymodule_export]
     use crate::dilated::Dilated;
     #[pymodule_export]

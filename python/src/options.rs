@@ -355,7 +355,7 @@ impl Options {
     }
 
     /// The first of these that the caller has given.
-    fn first_set<'a>(&self, names: &[&'a str]) -> Option<&'a str> {
+    pub(crate) fn first_set<'a>(&self, names: &[&'a str]) -> Option<&'a str> {
         let is_set = |name: &&&str| match **name {
             "block" => self.placement.block.is_some(),
             "query_offset" => self.placement.query_offset.is_some(),
@@ -405,7 +405,8 @@ impl Options {
     }
 }
 
-fn known(pattern: &Bound<'_, PyAny>) -> PyResult<Heads> {
+/// A pattern, its text, or a list of these.
+pub(crate) fn known(pattern: &Bound<'_, PyAny>) -> PyResult<Heads> {
     if pattern.is_instance_of::<PyList>() || pattern.is_instance_of::<PyTuple>() {
         return batch(pattern).map(|pattern| pattern.0);
     }

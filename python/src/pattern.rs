@@ -142,6 +142,10 @@ impl Pattern {
     /// `key_padding` has a pair `(first, end)` for each batch entry: the keys that hold tokens;
     /// the others are seen by no query.
     ///
+    /// `mask_bytes` is the memory that masks of partial blocks may take; all that fit are made now. Left
+    /// out, those that many blocks share are stored within an eighth of the lists of blocks, and the
+    /// others are made again in every call.
+    ///
     /// `max_work` bounds the work of compiling, and of each of counting, hashing, comparing and
     /// drawing the layout: units of about a nanosecond, 2**30 where left out.
     ///
@@ -155,7 +159,7 @@ impl Pattern {
     /// 2048
     #[pyo3(signature = (
         tokens_q, tokens_k=None, *, block=None, query_offset=None, key_offset=None,
-        query_map=None, key_map=None, key_padding=None, max_work=None,
+        query_map=None, key_map=None, key_padding=None, mask_bytes=None, max_work=None,
     ))]
     #[expect(clippy::too_many_arguments, reason = "they are named in Python")]
     fn compile(
@@ -169,12 +173,15 @@ impl Pattern {
         query_map: Option<Map>,
         key_map: Option<Map>,
         key_padding: Option<Vec<(Whole, Whole)>>,
+        mask_bytes: Option<Whole>,
         max_work: Option<Whole>,
     ) -> PyResult<Layout> {
         let block = block.map(|block| block.0);
+        let mask_bytes = mask_bytes.map(|bytes| bytes.0);
         let max_work = max_work.map(|units| units.0);
         let (query_map, key_map) = (query_map.map(|map| map.0), key_map.map(|map| map.0));
-        let placement = Placement { block, query_offset, key_offset, query_map, key_map, max_work };
+        let placement =
+            Placement { block, query_offset, key_offset, query_map, key_map, mask_bytes, max_work };
         let tokens_q = tokens_q.0 as usize;
         let tokens_k = tokens_k.map_or(tokens_q, |tokens| tokens.0 as usize);
         Layout::compile(py, &self.0, (tokens_q, tokens_k), placement, key_padding.map(pairs))

@@ -49,6 +49,7 @@
 //! | `call` | a call: two custom ops that share what the forward pass found |
 //! | `learned` | sink logits, tables and slopes that are tensors, with gradients |
 //! | `select` | layouts from the content of queries and keys |
+//! | `cache` | keys and values of earlier tokens, for decoding |
 //! | `sparse`, `dilated` | a pattern, compiled for the lengths that turn up; LongNet's branches |
 //! | `multihead`, `block`, [`longnet`] | projections around an attention; a layer; whole models |
 //! | `norm`, `gelu`, `rotary`, `linear`, `rows` | ops that candle has without gradients, or with coarse or slow ones |
@@ -58,6 +59,7 @@
 #![forbid(unsafe_code)]
 
 mod block;
+mod cache;
 mod call;
 mod dilated;
 mod gelu;
@@ -74,6 +76,7 @@ mod sparse;
 mod tensor;
 
 pub use block::{Block, BlockConfig};
+pub use cache::KvCache;
 pub use call::{attention, attention_with_lse};
 pub use dilated::DilatedAttention;
 pub use init::seeded;

@@ -16,7 +16,7 @@ use crate::tensor::{Memory, View};
 /// The largest head dim: scratch is laid out for it.
 pub(crate) const MOST_DIMS: usize = 256;
 
-fn axis(
+pub(crate) fn axis(
     tensor: &'static str,
     axis: &'static str,
     got: usize,

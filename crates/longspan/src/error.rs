@@ -136,6 +136,17 @@ pub enum Error {
         /// The reason, and what to do.
         why: &'static str,
     },
+    /// A cache without tokens, whose keys and values were asked for.
+    #[error("the cache is empty: append keys and values first")]
+    EmptyCache,
+    /// Keys and values of another element type than those of a cache.
+    #[error("elements of {got}, expected {holds} as those that the cache has already")]
+    CacheElement {
+        /// What the cache has.
+        holds: String,
+        /// What was given.
+        got: String,
+    },
     /// Dilated attention without a branch.
     #[error("no branches: dilated attention needs at least one segment length and rate")]
     NoBranches,

@@ -37,11 +37,13 @@
 //! | `arguments`, `state`, `check` | what calls take and return; validation |
 //! | `driver` | from a validated call to tasks on workers; dispatch on instruction set and dtype |
 //! | `attention`, `dilated`, `attend`, [`limits`] | public API |
+//! | `cache` | keys and values of earlier tokens, for decoding |
 //! | `select` | content-adaptive sparsity: layouts from queries and keys |
 
 mod arguments;
 mod attend;
 mod attention;
+mod cache;
 mod check;
 mod dilated;
 mod dims;
@@ -71,6 +73,7 @@ pub use arguments::{
 };
 pub use attend::Attend;
 pub use attention::{Attention, row_deltas};
+pub use cache::KvCache;
 pub use dilated::{Branch, Dilated, Overlap};
 pub use dims::{Dims, Order, Strides};
 pub use dtype::{Element, ElementType};
@@ -85,7 +88,7 @@ pub use layouts::Layouts;
 pub use longspan_pattern::splitmix64;
 pub use longspan_pattern::{
     BlockMasks, BlockSize, Blocks, Counts, Heads, Layout, LayoutCache, LayoutSet, Level, Masks,
-    Padding, ParseError, Pattern, Positions, Progression, Run, RunKind, Shape,
+    Padding, ParseError, Pattern, Positions, Progression, Reach, Run, RunKind, Shape,
 };
 pub use options::Options;
 pub use precision::{ComputeTypes, Precision};

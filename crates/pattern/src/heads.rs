@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::pattern::Pattern;
+use crate::pattern::{Pattern, Reach};
 
 /// One pattern for all query heads, one per head, or either of these per batch entry. A separate type,
 /// so that it cannot be nested in a pattern.
@@ -86,6 +86,16 @@ impl Heads {
         match self {
             Heads::Batch(entries) => &entries[entry],
             same => same,
+        }
+    }
+
+    /// What any of the patterns reaches: see [`Pattern::reach`].
+    pub fn reach(&self) -> Reach {
+        let union = |reaches: &mut dyn Iterator<Item = Reach>| reaches.reduce(Reach::or);
+        match self {
+            Heads::Same(pattern) => pattern.reach(),
+            Heads::Each(patterns) => union(&mut patterns.iter().map(Pattern::reach)).expect("some"),
+            Heads::Batch(entries) => union(&mut entries.iter().map(Heads::reach)).expect("some"),
         }
     }
 

@@ -56,7 +56,7 @@ pub use layout::{
     BlockMasks, Blocks, Cell, Counts, Layout, LayoutHash, Masks, Picture, Run, RunKind,
     ScorePositions, Shade, Transpose,
 };
-pub use pattern::{Level, Pattern};
+pub use pattern::{Level, Pattern, Reach};
 pub use positions::{Positions, Progression};
 pub use set::{LayoutSet, Padding};
 pub use shape::{BlockSize, Shape};

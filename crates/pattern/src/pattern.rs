@@ -13,10 +13,12 @@ mod fit;
 mod lengths;
 mod operators;
 mod primitives;
+mod reach;
 mod sequences;
 
 pub(crate) use block_rows::BlockRows;
 pub(crate) use lengths::Lengths;
+pub use reach::Reach;
 pub(crate) use sequences::{Positioning, Sequences};
 
 /// Maximum argument of a primitive: the sum of a position and an argument fits into 64 bits.

@@ -118,8 +118,8 @@ impl LayoutSet {
     }
 
     /// A set of given layouts, that of `(entry, head)` at `entry · heads + head`. All must have the
-    /// same tokens and blocks. Layouts whose comparison ([`Layout::same_pairs`]) exceeds its work
-    /// limit are stored separately.
+    /// same tokens and blocks. Equal ones, of the same pairs at the same positions, are stored once; layouts
+    /// whose comparison ([`Layout::same_pairs`]) exceeds its work limit are stored separately.
     pub fn new(
         batch: usize,
         heads: usize,
@@ -166,7 +166,10 @@ impl LayoutSet {
         progress: &mut Progress<'_>,
     ) -> Result<usize> {
         let digest = layout.block_digest(progress)?;
-        for index in (0..digests.len()).filter(|&index| digests[index] == digest) {
+        let alike = |index: &usize| {
+            digests[*index] == digest && self.layouts[*index].same_positions(&layout)
+        };
+        for index in (0..digests.len()).filter(alike) {
             match self.layouts[index].same_masks(&layout, progress) {
                 Ok(true) => return Ok(index),
                 Ok(false) | Err(Error::TooMuchWork { .. }) => {}

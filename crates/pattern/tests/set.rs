@@ -36,6 +36,18 @@ fn equal_layouts_are_stored_once() {
 }
 
 #[test]
+fn equal_pairs_at_other_positions_are_other_layouts() {
+    let full = |offset| {
+        let shape = Shape::new(3, 5).query_offset(offset);
+        Arc::new(Layout::compile(&Pattern::full(), &shape).unwrap())
+    };
+    let packed = Pattern::packed([3], [5], Pattern::full()).unwrap();
+    let packed = Arc::new(Layout::compile(&packed, &Shape::new(3, 5)).unwrap());
+    let set = LayoutSet::new(4, 1, [full(2), full(7), full(2), packed]).unwrap();
+    assert_eq!((0..4).map(|entry| set.index(entry, 0)).collect::<Vec<_>>(), [0, 1, 0, 2]);
+}
+
+#[test]
 fn empty_batch_and_single_pattern() {
     let same: Heads = Pattern::causal().into();
     let none = LayoutSet::compile(&same, 8, &shape(100), &Padding::None(0), None).unwrap();

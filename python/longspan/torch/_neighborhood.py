@@ -65,6 +65,9 @@ def _tiled(
     order = torch.cat([torch.arange(part.start, part.stop, part.step) for part in parts])
     back = torch.empty_like(order)
     back[order] = torch.arange(len(order))
-    # Looking at pairs of ranges is more work than compiling an interval is, and linear in the cells.
-    layout = pattern.compile(len(order), query_map=parts, key_map=parts, max_work=1 << 36)
+    # Looking at pairs of ranges is more work than compiling an interval is, and linear in the cells. Most
+    # blocks are partial, and their masks few: one per distance of tiles, and those at the borders.
+    layout = pattern.compile(
+        len(order), query_map=parts, key_map=parts, mask_bytes=1 << 24, max_work=1 << 36
+    )
     return layout, order, back

@@ -36,6 +36,13 @@ impl Layout {
         };
         Ok(ScorePositions { layout: self, sequences, hints: [0; 2] })
     }
+
+    /// Whether tokens have the same positions in both layouts, for biases too.
+    pub(crate) fn same_positions(&self, other: &Layout) -> bool {
+        self.positioning == other.positioning
+            && self.query_positions() == other.query_positions()
+            && self.key_positions() == other.key_positions()
+    }
 }
 
 impl ScorePositions<'_> {
