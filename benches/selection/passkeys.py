@@ -1,9 +1,10 @@
 """Passkeys at ten depths of a long prompt: does a model that reads it with a selector find them as the dense one does?
 
-    passkeys.py MODEL_DIR GGUF_FILE f32|bf16 TOKENS MASS TEXT
+    passkeys.py MODEL_DIR GGUF_FILE f32|bf16 TOKENS BLOCK_MASS TEXT
 
-Ten sentences, each with the number of a city, stand at ten depths of the text. The prompt is read once; then every city's
-number is asked for, from the same cache.
+Ten sentences, each with the number of a city, stand at ten depths of the text. The prompt is read once, by a selector that
+keeps blocks with at least BLOCK_MASS of their row's mass; then every city's number is asked for, from the same cache and
+with dense attention.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ ALWAYS = "window(64, 0) | sinks(1)"
 
 
 def main() -> None:
-    folder, file, dtype, tokens, mass, path = sys.argv[1:]
-    selector = longspan.BlockSelector("causal", always=ALWAYS, mass=float(mass))
+    folder, file, dtype, tokens, least, path = sys.argv[1:]
+    selector = longspan.BlockSelector("causal", always=ALWAYS, mass=1.0, block_mass=float(least))
     state = {"adaptive": False, "densities": []}
 
     def attention(module, q, k, v, mask, scaling=None, **_):
         pattern = "causal"
-        if state["adaptive"]:
+        if state["adaptive"] and q.shape[2] == k.shape[2]:
             selection = selector.select(q, k, scale=scaling)
             pattern = selection.layout
             state["densities"].append(selection.density)

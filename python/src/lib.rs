@@ -64,8 +64,8 @@ mod _longspan {
     #[pymodule_export]
     use crate::primitives::{
         batch, blocks, blocks_dilated, butterfly, causal, dilated, documents, full, global_tokens,
-        heads, hierarchical, keys, neighborhood, packed, queries, random, sinks, sliding_window,
-        strided, window,
+        heads, hierarchical, keys, neighborhood, packed, packed_cu_seqlens, queries, random, sinks,
+        sliding_window, strided, window,
     };
     #[pymodule_export]
     use crate::raw::{raw_backward, raw_forward};

@@ -211,6 +211,22 @@ pub(crate) fn packed(
     made(Rule::packed(query_lengths.0, key_lengths.0, rule))
 }
 
+/// `packed` by the positions at which sequences begin, and the end: flash-attn's `cu_seqlens_q` and
+/// `cu_seqlens_k`, ascending from 0.
+///
+/// >>> import longspan
+/// >>> longspan.packed_cu_seqlens([0, 3, 8], [0, 3, 8], "causal")
+/// longspan.Pattern("packed([3, 5], [3, 5], causal)")
+#[pyfunction]
+pub(crate) fn packed_cu_seqlens(
+    cu_seqlens_q: Wholes,
+    cu_seqlens_k: Wholes,
+    inner: &Bound<'_, PyAny>,
+) -> PyResult<Pattern> {
+    let rule = self::inner("packed_cu_seqlens", inner)?;
+    made(Rule::packed_cu_seqlens(&cu_seqlens_q.0, &cu_seqlens_k.0, rule))
+}
+
 /// Block `i` sees itself and blocks `i - r` and `i + r` for each rate.
 ///
 /// >>> import longspan

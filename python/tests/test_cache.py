@@ -76,7 +76,7 @@ def test_patterns_per_entry_and_head():
     ("make", "message"),
     [
         (lambda x: longspan.KvCache(longspan.causal().compile(5)), "pattern is a Layout, expected a"),
-        (lambda x: longspan.KvCache(longspan.Dilated([(8, 1)])), "pattern is a Dilated, expected a"),
+        (lambda x: longspan.KvCache(longspan.Dilated([8], [1])), "pattern is a Dilated, expected a"),
         (lambda x: longspan.KvCache("causal", block=32), "block: a cache has the positions"),
         (lambda x: longspan.KvCache("causal", key_padding=[(0, 1)]), "key_padding: a cache has"),
         (lambda x: longspan.KvCache("causal", colour=3), 'KvCache() has no argument "colour"'),

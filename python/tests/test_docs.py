@@ -40,7 +40,7 @@ def test_functions_have_examples(name):
         assert inspect.signature(item)
 
 
-@pytest.mark.parametrize("file", ["python/README.md", "README.md", "docs/adaptive.md", "docs/cookbook.md"])
+@pytest.mark.parametrize("file", ["python/README.md", "README.md", "docs/adaptive.md", "docs/cookbook.md", "docs/decoding.md"])
 def test_readme(file):
     readme = pathlib.Path(__file__).parents[2] / file
     blocks = re.findall(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)

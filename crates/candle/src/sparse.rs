@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use candle_core::{Error, Result, Tensor};
+use candle_core::{Error, Result, Tensor, bail};
 use longspan::{Attention, Heads, LayoutCache, LayoutSet, Options, Padding, Shape};
 
 use crate::call;
@@ -101,6 +101,42 @@ impl SparseAttention {
     /// The patterns it was made with.
     pub fn patterns(&self) -> &Heads {
         &self.patterns
+    }
+
+    /// Attention within each of several sequences that lie behind one another in tensors of batch 1,
+    /// with gradients: sequence `i` has the queries `cu_seqlens_q[i]..cu_seqlens_q[i + 1]` and keys
+    /// likewise. Positions count within a sequence.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use longspan_candle::SparseAttention;
+    ///
+    /// let attention: SparseAttention = "causal & window(64, 0)".parse()?;
+    /// let x = Tensor::randn(0f32, 1.0, (1, 4, 300, 16), &Device::Cpu)?;
+    /// let ends = [0, 100, 180, 300];
+    /// let out = attention.forward_packed(&x, &x, &x, &ends, &ends)?;
+    /// assert_eq!(out.dims(), x.dims());
+    /// # Ok::<_, candle_core::Error>(())
+    /// ```
+    pub fn forward_packed(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        cu_seqlens_q: &[u64],
+        cu_seqlens_k: &[u64],
+    ) -> Result<Tensor> {
+        tensor::check(q, k, v)?;
+        if q.dim(0)? != 1 {
+            bail!("q has batch {}, expected 1: packed sequences lie behind one another", q.dim(0)?)
+        }
+        let patterns = self.patterns.packed_cu_seqlens(cu_seqlens_q, cu_seqlens_k);
+        let patterns = patterns.map_err(tensor::foreign)?;
+        let shape = Shape::new(q.dim(2)?, k.dim(2)?);
+        let (heads, padding) = (q.dim(1)?, Padding::None(1));
+        let layouts = LayoutSet::compile(&patterns, heads, &shape, &padding, Some(&self.cache));
+        let attention = Attention::new(layouts.map_err(tensor::foreign)?);
+        call::attention(&Arc::new(attention.options(self.options.clone())), q, k, v)
     }
 
     /// Attention of `q` over `k` and `v`, each `(batch, heads, tokens, dim)`, with gradients; see

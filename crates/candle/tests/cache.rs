@@ -36,6 +36,22 @@ fn steps_are_one_call() {
 }
 
 #[test]
+fn packed_sequences_are_calls_of_their_own() {
+    let x = Tensor::randn(0f32, 1.0, (1, 2, 150, 16), &Device::Cpu).unwrap();
+    let attention: SparseAttention = PATTERN.parse().unwrap();
+    let ends = [0_usize, 40, 40, 41, 150];
+    let cumulative = ends.map(|end| end as u64);
+    let packed = attention.forward_packed(&x, &x, &x, &cumulative, &cumulative).unwrap();
+    for ends in ends.windows(2).filter(|ends| ends[0] < ends[1]) {
+        let part = |x: &Tensor| x.narrow(2, ends[0], ends[1] - ends[0]).unwrap();
+        let own = attention.forward(&part(&x), &part(&x), &part(&x)).unwrap();
+        assert!(difference(&part(&packed), &own) < 1e-5);
+    }
+    let refused = attention.forward_packed(&x, &x, &x, &[0, 9, 3], &[0, 9, 150]).unwrap_err();
+    assert!(refused.to_string().contains("cu_seqlens_q"), "{refused}");
+}
+
+#[test]
 fn ragged_steps_and_refusals() {
     let x = Tensor::randn(0f32, 1.0, (2, 2, 5, 8), &Device::Cpu).unwrap();
     let patterns: Heads = "batch([causal, causal & window(1, 0)])".parse().unwrap();

@@ -110,6 +110,11 @@ struct Readme;
 #[doc = include_str!("../../../docs/adaptive.md")]
 struct Adaptive;
 
+/// The guide to decoding.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/decoding.md")]
+struct Decoding;
+
 /// The cookbook's.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/cookbook.md")]

@@ -89,6 +89,23 @@ impl Heads {
         }
     }
 
+    /// The patterns over packed sequences: see [`Pattern::packed_cu_seqlens`].
+    pub fn packed_cu_seqlens(&self, cu_seqlens_q: &[u64], cu_seqlens_k: &[u64]) -> Result<Self> {
+        let pack =
+            |one: &Pattern| Pattern::packed_cu_seqlens(cu_seqlens_q, cu_seqlens_k, one.clone());
+        match self {
+            Heads::Same(pattern) => Ok(pack(pattern)?.into()),
+            Heads::Each(patterns) => {
+                Heads::each(patterns.iter().map(pack).collect::<Result<Vec<_>>>()?)
+            }
+            Heads::Batch(_) => {
+                let message =
+                    "packed sequences are one batch entry, which has a pattern per batch entry";
+                Err(Error::Set(message.into()))
+            }
+        }
+    }
+
     /// What any of the patterns reaches: see [`Pattern::reach`].
     pub fn reach(&self) -> Reach {
         let union = |reaches: &mut dyn Iterator<Item = Reach>| reaches.reduce(Reach::or);

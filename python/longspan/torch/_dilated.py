@@ -130,6 +130,25 @@ class PatternAttention(nn.Module):
         return self.pattern
 
 
+class KeysAndValues:
+    """Keys and values of one layer, of the tokens so far; room for ``tokens``."""
+
+    def __init__(self, tokens: int):
+        self.tokens, self.length = tokens, 0
+        self.held: tuple[Tensor, Tensor] | None = None
+
+    def append(self, *new: Tensor) -> tuple[Tensor, Tensor]:
+        """Appends keys and values, ``(batch, token, head, dim)``; all of them."""
+        if self.held is None:
+            keys, values = (x.new_empty(x.shape[0], self.tokens, *x.shape[2:]) for x in new)
+            self.held = keys, values
+        end = self.length + new[0].shape[1]
+        for held, x in zip(self.held, new):
+            held[:, self.length : end] = x
+        self.length = end
+        return self.held[0][:, :end], self.held[1][:, :end]
+
+
 class Multihead(nn.Module):
     """Projections, attention, MAGNETO's norm of what heads found, and the projection of that."""
 
@@ -182,16 +201,19 @@ class Multihead(nn.Module):
         is_causal: bool = False,
         *,
         rotary: Table | None = None,
+        cache: KeysAndValues | None = None,
     ) -> tuple[Tensor, None]:
         """Tensors are ``(batch, token, embed_dim)``. Returns the output and None, where
         ``torch.nn.MultiheadAttention`` has weights. ``rotary`` is a table of ``rotary_table`` that
-        queries and keys are turned by, in a self-attention."""
+        queries and keys are turned by, in a self-attention. ``cache`` has the tokens before these."""
         q, k, v = (
             project(x).unflatten(-1, (self.num_heads, -1))
             for project, x in ((self.q_proj, query), (self.k_proj, key), (self.v_proj, value))
         )
         if rotary is not None:
             q, k = turn(q, rotary), turn(k, rotary)
+        if cache is not None:
+            k, v = cache.append(k, v)
         x = self.attention(q, k, v, is_causal=is_causal).flatten(2)
         if self.inner_attn_ln is not None:
             x = self.inner_attn_ln(x)

@@ -11,13 +11,16 @@ import dataclasses
 import json
 import math
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longspan.torch._dilated import (
     DilatedAttention,
+    KeysAndValues,
     Multihead,
     PatternAttention,
     Table,
@@ -187,9 +190,15 @@ class Layer(nn.Module):
         self.final_layer_norm = nn.LayerNorm(hidden, eps=eps)
         self.ffn = FeedForward(config)
 
-    def forward(self, x: Tensor, is_causal: bool, rotary: Table | None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        is_causal: bool,
+        rotary: Table | None,
+        cache: KeysAndValues | None = None,
+    ) -> Tensor:
         y = self.self_attn_layer_norm(x)
-        x = x + self.self_attn(y, y, y, is_causal, rotary=rotary)[0]
+        x = x + self.self_attn(y, y, y, is_causal, rotary=rotary, cache=cache)[0]
         return x + self.ffn(self.final_layer_norm(x))
 
 
@@ -207,12 +216,17 @@ class Stack(nn.Module):
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
         self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
-    def run(self, x: Tensor, is_causal: bool) -> Tensor:
+    def run(
+        self, x: Tensor, is_causal: bool, caches: list[KeysAndValues] | None = None
+    ) -> Tensor:
+        """``caches`` of the layers have the tokens before these."""
         config, rotary = self.config, None
         if config.rotary_base is not None:
-            rotary = rotary_table(x.shape[1], config.head_dim, config.rotary_base, x.device)
-        for layer in self.layers:
-            x = layer(x, is_causal, rotary)
+            before = caches[0].length if caches else 0
+            table = rotary_table(before + x.shape[1], config.head_dim, config.rotary_base, x.device)
+            rotary = table[0][before:], table[1][before:]
+        for index, layer in enumerate(self.layers):
+            x = layer(x, is_causal, rotary, caches[index] if caches else None)
         return self.layer_norm(x)
 
     def save(self, directory: str | pathlib.Path) -> None:
@@ -286,3 +300,63 @@ class LongNetLM(Stack):
 
     def forward(self, ids: Tensor) -> Tensor:
         return self.output_projection(self.run(self.embed_tokens(ids), is_causal=True))
+
+    @torch.no_grad()
+    def generate(
+        self,
+        ids: Tensor,
+        max_new_tokens: int,
+        *,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        generator: torch.Generator | None = None,
+        callback: Callable[[Tensor], None] | None = None,
+    ) -> Tensor:
+        """``ids``, ``(batch, token)``, and ``max_new_tokens`` more, one after the other.
+
+        Each is the most likely one at ``temperature`` 0, else drawn from the softmax of the logits
+        divided by it, of the ``top_k`` most likely ones where that is given. ``callback`` gets every new
+        column, ``(batch, 1)``. Keys and values of all tokens are kept: a step reads those that its
+        query attends to.
+
+        >>> import torch, longspan.torch
+        >>> model = longspan.torch.LongNetLM(
+        ...     hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+        ...     segment_lengths=[64, 128], dilation_rates=[1, 2],
+        ... )
+        >>> model.generate(torch.randint(256, (1, 100)), 20).shape
+        torch.Size([1, 120])
+        """
+        if ids.ndim != 2 or ids.shape[1] == 0:
+            raise ValueError(
+                f"ids have shape {tuple(ids.shape)}, expected (batch, token) with one token or more"
+            )
+        if max_new_tokens < 0:
+            raise ValueError(f"max_new_tokens is {max_new_tokens}, expected 0 or more")
+        if temperature < 0:
+            raise ValueError(f"temperature is {temperature}, expected 0 or more")
+        if top_k is not None and top_k < 1:
+            raise ValueError(f"top_k is {top_k}, expected 1 or more, or None")
+        if temperature == 0 and (top_k is not None or generator is not None):
+            raise ValueError("top_k and generator are for drawing: give a temperature above 0")
+        caches = [KeysAndValues(ids.shape[1] + max_new_tokens) for _ in self.layers]
+        found, new = [ids], ids
+        for _ in range(max_new_tokens):
+            last = self.run(self.embed_tokens(new), is_causal=True, caches=caches)[:, -1]
+            new = _next(self.output_projection(last).float(), temperature, top_k, generator)
+            if callback is not None:
+                callback(new)
+            found.append(new)
+        return torch.cat(found, 1)
+
+
+def _next(
+    logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None
+) -> Tensor:
+    """The next ids, ``(batch, 1)``."""
+    if temperature == 0:
+        return logits.argmax(-1, keepdim=True)
+    if top_k is not None and top_k < logits.shape[-1]:
+        least = logits.topk(top_k).values[:, -1:]
+        logits = logits.masked_fill(logits < least, -math.inf)
+    return torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)

@@ -261,3 +261,47 @@ def test_compile():
         ids = torch.randint(256, (2, tokens))
         torch.testing.assert_close(fast(ids), model(ids))
     torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    "attention", [{}, {"attention": {"pattern": "window(9, 3) | sinks(2)"}}], ids=["dilated", "pattern"]
+)
+@pytest.mark.parametrize("positions", [{"rotary": {"base": 100.0}}, "none"], ids=str)
+def test_generation_is_the_model_over_all_tokens(attention, positions):
+    sizes = TINY if not attention else SIZES
+    model = shaken(LongNetLM(**sizes, **attention, vocab_size=50, positions=positions))
+    ids = torch.randint(50, (2, 21))
+    columns = []
+    found = model.generate(ids, 30, callback=columns.append)
+    assert torch.equal(found[:, :21], ids) and torch.equal(found[:, 21:], torch.cat(columns, 1))
+    logits = model(found)
+    chosen = logits[:, 20:-1].gather(-1, found[:, 21:, None])[..., 0]
+    # The most likely one, or one as likely but for rounding.
+    assert (logits[:, 20:-1].max(-1).values - chosen).max() < 1e-4
+
+    again = [
+        model.generate(ids, 10, temperature=0.8, top_k=5, generator=torch.Generator().manual_seed(3))
+        for _ in range(2)
+    ]
+    assert torch.equal(*again)
+    logits = model(again[0])[:, 20:-1]
+    least = logits.topk(5).values[..., -1]
+    assert (logits.gather(-1, again[0][:, 21:, None])[..., 0] >= least - 1e-4).all()
+    assert torch.equal(model.generate(ids, 0), ids)
+
+
+@pytest.mark.parametrize(
+    ("shape", "arguments", "message"),
+    [
+        ((1, 0), {}, "ids have shape"),
+        ((3,), {}, "ids have shape"),
+        ((1, 3), {"max_new_tokens": -1}, "max_new_tokens is -1"),
+        ((1, 3), {"temperature": -0.5}, "temperature is -0.5"),
+        ((1, 3), {"temperature": 1.0, "top_k": 0}, "top_k is 0"),
+        ((1, 3), {"top_k": 5}, "give a temperature above 0"),
+    ],
+)
+def test_generation_refuses(shape, arguments, message):
+    model = LongNetLM(**TINY, vocab_size=50)
+    with pytest.raises(ValueError, match=message):
+        model.generate(torch.zeros(shape, dtype=torch.long), **{"max_new_tokens": 2, **arguments})

@@ -123,9 +123,3 @@ fn errors_of_all_ranks() {
         assert!(run.stderr.contains(&format!("error: rank {rank}: ")), "{}", run.stderr);
     }
 }
-
-#[cfg(not(feature = "mpi"))]
-#[test]
-fn without_mpi_ranks_is_required() {
-    ring("--tokens 100", "causal").refused(&["built without MPI", "--ranks", "--features mpi"]);
-}

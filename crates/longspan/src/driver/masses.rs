@@ -11,7 +11,7 @@ use crate::dtype::{Element, ElementType};
 use crate::error::Result;
 use crate::exec::{Arena, Monitor, Tasks, Workers};
 use crate::kernel::fused::FusedKernel;
-use crate::kernel::masses::{Band, BandScratch, Masses, PARTS, Sampling, Terms};
+use crate::kernel::masses::{Band, BandScratch, Masses, PARTS, Sampling, Terms, part_ranges};
 use crate::kernel::summary::Summarize;
 use crate::layouts::Layouts;
 use crate::options::Options;
@@ -185,6 +185,7 @@ fn summarize<E: Element, S: Simd>(
     let of_block = if sampling.terms == Terms::Clusters { groups } else { 0 };
     let mut variances = vec![[0.0; PARTS]; blocks * of_block];
     let mut rest = &mut *variances;
+    let parts = part_ranges(sizes.dim);
     let chunks: Vec<_> = members
         .chunks_mut(BLOCKS * groups * words)
         .map(|members| {
@@ -218,6 +219,7 @@ fn summarize<E: Element, S: Simd>(
                     into,
                     members,
                     variances,
+                    parts: &parts,
                     scratch,
                 });
             }

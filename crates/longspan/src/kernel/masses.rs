@@ -41,6 +41,19 @@ pub(crate) fn part(d: usize, dim: usize) -> usize {
     d % half * PARTS.min(half) / half
 }
 
+/// The dims of a head in ranges of one part each, ascending.
+pub(crate) fn part_ranges(dim: usize) -> Vec<(usize, Range<usize>)> {
+    let mut ranges: Vec<(usize, Range<usize>)> = Vec::new();
+    for d in 0..dim {
+        let own = part(d, dim);
+        match ranges.last_mut() {
+            Some((part, range)) if *part == own => range.end = d + 1,
+            _ => ranges.push((own, d..d + 1)),
+        }
+    }
+    ranges
+}
+
 /// How the keys of a group are summarized, and queries that are multiplied with them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Terms {

@@ -1,6 +1,8 @@
 //! Summaries of the keys of a block: groups of neighbors, or clusters.
 
-use super::masses::{PARTS, Sampling, Terms, part};
+use std::ops::Range;
+
+use super::masses::{PARTS, Sampling, Terms};
 use super::pack::ToLanes;
 use crate::dtype::{Element, load, store};
 use crate::exec::Arena;
@@ -28,6 +30,8 @@ pub(crate) struct Summarize<'a, E> {
     /// The mean variance of each part of the head dim in each cluster, all 0 before; empty for other
     /// terms.
     pub(crate) variances: &'a mut [[f32; PARTS]],
+    /// Those of the head dim.
+    pub(crate) parts: &'a [(usize, Range<usize>)],
     pub(crate) scratch: &'a mut Arena,
 }
 
@@ -93,7 +97,7 @@ impl<E: Element> Summarize<'_, E> {
         let mut counts = [0.0_f32; MOST_KEYS];
         // Dims per part.
         let mut dims = [0.0_f32; PARTS];
-        (0..dim).for_each(|d| dims[part(d, dim)] += 1.0);
+        self.parts.iter().for_each(|(part, range)| dims[*part] += range.len() as f32);
         // SAFETY: two rows of `row` elements per group are in the room; columns below `dim` are in the
         // source and the target, and vectors of the source only loaded where its elements lie side
         // by side.
@@ -135,10 +139,12 @@ impl<E: Element> Summarize<'_, E> {
                 for column in whole..dim {
                     *into.add(column) = E::from_f32(*sum.add(column) * share);
                 }
-                if let Some(parts) = self.variances.get_mut(group) {
-                    (0..dim).for_each(|d| parts[part(d, dim)] += *square.add(d));
+                if let Some(own) = self.variances.get_mut(group) {
+                    for (part, range) in self.parts {
+                        own[*part] = range.clone().fold(own[*part], |sum, d| sum + *square.add(d));
+                    }
                     let divide = |(sum, dims): (&mut f32, &f32)| *sum /= dims.max(1.0);
-                    parts.iter_mut().zip(&dims).for_each(divide);
+                    own.iter_mut().zip(&dims).for_each(divide);
                 }
             }
         }

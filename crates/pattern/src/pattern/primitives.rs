@@ -244,6 +244,35 @@ impl Pattern {
         Ok(Pattern(Expr::Packed { queries, keys, inner: Box::new(inner) }, levels))
     }
 
+    /// [`packed`](Self::packed) by the positions at which sequences begin, and the end: flash-attn's
+    /// `cu_seqlens_q` and `cu_seqlens_k`, ascending from 0.
+    ///
+    /// ```
+    /// # use longspan_pattern::*;
+    /// let packed = Pattern::packed_cu_seqlens(&[0, 3, 8], &[0, 3, 8], Pattern::causal())?;
+    /// assert_eq!(packed, Pattern::packed([3, 5], [3, 5], Pattern::causal())?);
+    /// # Ok::<_, Error>(())
+    /// ```
+    pub fn packed_cu_seqlens(
+        cu_seqlens_q: &[u64],
+        cu_seqlens_k: &[u64],
+        inner: Pattern,
+    ) -> Result<Self> {
+        let lengths = |argument, ends: &[u64]| {
+            let fail = |value| Err(Check("packed").error(argument, value, "ascending from 0 on"));
+            match ends.first() {
+                Some(0) => {}
+                other => return fail(other.copied().unwrap_or(0)),
+            }
+            match ends.windows(2).find(|ends| ends[0] > ends[1]) {
+                Some(ends) => fail(ends[1]),
+                None => Ok(ends.windows(2).map(|ends| ends[1] - ends[0]).collect::<Vec<_>>()),
+            }
+        };
+        let queries = lengths("cu_seqlens_q", cu_seqlens_q)?;
+        Self::packed(queries, lengths("cu_seqlens_k", cu_seqlens_k)?, inner)
+    }
+
     /// Block `i` attends to itself and to blocks `i ± r` for each rate.
     ///
     /// ```
