@@ -4,11 +4,11 @@
 
 METHODS are some of mass, block_mass (of `clusters`), antidiagonals, window, exact and sdpa, with commas. Every text gives
 SEQUENCES sequences, read at once. Methods have one threshold each, the same for all layers and heads, at which their mean
-density of causal blocks in the dense model is a given one: over every second layer of the first sequence of each text, one
-threshold for all texts; or, where sequences are longer than 8,192 tokens, one per sequence. Scored are all positions behind
-the first eighth. `exact` chooses by exact masses, the best that any estimate can do, on the first sequence of each text
-alone; `sdpa` is torch's dense attention, on the first sequence of all, and tells what rounding alone costs. Intervals are
-95 %, of ratios of means over the same resampled stretches of 64 tokens.
+density of causal blocks in the dense model is a given one: over the first sequence of each text, one threshold for all
+texts; or, where sequences are longer than 8,192 tokens, one per sequence. Scored are all positions behind the first
+eighth. `exact` chooses by exact masses, the best that any estimate can do, on the first sequence of each text alone;
+`sdpa` is torch's dense attention, on the first sequence of all, and tells what rounding alone costs. Intervals are 95 %,
+of ratios of means over the same resampled stretches of 64 tokens.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Attention:
         self.seconds = 0.0
 
     def __call__(self, module, q: Tensor, k: Tensor, v: Tensor, mask, scaling=None, **_) -> tuple[Tensor, None]:
-        if self.calibrated is not None and module.layer_idx % 2 == 0:
+        if self.calibrated is not None:
             self.calibrate(q, k, scaling)
         start = time.perf_counter()
         if self.method.kind == "sdpa":
