@@ -125,6 +125,6 @@ mod tests {
                 }
             }
         }
-        assert_eq!(bounded, 13);
+        assert_eq!(bounded, 14);
     }
 }
