@@ -12,6 +12,8 @@ transformers: dense, a window with sinks, and a selector that chooses key blocks
 | `results.json` | everything measured |
 | `results.md` | its tables |
 | `smollm2.svg` | its plot |
+
+Over 500 lines, in one file: an example is read and copied as a whole, and is run by its path.
 """
 
 from __future__ import annotations

@@ -87,11 +87,7 @@ def mask_mod(layout: _longspan.Layout, device: torch.device) -> MaskMod:
     if key_padding is None:
         return seen
     held = in_range(key_padding, places)
-
-    def padded(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return held(b, kv_idx) & seen(b, h, q_idx, kv_idx)
-
-    return padded
+    return lambda b, h, q_idx, kv_idx: held(b, kv_idx) & seen(b, h, q_idx, kv_idx)
 
 
 def moved(offset: int, largest: int) -> Callable[[Tensor], Tensor]:
