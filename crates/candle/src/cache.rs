@@ -4,7 +4,7 @@ use candle_core::{DType, Device, Result, Tensor};
 use half::{bf16, f16};
 use longspan::{Heads, Inputs, KvCache as Engine, Options, Order, Output};
 
-use crate::tensor::{Number, check, cpu, foreign, from_longspan, view};
+use crate::tensor::{Number, check, check_named, cpu, foreign, from_longspan, view};
 
 /// Keys and values of the tokens so far, and attention of the next ones over them: a
 /// [`longspan::KvCache`] for candle's tensors, `(batch, heads, tokens, dim)`. There are no gradients.
@@ -53,6 +53,33 @@ impl KvCache {
     /// If there is no such entry.
     pub fn clear(&mut self, entry: usize) {
         self.0.clear(entry);
+    }
+
+    /// Appends keys and values, of batch entry `b` the first `lengths[b]` tokens where lengths are given;
+    /// no query attends yet.
+    pub fn append(&mut self, k: &Tensor, v: &Tensor, lengths: Option<&[usize]>) -> Result<()> {
+        check_named(&[("k", k), ("v", v)])?;
+        match k.dtype() {
+            DType::BF16 => self.append_as::<bf16>(k, v, lengths),
+            DType::F16 => self.append_as::<f16>(k, v, lengths),
+            _ => self.append_as::<f32>(k, v, lengths),
+        }
+    }
+
+    fn append_as<E: Number>(
+        &mut self,
+        k: &Tensor,
+        v: &Tensor,
+        lengths: Option<&[usize]>,
+    ) -> Result<()> {
+        let (k, v) = (k.storage_and_layout(), v.storage_and_layout());
+        let k = view::<E>(cpu(&k.0)?, k.1, Order::Bhsd)?;
+        let v = view::<E>(cpu(&v.0)?, v.1, Order::Bhsd)?;
+        match lengths {
+            Some(lengths) => self.0.append_ragged(k, v, lengths),
+            None => self.0.append(k, v),
+        }
+        .map_err(foreign)
     }
 
     /// Appends keys and values, and attends with the queries of the same tokens.

@@ -14,6 +14,7 @@ fn difference(a: &Tensor, b: &Tensor) -> f32 {
 
 #[test]
 fn steps_are_one_call() {
+    // Both sides are rounded to the type: a few units of values up to 4.
     for (dtype, bound) in [(DType::F32, 1e-5), (DType::BF16, 0.03), (DType::F16, 4e-3)] {
         let random = |heads| {
             let x = Tensor::randn(0f32, 1.0, (2, heads, 150, 16), &Device::Cpu).unwrap();
@@ -32,6 +33,13 @@ fn steps_are_one_call() {
             first += tokens;
         }
         assert_eq!((first, cache.engine().len(1)), (150, 150));
+
+        let (part, last) =
+            (|x: &Tensor| x.narrow(2, 0, 149).unwrap(), |x: &Tensor| x.narrow(2, 149, 1).unwrap());
+        let mut cache = KvCache::new(PATTERN.parse::<Pattern>().unwrap());
+        cache.append(&part(&k), &part(&v), Some(&[149, 149])).unwrap();
+        let out = cache.step(&last(&q), &last(&k), &last(&v)).unwrap();
+        assert!(difference(&out, &last(&whole)) < bound, "{dtype:?} appended");
     }
 }
 

@@ -286,8 +286,10 @@ class MultiheadDilatedAttention(Multihead):
         )
 
 
-def rotary_table(tokens: int, dim: int, base: float = 10000.0, device: Any = None) -> Table:
-    """Cosines and sines for positions from 0 and heads of ``dim`` numbers, angles in f64.
+def rotary_table(
+    tokens: int, dim: int, base: float = 10000.0, device: Any = None, *, first: int = 0
+) -> Table:
+    """Cosines and sines for positions from ``first`` on and heads of ``dim`` numbers, angles in f64.
 
     >>> import longspan.torch
     >>> cosines, sines = longspan.torch.rotary_table(100, 16)
@@ -297,7 +299,7 @@ def rotary_table(tokens: int, dim: int, base: float = 10000.0, device: Any = Non
     if dim % 2:
         raise ValueError(f"dim is {dim}, expected an even number: pairs of numbers are turned")
     steps = torch.arange(0, dim, 2, dtype=torch.float64, device=device) / dim
-    positions = torch.arange(tokens, dtype=torch.float64, device=device)
+    positions = torch.arange(first, first + tokens, dtype=torch.float64, device=device)
     angles = positions[:, None] * base**-steps
     return angles.cos().float(), angles.sin().float()
 

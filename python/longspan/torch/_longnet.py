@@ -223,8 +223,8 @@ class Stack(nn.Module):
         config, rotary = self.config, None
         if config.rotary_base is not None:
             before = caches[0].length if caches else 0
-            table = rotary_table(before + x.shape[1], config.head_dim, config.rotary_base, x.device)
-            rotary = table[0][before:], table[1][before:]
+            base, dim = config.rotary_base, config.head_dim
+            rotary = rotary_table(x.shape[1], dim, base, x.device, first=before)
         for index, layer in enumerate(self.layers):
             x = layer(x, is_causal, rotary, caches[index] if caches else None)
         return self.layer_norm(x)
