@@ -49,7 +49,7 @@ def test_ragged_batches_are_sequences_of_their_own():
     assert cache.lengths == ends
 
 
-def test_a_window_bounds_the_cache_and_the_order_of_axes():
+def test_windows_bound_the_cache_and_the_order_of_axes():
     cache = longspan.KvCache("causal & (window(40, 0) | sinks(5))", order="bshd")
     x = normal((1, 1000, 2, 4), 3)
     for i in range(1000):
