@@ -209,6 +209,23 @@ pub(crate) unsafe trait MicroKernel: Copy + Send + Sync {
         workspace: *mut f32,
     ) -> Self::Lhs;
 
+    /// Packs `matrix[m × k]` of a tensor as the part of an operand of `size` that starts at row and
+    /// column `at`; returns the operand. Only where operands are [packed](Self::PACKS).
+    ///
+    /// # Safety
+    ///
+    /// That of [`pack_lhs`](Self::pack_lhs), with `packed_lhs_len` of `size`. Parts must not
+    /// overlap, start at multiples of [`GRAIN`](Self::GRAIN) and have the strides of one tensor; an
+    /// operand is packed once all of its parts are.
+    unsafe fn pack_lhs_part(
+        self,
+        matrix: Strided<Self::Element>,
+        part: (usize, usize),
+        at: (usize, usize),
+        size: (usize, usize),
+        workspace: *mut f32,
+    ) -> Self::Lhs;
+
     /// The part of an operand that starts at a row and a column.
     ///
     /// # Safety

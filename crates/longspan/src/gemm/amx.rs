@@ -146,19 +146,32 @@ unsafe impl MicroKernel for Amx {
         k: usize,
         workspace: *mut f32,
     ) -> Blocks {
-        let to = workspace.cast::<u16>();
+        // SAFETY: as `pack_lhs` demands; the part is the operand.
+        unsafe { self.pack_lhs_part(matrix, (m, k), (0, 0), (m, k), workspace) }
+    }
+
+    unsafe fn pack_lhs_part(
+        self,
+        matrix: Strided<half::bf16>,
+        part: (usize, usize),
+        (row, column): (usize, usize),
+        (_, k): (usize, usize),
+        workspace: *mut f32,
+    ) -> Blocks {
         let matrix = cast(matrix);
-        // SAFETY: `pack_lhs` demands that the matrix is readable and `packed_lhs_len(m, k)`
-        // elements, those of all blocks, are its own; an `Amx` proves the features of
-        // `features::amx`.
+        let whole = Blocks { first: workspace.cast::<u16>(), along: k.div_ceil(TERMS) };
+        // SAFETY: `pack_lhs_part` demands that the matrix is readable and that the blocks of an
+        // operand of this size are its own, among them those of a part that starts at whole blocks;
+        // an `Amx` proves the features of `features::amx`.
         unsafe {
+            let to = Self::lhs_at(whole, row, column);
             match (matrix.row, matrix.column) {
-                (_, 1) => left_rows(matrix, m, k, to),
-                (1, _) => left_columns(self.0, matrix, m, k, to),
-                _ => left_numbers(matrix, m, k, to),
+                (_, 1) => left_rows(matrix, part, to),
+                (1, _) => left_columns(self.0, matrix, part, to),
+                _ => left_numbers(matrix, part, to),
             }
         }
-        Blocks { first: to, along: k.div_ceil(TERMS) }
+        whole
     }
 
     unsafe fn lhs_at(left: Blocks, row: usize, column: usize) -> Blocks {

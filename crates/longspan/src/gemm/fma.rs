@@ -80,15 +80,29 @@ unsafe impl<S: Simd, E: Element> MicroKernel for Fma<S, E> {
         if E::TYPE == ElementType::F32 && !far {
             return Strided { first: first.cast(), row, column };
         }
+        // SAFETY: as `pack_lhs` demands; the part is the operand.
+        unsafe { self.pack_lhs_part(matrix, (m, k), (0, 0), (m, k), workspace) }
+    }
+
+    #[inline(always)]
+    unsafe fn pack_lhs_part(
+        self,
+        matrix: Strided<E>,
+        part: (usize, usize),
+        at: (usize, usize),
+        size: (usize, usize),
+        workspace: *mut f32,
+    ) -> Strided {
         // Along the numbers that lie side by side, whichever way round that is.
-        let transposed = column != 1 && row == 1;
-        let (source, rows, columns) =
-            if transposed { (matrix.transposed(), k, m) } else { (matrix, m, k) };
-        // SAFETY: `pack_lhs` demands that the matrix is readable and `packed_lhs_len(m, k)`, which
-        // is rows · columns, elements of the room are its own.
-        unsafe { self.0.call(Widen { source, rows, columns, target: workspace }) };
-        let wide = Strided { first: workspace.cast_const(), row: columns as isize, column: 1 };
-        if transposed { wide.transposed() } else { wide }
+        let transposed = matrix.column != 1 && matrix.row == 1;
+        let turn = |(m, k)| if transposed { (k, m) } else { (m, k) };
+        let source = if transposed { matrix.transposed() } else { matrix };
+        let ((rows, columns), (row, column), (_, stride)) = (turn(part), turn(at), turn(size));
+        let whole = Rows { first: workspace, row: stride };
+        // SAFETY: `pack_lhs_part` demands that the matrix is readable, and that as many elements of
+        // the room as `size` has are the operand's own, in which the part lies.
+        unsafe { self.0.call(Widen { source, rows, columns, target: whole.at(row, column) }) };
+        if transposed { whole.strided().transposed() } else { whole.strided() }
     }
 
     #[inline(always)]
@@ -155,7 +169,7 @@ struct Widen<E> {
     source: Strided<E>,
     rows: usize,
     columns: usize,
-    target: *mut f32,
+    target: Rows,
 }
 
 impl<E: Element> Operation for Widen<E> {
@@ -169,7 +183,7 @@ impl<E: Element> Operation for Widen<E> {
         // vectors are only loaded from elements that lie side by side.
         unsafe {
             for row in 0..rows {
-                let (from, to) = (source.at(row, 0), target.add(row * columns));
+                let (from, to) = (source.at(row, 0), target.at(row, 0).first);
                 for column in (0..whole).step_by(S::WIDTH) {
                     simd.store(to.add(column), load(simd, from.first.add(column)));
                 }

@@ -27,7 +27,7 @@ pub(crate) mod softmax_bf16;
 use longspan_pattern::Masks;
 
 pub(crate) use self::lists::Lists;
-use self::lists::{Piece, even, touching};
+use self::lists::{Span, even, touching};
 use self::masked::{Part, Ready};
 use self::scratch::Workspace;
 
@@ -203,7 +203,7 @@ impl<X: FusedKernel> Forward<'_, X> {
                     let keys = even(end - key, most_keys::<X>(X::MOST_LANES));
                     let keys = keys.next_multiple_of(X::GRAIN).min(end - key);
                     let packed = self.packed(workspace, stack, key, keys);
-                    self.place_keys(workspace, stack, key, keys);
+                    self.place_keys(workspace, stack, (key, keys), 0);
                     let tiles = (unit.rows.0..unit.rows.1)
                         .flat_map(|row| self.tiles_of(workspace, stack, row));
                     let all = |lanes| Part { keys: (key, keys), offset: 0, lanes, bits: None };
@@ -273,23 +273,25 @@ impl<X: FusedKernel> Forward<'_, X> {
         adjust::base(stack.stream.layout, stack.tokens(stack.rows.0).0)
     }
 
-    /// What additions need of keys, where there are some.
+    /// What additions need of keys, the first and how many, where there are some; their terms are
+    /// those from `at` on.
     ///
     /// # Safety
     ///
-    /// `workspace` must be as [`attempt`](Self::attempt) demands, and `keys` at most `MAX_KV_TILE`.
+    /// `workspace` must be as [`attempt`](Self::attempt) demands, and the last term be below
+    /// `MAX_KV_TILE`.
     unsafe fn place_keys(
         &self,
         workspace: &Workspace,
         stack: &Stack<'_, X::Element>,
-        key: usize,
-        keys: usize,
+        keys: (usize, usize),
+        at: usize,
     ) {
         if let Some(additions) = self.additions {
             let (layout, base) = (stack.stream.layout, self.base(stack));
             // SAFETY: the room holds terms of `MAX_KV_TILE` keys (`lengths`), and nothing else
             // refers to it.
-            unsafe { additions.key_terms(layout, (key, keys), base, workspace.key_terms) };
+            unsafe { additions.key_terms(layout, keys, base, workspace.key_terms.at(0, at)) };
         }
     }
 
@@ -311,76 +313,109 @@ impl<X: FusedKernel> Forward<'_, X> {
         lists: &mut Lists,
         monitor: &Monitor<'_>,
     ) -> bool {
+        let aligned = stack.stream.layout.block().get().is_multiple_of(X::GRAIN);
+        let mut next = 0;
+        if X::PACKS && aligned && packed.is_none() {
+            // SAFETY: `gathered` has the condition of this function.
+            next = unsafe { self.gathered(stack, workspace, row, masks, lists, monitor) };
+        }
         let (first, end) = packed.map_or((0, usize::MAX), |packed| (packed.first, packed.end));
-        let (mut pieces, bits) = (&lists.pieces[..], &mut lists.bits);
         let mut masked = false;
-        while let Some((group, rest)) = pieces.split_at_checked(touching(pieces)) {
-            let [Piece { from, .. }, ..] = group else { break };
-            let to = group[group.len() - 1].to;
-            let (mut key, to) = ((*from).max(first), to.min(end));
+        while next < lists.pieces.len() {
+            let group = next..next + touching(&lists.pieces[next..]);
+            next = group.end;
+            let (from, to) = (lists.pieces[group.start].from, lists.pieces[group.end - 1].to);
+            let (mut key, to) = (from.max(first), to.min(end));
             while key < to {
                 if monitor.poll_in_task() {
                     return masked;
                 }
                 let keys = even(to - key, MAX_KV_TILE);
+                lists.cut(group.clone(), (key, key + keys));
                 // SAFETY: `packed` and `mixed` have the condition of `attempt`; `even` gives at
                 // most `MAX_KV_TILE` keys, those of the pieces, and they are among those that are
                 // packed.
                 masked |= unsafe {
                     let own = packed.is_none().then(|| self.packed(workspace, stack, key, keys));
                     let packed = packed.or(own.as_ref()).expect("one of both");
-                    self.mixed(stack, workspace, row, group, packed, (key, keys), masks, bits)
+                    self.mixed(stack, workspace, row, packed, (key, keys), masks, lists)
                 };
                 key += keys;
             }
-            pieces = rest;
         }
         masked
     }
 
-    /// A key tile of one row, some of them masked. Returns whether any were.
+    /// The Full pieces of a row, wherever they lie, packed side by side: a key tile of many keys
+    /// costs less than many of a block each. Returns the first piece that is left.
     ///
     /// # Safety
     ///
-    /// That of [`row`](Self::row); the keys must be at most `MAX_KV_TILE` and among those that are
-    /// packed.
+    /// That of [`row`](Self::row), for blocks of whole `GRAIN`s.
+    unsafe fn gathered(
+        &self,
+        stack: &Stack<'_, X::Element>,
+        workspace: &Workspace,
+        row: u32,
+        masks: &mut Masks<'_>,
+        lists: &mut Lists,
+        monitor: &Monitor<'_>,
+    ) -> usize {
+        let (full, mut left) = lists.full_first();
+        // Keys of a key tile are not followed by those of the next one.
+        let stack = &Stack { lone: false, ..*stack };
+        let (mut piece, mut from) = (0, 0);
+        while left > 0 && !monitor.poll_in_task() {
+            let keys = even(left, MAX_KV_TILE).next_multiple_of(X::GRAIN).min(left);
+            lists.gather(&mut piece, &mut from, keys);
+            // SAFETY: spans are keys of the row's pieces, `keys` of them, at most `MAX_KV_TILE`,
+            // and all but the last of whole `GRAIN`s; they are packed as keys 0 to `keys`.
+            unsafe {
+                let packed = self.packed_spans(workspace, stack, &lists.spans, keys);
+                self.mixed(stack, workspace, row, &packed, (0, keys), masks, lists);
+            }
+            left -= keys;
+        }
+        full
+    }
+
+    /// A key tile of one row: the spans of `lists`, some of them masked. Returns whether any were.
+    ///
+    /// # Safety
+    ///
+    /// That of [`row`](Self::row); the keys must be those of the spans, at most `MAX_KV_TILE`, and
+    /// be among those that are packed.
     #[allow(clippy::too_many_arguments)]
     unsafe fn mixed(
         &self,
         stack: &Stack<'_, X::Element>,
         workspace: &Workspace,
         row: u32,
-        pieces: &[Piece],
         packed: &Ready<X>,
         (key, keys): (usize, usize),
         masks: &mut Masks<'_>,
-        bits: &mut [[u64; MAX_KV_TILE]],
+        lists: &mut Lists,
     ) -> bool {
         let (layout, tokens) = (stack.stream.layout, stack.tokens(row).1);
         let per_row = layout.block().words();
-        let mut masked = false;
+        let Lists { spans, bits, .. } = lists;
+        let masked = spans.iter().any(|span| span.partial.is_some());
         // SAFETY: all functions here have the condition of `row`, and are given its tiles and its
         // keys; there is a word of bits per key.
         unsafe {
-            self.place_keys(workspace, stack, key, keys);
-            for piece in pieces {
-                let (from, to) = (piece.from, piece.to);
-                let (from, to) = (from.max(key), to.min(key + keys));
-                if from >= to {
-                    continue;
-                }
-                let Some((column, run)) = piece.partial else {
-                    for bits in &mut bits[..stack.per_row] {
-                        bits[from - key..to - key].fill(u64::MAX);
+            for &Span { from, to, at, partial } in &*spans {
+                self.place_keys(workspace, stack, (from, to - from), at);
+                let Some((column, run)) = partial else {
+                    for bits in &mut bits[..if masked { stack.per_row } else { 0 }] {
+                        bits[at..at + to - from].fill(u64::MAX);
                     }
                     continue;
                 };
-                masked = true;
                 fault(Site::Mask);
                 let words = masks.get(row, column, &run);
                 let start = layout.column_tokens(column).start;
                 for tile in self.tiles_of(workspace, stack, row) {
-                    let by_key = &mut bits[tile.first / LANES];
+                    let by_key = &mut bits[tile.first / LANES][at..];
                     for word in (from - start) / LANES..(to - start).div_ceil(LANES) {
                         let mut square = [0; LANES];
                         for (lane, square) in square[..tile.lanes].iter_mut().enumerate() {
@@ -388,9 +423,9 @@ impl<X: FusedKernel> Forward<'_, X> {
                         }
                         transpose_bits(&mut square);
                         let first = start + word * LANES;
-                        let (from, to) = (from.max(first), to.min(first + LANES));
-                        by_key[from - key..to - key]
-                            .copy_from_slice(&square[from - first..to - first]);
+                        let (start, end) = (from.max(first), to.min(first + LANES));
+                        by_key[start - from..end - from]
+                            .copy_from_slice(&square[start - first..end - first]);
                     }
                 }
             }

@@ -12,7 +12,36 @@ use crate::rule::{Level, Rule};
 /// The table.
 pub fn attention_cases() -> Vec<AttentionCase> {
     let axes = [patterns(), heads(), few(), dims(), lengths(), batches(), blocks_and_maps()];
-    [axes.concat(), transforms(), sinks()].concat()
+    [axes.concat(), scattered_blocks(), transforms(), sinks()].concat()
+}
+
+/// Rows of many Full blocks that don't touch, more than a key tile has keys, and the short last
+/// one: blocks that are packed side by side.
+fn scattered_blocks() -> Vec<AttentionCase> {
+    let case = |name: &str, block: u64, dims: (usize, usize), transform: Transform| {
+        let kept = |row: u64| (0..24).filter(|column| (column * 5 + row * 3) % 7 < 4).collect();
+        let rows = (0..24).map(kept).collect();
+        let chosen = Rule::Blocks { block, rows };
+        let tail = Rule::Keys { from: 20 * block, to: 24 * block };
+        let rule = Rule::And(vec![Rule::Causal, Rule::Or(vec![chosen, tail])]);
+        let mut case = AttentionCase {
+            heads_q: 4,
+            heads_kv: 2,
+            dim_k: dims.0,
+            dim_v: dims.1,
+            transform,
+            ..AttentionCase::new(name, rule, 24 * block - 13)
+        };
+        case.layout.block = block as u32;
+        case
+    };
+    let slopes = vec![0.5, 0.01, 0.03, 0.2];
+    let dropped = Transform { dropout: Some((0.3, 7)), ..Transform::alibi(slopes) };
+    vec![
+        case("scattered blocks", 64, (37, 20), Transform::default()),
+        case("scattered blocks, additions", 32, (64, 64), dropped.clone()),
+        case("scattered small blocks", 16, (16, 24), dropped),
+    ]
 }
 
 fn local() -> Rule {
@@ -243,7 +272,7 @@ fn blocks_and_maps() -> Vec<AttentionCase> {
     for block in [16, 32, 64, 128, 256, 17, 100] {
         for rule in [Rule::Causal, local(), Rule::Strided { stride: 3 }] {
             let mut case = AttentionCase::new(format!("block {block}, {rule}"), rule, 300);
-            case.layout.block = block;
+            case.layout.block = block as u32;
             (case.heads_q, case.heads_kv) = (2, 1);
             cases.push(case);
         }

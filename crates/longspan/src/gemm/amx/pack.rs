@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{BLOCK, SIDE, TERMS};
+use super::{BLOCK, Blocks, SIDE, TERMS};
 use crate::gemm::Rows;
 use crate::isa::features;
 use crate::simd::{Avx512, Simd};
@@ -16,7 +16,7 @@ features::amx! { enable
     /// The CPU must have what [`features::amx`] lists, as an [`Amx`](super::Amx) proves.
     /// `m` rows of `k` elements side by side must be readable, and the blocks of `m × k` elements
     /// writable at `to`, without one that is read.
-    pub(super) unsafe fn left_rows(matrix: Strided<u16>, m: usize, k: usize, to: *mut u16) {
+    pub(super) unsafe fn left_rows(matrix: Strided<u16>, (m, k): (usize, usize), to: Blocks) {
         let along = k.div_ceil(TERMS);
         for row in 0..m.next_multiple_of(SIDE) {
             for block in 0..along {
@@ -29,7 +29,7 @@ features::amx! { enable
                     let from = matrix.first.wrapping_offset(row as isize * matrix.row);
                     let from = from.wrapping_add(block * TERMS);
                     let numbers = _mm512_maskz_loadu_epi16(mask, from.cast());
-                    let at = to.add(((row / SIDE) * along + block) * BLOCK + row % SIDE * TERMS);
+                    let at = to.at(row / SIDE, block).first.cast_mut().add(row % SIDE * TERMS);
                     _mm512_storeu_si512(at.cast(), numbers);
                 }
             }
@@ -49,12 +49,10 @@ features::amx! { enable
     pub(super) unsafe fn left_columns(
         simd: Avx512,
         matrix: Strided<u16>,
-        m: usize,
-        k: usize,
-        to: *mut u16,
+        (m, k): (usize, usize),
+        to: Blocks,
     ) {
-        let along = k.div_ceil(TERMS);
-        for block in 0..along {
+        for block in 0..k.div_ceil(TERMS) {
             let columns = (k - block * TERMS).min(TERMS);
             for across in 0..m.div_ceil(SIDE) {
                 let mask = u16::MAX >> (SIDE - (m - across * SIDE).min(SIDE));
@@ -73,10 +71,10 @@ features::amx! { enable
                         _mm512_storeu_si512(words.as_mut_ptr().cast(), both);
                     }
                 }
-                let to = to.wrapping_add((across * along + block) * BLOCK);
                 // SAFETY: a block is a square of `SIDE` words, one of those that are demanded;
                 // `words` is another.
                 unsafe {
+                    let to = to.at(across, block).first.cast_mut();
                     simd.transpose(words.as_ptr().cast(), SIDE as isize, to.cast(), SIDE as isize)
                 };
             }
@@ -90,18 +88,15 @@ features::amx! { enable
 ///
 /// The `m × k` elements must be readable, and their blocks writable at `to`, without one that is
 /// read.
-pub(super) unsafe fn left_numbers(matrix: Strided<u16>, m: usize, k: usize, to: *mut u16) {
-    let along = k.div_ceil(TERMS);
+pub(super) unsafe fn left_numbers(matrix: Strided<u16>, (m, k): (usize, usize), to: Blocks) {
     for row in 0..m.next_multiple_of(SIDE) {
-        for column in 0..along * TERMS {
-            let at = ((row / SIDE) * along + column / TERMS) * BLOCK
-                + row % SIDE * TERMS
-                + column % TERMS;
-            // SAFETY: a number is read where its row and column are below `m` and `k`; `at` is in
-            // the blocks of so many elements. Both are demanded.
+        for column in 0..k.next_multiple_of(TERMS) {
+            // SAFETY: a number is read where its row and column are below `m` and `k`; it is
+            // written in the blocks of so many elements. Both are demanded.
             unsafe {
+                let block = to.at(row / SIDE, column / TERMS).first.cast_mut();
                 let inside = row < m && column < k;
-                *to.add(at) = if inside { *matrix.at(row, column).first } else { 0 };
+                *block.add(row % SIDE * TERMS + column % TERMS) = if inside { *matrix.at(row, column).first } else { 0 };
             }
         }
     }

@@ -1,6 +1,8 @@
 //! Which keys the rows of a unit see: together, and each besides.
 
-use longspan_pattern::{Layout, Run, RunKind};
+use std::ops::Range;
+
+use longspan_pattern::{BlockSize, Layout, Run, RunKind};
 
 use super::MAX_KV_TILE;
 use crate::simd::LANES;
@@ -29,6 +31,17 @@ impl Piece {
     }
 }
 
+/// Keys of a piece that are in a key tile.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Span {
+    pub(super) from: usize,
+    pub(super) to: usize,
+    /// The first of them among the keys of the key tile.
+    pub(super) at: usize,
+    /// As in [`Piece`].
+    pub(super) partial: Option<(u32, Run)>,
+}
+
 /// Pieces of a row that can be looked through for every key tile.
 const FEW_PIECES: usize = 32;
 
@@ -50,17 +63,20 @@ pub(crate) struct Lists {
     pub(super) pieces: Vec<Piece>,
     /// What some rows of a unit see besides.
     pub(super) united: Vec<(usize, usize)>,
+    /// What a key tile of one row consists of.
+    pub(super) spans: Vec<Span>,
     /// For each tile of a row, one word per key.
     pub(super) bits: Vec<[u64; MAX_KV_TILE]>,
 }
 
 impl Lists {
     pub(crate) fn bytes(&self) -> usize {
-        let Lists { shared, narrower, pieces, united, bits } = self;
+        let Lists { shared, narrower, pieces, united, spans, bits } = self;
         size_of_list(shared)
             + size_of_list(narrower)
             + size_of_list(pieces)
             + size_of_list(united)
+            + size_of_list(spans)
             + size_of_list(bits)
     }
 
@@ -73,6 +89,8 @@ impl Lists {
         self.narrower.reserve(pieces);
         self.pieces.clear();
         self.pieces.reserve(pieces);
+        self.spans.clear();
+        self.spans.reserve(MAX_KV_TILE / BlockSize::MIN.get() + 2);
         self.united.clear();
         // A Full run may be cut by everything that is shared.
         self.united.reserve(MOST_ROWS * 2 * FEW_PIECES);
@@ -132,6 +150,40 @@ impl Lists {
             joins
         });
         true
+    }
+
+    /// Puts Full pieces first. Returns how many they are, and how many keys they have.
+    pub(super) fn full_first(&mut self) -> (usize, usize) {
+        self.pieces.sort_unstable_by_key(|piece| (piece.partial.is_some(), piece.from));
+        let full = self.pieces.partition_point(|piece| piece.partial.is_none());
+        (full, self.pieces[..full].iter().map(|piece| piece.to - piece.from).sum())
+    }
+
+    /// Spans of the next `keys` keys of pieces from `piece` on, from key `from` on; moves both on.
+    pub(super) fn gather(&mut self, piece: &mut usize, from: &mut usize, keys: usize) {
+        self.spans.clear();
+        let mut at = 0;
+        while at < keys {
+            let Piece { from: start, to: end, partial } = self.pieces[*piece];
+            *from = start.max(*from);
+            let to = end.min(*from + keys - at);
+            self.spans.push(Span { from: *from, to, at, partial });
+            at += to - *from;
+            *from = to;
+            *piece += usize::from(to == end);
+        }
+    }
+
+    /// Spans of keys `key..end` of pieces that touch.
+    pub(super) fn cut(&mut self, pieces: Range<usize>, (key, end): (usize, usize)) {
+        self.spans.clear();
+        for piece in &self.pieces[pieces] {
+            let (from, to) = (piece.from.max(key), piece.to.min(end));
+            if from < to {
+                let (at, partial) = (from - key, piece.partial);
+                self.spans.push(Span { from, to, at, partial });
+            }
+        }
     }
 
     /// Lists what a row sees in some columns and isn't shared.

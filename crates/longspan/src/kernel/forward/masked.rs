@@ -1,6 +1,6 @@
 //! Keys for the lanes of a tile: which go together, and what is done with them.
 
-use super::lists::even;
+use super::lists::{Span, even};
 use super::scratch::{Tile, Workspace};
 use super::softmax::{Fold, Softmax};
 use super::{FOLD, Forward, KV_TILE, MAX_KV_TILE, Stack, most_keys};
@@ -62,6 +62,39 @@ impl<X: FusedKernel> Forward<'_, X> {
                 values: self.tiles.pack_lhs(v, self.value_dim, keys, workspace.values),
             }
         }
+    }
+
+    /// Makes the keys of spans and their values packed, side by side, as keys 0 to `keys`.
+    ///
+    /// # Safety
+    ///
+    /// That of [`packed`](Self::packed), for the `keys` keys of all spans. All but the last must be
+    /// whole `GRAIN`s, and operands [be packed](crate::gemm::MicroKernel::PACKS).
+    pub(super) unsafe fn packed_spans(
+        &self,
+        workspace: &Workspace,
+        stack: &Stack<'_, X::Element>,
+        spans: &[Span],
+        keys: usize,
+    ) -> Ready<X> {
+        let (tiles, entry, head) = (self.tiles, stack.stream.entry, stack.stream.key_head);
+        let (dim, value_dim) = (self.dim, self.value_dim);
+        let mut packed = None;
+        for &Span { from, to, at, .. } in spans {
+            let len = to - from;
+            // SAFETY: as in `packed`: spans are keys of the layout, side by side in the room's parts
+            // for `MAX_KV_TILE` keys and values.
+            unsafe {
+                let k = self.k.head(entry, head, from);
+                let v = self.v.head(entry, head, from).transposed();
+                let (into, size) = (workspace.keys, (keys, dim));
+                let keys_packed = tiles.pack_lhs_part(k, (len, dim), (at, 0), size, into);
+                let (into, size) = (workspace.values, (value_dim, keys));
+                let values = tiles.pack_lhs_part(v, (value_dim, len), (0, at), size, into);
+                packed = Some(Ready { first: 0, end: keys, keys: keys_packed, values });
+            }
+        }
+        packed.expect("at least one span")
     }
 
     /// A key tile from `key` on with a word of `bits` each.
