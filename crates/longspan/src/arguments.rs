@@ -182,3 +182,17 @@ impl<'a, E> GradientsMut<'a, E> {
         GradientsMut { dq, dk, dv, dsink_logits: None, dbias_table: None, dalibi_slopes: None }
     }
 }
+
+impl<E: Element> GradientsMut<'_, E> {
+    /// The same gradients, for a shorter time.
+    pub(crate) fn reborrow(&mut self) -> GradientsMut<'_, E> {
+        GradientsMut {
+            dq: self.dq.reborrow(),
+            dk: self.dk.reborrow(),
+            dv: self.dv.reborrow(),
+            dsink_logits: self.dsink_logits.as_deref_mut(),
+            dbias_table: self.dbias_table.as_deref_mut(),
+            dalibi_slopes: self.dalibi_slopes.as_deref_mut(),
+        }
+    }
+}

@@ -3,26 +3,27 @@
 mod bytes;
 mod parts;
 
-use std::ops::ControlFlow;
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
-use longspan_pattern::Pattern;
+use longspan_pattern::{Pattern, Positions, Shape};
 
-use self::parts::{Maker, Part};
+use self::parts::Maker;
 use crate::arguments::{
     Gradients, GradientsMut, Inputs, Output, OutputGradient, OutputMut, OutputRef,
 };
 use crate::check;
+use crate::components::{self, Component, Components, HeadMap};
 use crate::dims::{Order, Sizes};
-use crate::driver::{self, gradients};
+use crate::driver::gradients;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
-use crate::exec::{Hook, Monitor, Progress};
+use crate::exec::{Hook, Monitor};
 use crate::options::{Options, setters};
 use crate::rowwise;
 use crate::softmax::RowStatistics;
 use crate::state::StateMut;
-use crate::tensor::{Selection, Steps, View, ViewMut, allocatable, allocate};
+use crate::tensor::{ViewMut, allocatable};
 
 /// Shapes whose layouts are kept.
 const KEPT: usize = 4;
@@ -131,6 +132,33 @@ pub struct Dilated {
     made: Arc<Mutex<Vec<Made>>>,
 }
 
+/// Branches, and what they are cut with and combined by; options are not printed.
+///
+/// ```
+/// use longspan::{Dilated, Pattern};
+///
+/// let dilated = Dilated::new([(512, 1), (2_048, 4)])?.within(Pattern::causal());
+/// assert_eq!(dilated.to_string(), "branches (512, 1), (2048, 4) within causal, overlap weighted");
+/// # Ok::<_, longspan::Error>(())
+/// ```
+impl fmt::Display for Dilated {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("branches ")?;
+        for (index, Branch { segment, rate }) in self.branches.iter().enumerate() {
+            let comma = if index == 0 { "" } else { ", " };
+            write!(f, "{comma}({segment}, {rate})")?;
+        }
+        write!(f, " within {}", self.within)?;
+        if let Some(also) = &self.also {
+            write!(f, ", also {also}")?;
+        }
+        f.write_str(match self.overlap {
+            Overlap::Weighted => ", overlap weighted",
+            Overlap::Union => ", overlap union",
+        })
+    }
+}
+
 /// The position of the first query; queries, keys, query heads, key heads.
 type Key = (i64, [usize; 4]);
 
@@ -138,7 +166,7 @@ type Key = (i64, [usize; 4]);
 #[derive(Debug, Clone)]
 struct Made {
     key: Key,
-    parts: Arc<Vec<Part>>,
+    parts: Arc<Vec<Component>>,
 }
 
 impl Dilated {
@@ -215,6 +243,34 @@ impl Dilated {
     /// The branches.
     pub fn branches(&self) -> &[Branch] {
         &self.branches
+    }
+
+    /// Whether any option was set: scale, score, dropout, sinks, threads and so on, or the position
+    /// of the first query. For callers that have options of their own.
+    pub fn has_options(&self) -> bool {
+        self.query_offset.is_some() || self.options.any_set()
+    }
+
+    /// What a query head attends to as a pattern, in which a key that several branches have counts
+    /// once: that of [`Overlap::Union`], and the pairs of both.
+    ///
+    /// ```
+    /// use longspan::{Dilated, Pattern};
+    ///
+    /// let dilated = Dilated::new([(4, 1), (8, 2)])?.within(Pattern::causal());
+    /// let expected: Pattern = "causal & (dilated(4, 1, 0) | dilated(8, 2, 1))".parse()?;
+    /// assert_eq!(dilated.head_pattern(3)?, expected);
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn head_pattern(&self, head: usize) -> Result<Pattern> {
+        let mut any = self.also.clone();
+        for branch in &self.branches {
+            let offset = head as u64 % branch.rate;
+            let own = Pattern::dilated(branch.segment, branch.rate, offset)?;
+            any = Some(any.map_or(own.clone(), |any| any | own));
+        }
+        let any = any.expect("at least one branch");
+        Ok(if self.within == Pattern::full() { any } else { self.within.clone() & any })
     }
 
     /// Output and log-sum-exp; the latter is that of all branches together.
@@ -308,100 +364,63 @@ impl Dilated {
         let parts = self.parts(&sizes, monitor)?;
         let dims = sizes.output();
         let add = |rows: RowStatistics<'_>, gradients: GradientsMut<'_>| {
-            self.accumulate(&parts, &inputs, gradient.dout, rows, gradients, monitor)
+            let options = &self.options;
+            components::accumulate(
+                &parts,
+                options,
+                &inputs,
+                gradient.dout,
+                rows,
+                gradients,
+                monitor,
+            )
         };
         gradients::differentiate(&self.options, dims, (output, gradient), gradients, monitor, add)
     }
 
-    /// Sets the state to nothing, and adds all branches to it.
+    /// Sets the state to nothing, and continues it with all branches.
     fn extend<E: Element>(
         &self,
-        parts: &[Part],
+        parts: &[Component],
         inputs: &Inputs<'_, E>,
         state: &mut StateMut<'_>,
         monitor: &Monitor<'_>,
     ) -> Result<()> {
         state.clear(self.options.workers()?, monitor)?;
-        each(parts, inputs.q.dims().batch, monitor, |entry, part, monitor| {
-            let (queries, keys) = (part.queries(entry), part.keys(entry));
-            let rows = driver::Target::Extend(state.select(&queries));
-            let heads = inputs.q.dims().heads;
-            let (options, inputs) =
-                (part.options(&self.options, entry, heads), select(inputs, &queries, &keys));
-            driver::forward(&options, &part.layouts, &inputs, rows, monitor)
-        })
+        components::extend(parts, &self.options, inputs, state, monitor)
     }
 
-    /// Adds the gradients of all branches, given the final statistics of rows.
-    fn accumulate<E: Element>(
+    /// The components of some queries and keys of a sequence of `tokens` tokens: those at the given
+    /// positions, in this order. Joined over all keys they are this attention; rows get no sinks.
+    ///
+    /// ```
+    /// use longspan::{Dilated, HeadMap, Pattern, Positions};
+    ///
+    /// let dilated = Dilated::new([(4, 1), (8, 2)])?.within(Pattern::causal());
+    /// let (early, late) = (Positions::range(0, 4)?, Positions::range(4, 4)?);
+    /// let heads = HeadMap::all(2, 2);
+    /// // Of the second branch: two queries of each head on two keys.
+    /// let remote = dilated.components(8, &late, &early, &heads, Default::default())?;
+    /// assert_eq!(remote.active_pairs()?, 2 * 2 * 2);
+    /// # Ok::<_, longspan::Error>(())
+    /// ```
+    pub fn components(
         &self,
-        parts: &[Part],
-        inputs: &Inputs<'_, E>,
-        dout: View<'_, E>,
-        rows: RowStatistics<'_>,
-        mut gradients: GradientsMut<'_>,
-        monitor: &Monitor<'_>,
-    ) -> Result<()> {
-        let dims = dout.dims();
-        each(parts, dims.batch, monitor, |entry, part, monitor| {
-            let (queries, keys) = (part.queries(entry), part.keys(entry));
-            let gather = |list: &[f32]| -> Result<Vec<f32>> {
-                let Selection { segments, tokens, heads, .. } = queries;
-                let mut own =
-                    self.options.workspaces.rows(segments.count * tokens.count * heads.count)?;
-                own.clear();
-                for first in indices(segments) {
-                    for head in indices(heads) {
-                        let row = (entry * dims.heads + head) * dims.tokens + first;
-                        own.extend(indices(tokens).map(|token| list[row + token]));
-                    }
-                }
-                Ok(own)
-            };
-            let (lse, delta) = (gather(rows.lse)?, gather(rows.delta)?);
-            let rest = rows.lse_lo.map(gather).transpose()?;
-            let rows = RowStatistics { lse: &lse, lse_lo: rest.as_deref(), delta: &delta };
-            let (options, inputs) =
-                (part.options(&self.options, entry, dims.heads), select(inputs, &queries, &keys));
-            // Gradients of biases of the part's heads.
-            let [_, bias_table, alibi_slopes] = options.gradient_lens();
-            let own = |wanted: bool, len: Option<usize>| {
-                len.filter(|_| wanted).map(allocate::zeros::<f32>).transpose()
-            };
-            let mut own_table = own(gradients.dbias_table.is_some(), bias_table)?;
-            let mut own_slopes = own(gradients.dalibi_slopes.is_some(), alibi_slopes)?;
-            let into = GradientsMut {
-                dq: gradients.dq.select(&queries),
-                dk: gradients.dk.select(&keys),
-                dv: gradients.dv.select(&keys),
-                dsink_logits: None,
-                dbias_table: own_table.as_deref_mut(),
-                dalibi_slopes: own_slopes.as_deref_mut(),
-            };
-            let dout = dout.select(&queries);
-            let result =
-                driver::backward(&options, &part.layouts, &inputs, dout, rows, into, monitor);
-            let lists = [
-                (&mut gradients.dbias_table, own_table),
-                (&mut gradients.dalibi_slopes, own_slopes),
-            ];
-            for (all, own) in lists {
-                let (Some(all), Some(own)) = (all, own) else { continue };
-                let per_head = all.len() / dims.heads;
-                for (head, own) in indices(queries.heads).zip(own.chunks(per_head)) {
-                    let all = &mut all[head * per_head..][..per_head];
-                    all.iter_mut().zip(own).for_each(|(all, own)| *all += own);
-                }
-            }
-            for own in [lse, delta].into_iter().chain(rest) {
-                self.options.workspaces.give_back(own);
-            }
-            result
-        })
+        tokens: usize,
+        queries: &Positions,
+        keys: &Positions,
+        heads: &HeadMap,
+        hook: Hook<'_>,
+    ) -> Result<Components> {
+        let monitor = Monitor::new(hook);
+        let shape = Shape::new(tokens, tokens);
+        let list = self.make(tokens, &shape, (queries, keys), heads, &monitor)?;
+        let lens = (queries.len(), keys.len());
+        Ok(Components::new(list, heads.clone(), lens, self.options.clone()))
     }
 
     /// The calls of the kernels for given sizes.
-    fn parts(&self, sizes: &Sizes, monitor: &Monitor<'_>) -> Result<Arc<Vec<Part>>> {
+    fn parts(&self, sizes: &Sizes, monitor: &Monitor<'_>) -> Result<Arc<Vec<Component>>> {
         let Sizes { queries, keys, heads, key_heads, .. } = *sizes;
         let query_offset = self.query_offset.unwrap_or(keys as i64 - queries as i64);
         let key = (query_offset, [queries, keys, heads, key_heads]);
@@ -414,22 +433,10 @@ impl Dilated {
             made.push(known.clone());
             return Ok(known.parts);
         }
-        let maker = Maker {
-            branches: &self.branches,
-            within: &self.within,
-            also: self.also.as_ref(),
-            overlap: self.overlap,
-            query_offset,
-            sizes: *sizes,
-            monitor,
-        };
-        let parts = match heads {
-            0 => Vec::new(),
-            _ => maker.parts().map_err(|error| match error {
-                Error::Pattern(longspan_pattern::Error::Stopped { .. }) => monitor.stopped_error(),
-                other => other,
-            })?,
-        };
+        let shape = Shape::new(queries, keys).query_offset(query_offset);
+        let positions = (Positions::range(query_offset, queries)?, Positions::range(0, keys)?);
+        let heads = HeadMap::all(heads, key_heads);
+        let parts = self.make(keys, &shape, (&positions.0, &positions.1), &heads, monitor)?;
         let parts = Arc::new(parts);
         if let Some(mut made) = self.made() {
             if made.len() == KEPT {
@@ -440,6 +447,32 @@ impl Dilated {
         Ok(parts)
     }
 
+    fn make(
+        &self,
+        tokens: usize,
+        shape: &Shape,
+        (queries, keys): (&Positions, &Positions),
+        heads: &HeadMap,
+        monitor: &Monitor<'_>,
+    ) -> Result<Vec<Component>> {
+        let maker = Maker {
+            branches: &self.branches,
+            within: &self.within,
+            also: self.also.as_ref(),
+            overlap: self.overlap,
+            tokens,
+            shape,
+            queries,
+            keys,
+            heads,
+            monitor,
+        };
+        maker.components().map_err(|error| match error {
+            Error::Pattern(longspan_pattern::Error::Stopped { .. }) => monitor.stopped_error(),
+            other => other,
+        })
+    }
+
     /// What is kept from call to call, unless another thread has it at the moment.
     fn made(&self) -> Option<MutexGuard<'_, Vec<Made>>> {
         match self.made.try_lock() {
@@ -448,46 +481,4 @@ impl Dilated {
             Err(TryLockError::WouldBlock) => None,
         }
     }
-}
-
-fn indices(steps: Steps) -> impl Iterator<Item = usize> {
-    (0..steps.count).map(move |index| steps.first + index * steps.step)
-}
-
-fn select<'a, E: Element>(
-    inputs: &Inputs<'a, E>,
-    queries: &Selection,
-    keys: &Selection,
-) -> Inputs<'a, E> {
-    let Inputs { q, k, v } = inputs;
-    Inputs { q: q.select(queries), k: k.select(keys), v: v.select(keys) }
-}
-
-/// Runs `call` for every batch entry and part; `monitor` has the progress over all of them.
-fn each(
-    parts: &[Part],
-    batch: usize,
-    monitor: &Monitor<'_>,
-    mut call: impl FnMut(usize, &Part, &Monitor<'_>) -> Result<()>,
-) -> Result<()> {
-    let total = batch * parts.iter().map(|part| part.weight).sum::<usize>();
-    let mut before = 0;
-    for entry in 0..batch {
-        for part in parts {
-            let mut scaled = |progress: Progress| {
-                let share = progress.done as f64 / progress.total.max(1) as f64;
-                let done = before + (share * part.weight as f64) as usize;
-                monitor.advance_to(Progress { done, total });
-                if monitor.poll() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-            };
-            call(entry, part, &Monitor::new(Hook::new(&mut scaled))).map_err(
-                |error| match error {
-                    Error::Stopped { .. } => Error::Stopped { done: before, total },
-                    other => other,
-                },
-            )?;
-            before += part.weight;
-        }
-    }
-    Ok(())
 }

@@ -36,6 +36,7 @@
 //! | `workspace`, `precision`, `options` | memory kept between calls; what a call can be configured with |
 //! | `arguments`, `state`, `check` | what calls take and return; validation |
 //! | `driver` | from a validated call to tasks on workers; dispatch on instruction set and dtype |
+//! | `components` | kernel calls over parts of tensors that continue one softmax state |
 //! | `attention`, `dilated`, `attend`, [`limits`] | public API |
 //! | `cache` | keys and values of earlier tokens, for decoding |
 //! | `select` | content-adaptive sparsity: layouts from queries and keys |
@@ -45,6 +46,7 @@ mod attend;
 mod attention;
 mod cache;
 mod check;
+mod components;
 mod dilated;
 mod dims;
 mod driver;
@@ -74,6 +76,7 @@ pub use arguments::{
 pub use attend::Attend;
 pub use attention::{Attention, row_deltas};
 pub use cache::KvCache;
+pub use components::{Components, HeadMap};
 pub use dilated::{Branch, Dilated, Overlap};
 pub use dims::{Dims, Order, Strides};
 pub use dtype::{Element, ElementType};

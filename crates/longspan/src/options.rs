@@ -35,6 +35,8 @@ pub struct Options {
     pub(crate) executor: Option<Arc<dyn Executor>>,
     pub(crate) isa: Option<Isa>,
     pub(crate) precision: Precision,
+    /// Whether the bits of a row must not depend on which other rows a call has.
+    pub(crate) uniform: bool,
     pub(crate) workspaces: Arc<Workspaces>,
 }
 
@@ -173,6 +175,16 @@ impl Options {
         }
         self.score.check(heads)?;
         self.check_sink_logits(heads)
+    }
+
+    /// Whether any option differs from the default.
+    pub(crate) fn any_set(&self) -> bool {
+        let Options {
+            scale, score, dropout, sink_logits, threads, executor, isa, precision, ..
+        } = self;
+        let of_scores = scale.is_some() || *score != Score::default() || dropout.is_some();
+        let of_calls = executor.is_some() || isa.is_some() || *precision != Precision::default();
+        of_scores || of_calls || sink_logits.is_some() || *threads != Threads::default()
     }
 
     /// Elements of the sink logits, the bias table and the slopes, where there are any.

@@ -234,6 +234,15 @@ impl<'a> StateMut<'a> {
         rowwise::clear(&mut self.sums, workers, monitor)
     }
 
+    /// All of the rows.
+    pub(crate) fn reborrow(&mut self) -> StateMut<'_> {
+        StateMut {
+            maxima: self.maxima.reborrow(),
+            totals: self.totals.reborrow(),
+            sums: self.sums.reborrow(),
+        }
+    }
+
     /// Some of the rows.
     pub(crate) fn select(&mut self, selection: &Selection) -> StateMut<'_> {
         StateMut {

@@ -9,11 +9,9 @@
 
 use std::collections::BTreeMap;
 
-use longspan_pattern::PatternCoverage;
-
 use crate::bytes::{Reader, write_tokens};
 use crate::communicator::Communicator;
-use crate::demand::{self, Demand};
+use crate::demand::{Demand, Demands};
 use crate::error::{Error, Result};
 use crate::problem::{Field, Problem, Reduction};
 use crate::schedule::{Schedule, ScheduleInputs, TILE};
@@ -38,27 +36,34 @@ pub(crate) fn schedule(comm: &mut Communicator<'_>, problem: &Problem) -> Result
     if problem.reduction == Reduction::Reproducible {
         problem.shards.check_edges(TILE)?;
     }
-    let pattern = demand::any_head(&problem.pattern, problem.heads)?;
-    let mut coverage = PatternCoverage::new(&pattern);
-    let demands = comm.compute(0, |poll| {
-        let demand = |owner| match owner == rank {
-            true => Ok(Demand::default()),
-            false => Demand::of(problem, &pattern, &mut coverage, rank, owner, poll),
-        };
-        (0..ranks).map(demand).collect::<Result<Vec<_>>>()
+    let mut demands = Demands::new(problem)?;
+    // By owner and band.
+    let mine = comm.compute(0, |poll| {
+        (0..ranks).map(|owner| demands.of(rank, owner, poll)).collect::<Result<Vec<_>>>()
     })?;
-
-    let (demanded, remote_queries) = exchange_demands(comm, &demands)?;
-    let send_plan = SendPlan::of(problem, rank, demanded);
-    let encoded: Vec<_> = (0..ranks).map(|to| send_plan.encode_for(to)).collect();
+    let bands = demands.bands;
+    let (demanded, remote_queries) = exchange_demands(comm, &mine, bands.len())?;
+    let send_plans: Vec<_> =
+        demanded.into_iter().map(|demanded| SendPlan::of(problem, rank, demanded)).collect();
+    let encoded: Vec<_> = (0..ranks)
+        .map(|to| {
+            let mut bytes = Vec::new();
+            send_plans.iter().for_each(|plan| plan.encode_for(to, &mut bytes));
+            bytes
+        })
+        .collect();
     let received = comm.all_to_all(SEND_PLANS, &encoded, "the send plan")?;
-    let plans = received.iter().enumerate().map(|(owner, bytes)| send_plan::decode(owner, bytes));
-    let received_plans = plans.collect::<Result<Vec<_>>>()?;
+    let decode = |(owner, bytes): (usize, &Vec<u8>)| {
+        let mut reader = Reader::new(bytes);
+        (0..bands.len()).map(|_| send_plan::decode(owner, &mut reader)).collect::<Result<Vec<_>>>()
+    };
+    let received_plans = received.iter().enumerate().map(decode).collect::<Result<Vec<_>>>()?;
     let inputs = ScheduleInputs {
         rank,
-        demands: &demands,
+        bands: &bands,
+        demands: &mine,
         received_plans: &received_plans,
-        send_plan: &send_plan,
+        send_plans: &send_plans,
         remote_queries: &remote_queries,
     };
     Ok(Schedule::new(problem, &inputs))
@@ -106,30 +111,35 @@ fn decode_value(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).trim_end_matches('\0').to_owned()
 }
 
-/// Sends each rank this one's demand; returns per rank the keys that it needs, and the queries that it
-/// sends.
+/// Sends each rank this one's demand; returns per band and rank the keys that it needs, and the
+/// queries that it sends.
 fn exchange_demands(
     comm: &mut Communicator<'_>,
-    demands: &[Demand],
-) -> Result<(Vec<Tokens>, Vec<Tokens>)> {
-    let encoded = demands.iter().map(|demand| {
+    demands: &[Vec<Demand>],
+    bands: usize,
+) -> Result<(Vec<Vec<Tokens>>, Vec<Vec<Tokens>>)> {
+    let encoded = demands.iter().map(|demands| {
         let mut bytes = Vec::new();
-        if *demand != Demand::default() {
-            write_tokens(&mut bytes, &demand.keys);
-            write_tokens(&mut bytes, &demand.remote_queries);
+        if demands.iter().any(|demand| *demand != Demand::default()) {
+            for demand in demands {
+                write_tokens(&mut bytes, &demand.keys);
+                write_tokens(&mut bytes, &demand.remote_queries);
+            }
         }
         bytes
     });
     let encoded: Vec<_> = encoded.collect();
     let received = comm.all_to_all(DEMANDS, &encoded, "the demand")?;
-    let mut keys = Vec::with_capacity(received.len());
-    let mut queries = Vec::with_capacity(received.len());
+    let mut keys = vec![Vec::with_capacity(received.len()); bands];
+    let mut queries = vec![Vec::with_capacity(received.len()); bands];
     for bytes in &received {
         let mut reader = Reader::new(bytes);
         let empty = bytes.is_empty();
         let mut read = || if empty { Ok(Tokens::default()) } else { reader.tokens() };
-        keys.push(read()?);
-        queries.push(read()?);
+        for (keys, queries) in keys.iter_mut().zip(&mut queries) {
+            keys.push(read()?);
+            queries.push(read()?);
+        }
     }
     Ok((keys, queries))
 }

@@ -1,17 +1,21 @@
-//! Demand: which keys a rank needs of another, from the pattern and the shards alone. `agreement` and
+//! Demand: which keys a rank needs of another, from sparsity and shards alone. `agreement` and
 //! `planner` compute it per pair of ranks.
+//!
+//! It is counted per key head: the union over its query heads, with dilated attention also over its
+//! branches. Key heads with equal demand are a [`Band`]; a key travels once for all of them.
 //!
 //! For the queries of one rank and the keys of another there are two transfers: keys are sent to the
 //! queries, or queries are sent to the keys and their partial softmaxes are returned. The second is
 //! for few queries that attend to many keys, above all global tokens. It moves work to another rank,
 //! so it is used only where it saves most of the bytes.
 
-use longspan::{BlockSize, Heads, Layout, Pattern, Positions, Progression, Shape};
+use longspan::{BlockSize, HeadMap, Layout, Pattern, Positions, Progression, Shape};
 use longspan_pattern::{BlockCoverage, PatternCoverage};
 
 use crate::error::Result;
 use crate::load::MAX_COVERAGE_QUERIES;
 use crate::problem::{Problem, Reduction};
+use crate::sparsity::{Band, Sparsity};
 use crate::tokens::{self, Tokens, to_bits};
 use crate::transport::Poll;
 
@@ -22,7 +26,7 @@ const MIN_SAVING: usize = 4;
 const HEAVY_FRACTION: usize = 8;
 const HEAVY_ROWS: usize = 4;
 
-/// The demand of one rank for the keys of another.
+/// The demand of one rank for the keys of another, of one band.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Demand {
     /// Keys that are sent, by index in the owner's shard.
@@ -33,72 +37,130 @@ pub(crate) struct Demand {
     pub(crate) local_queries: Option<Tokens>,
 }
 
-/// The union of the patterns of all heads.
-pub(crate) fn any_head(heads: &Heads, count: usize) -> Result<Pattern> {
-    let mut distinct: Vec<&Pattern> = Vec::new();
-    for head in 0..count.max(1) {
-        let pattern = heads.get(head, count.max(1))?;
-        if !distinct.contains(&pattern) {
-            distinct.push(pattern);
-        }
-    }
-    let (first, rest) = distinct.split_first().expect("at least one head");
-    Ok(rest.iter().fold((*first).clone(), |all, pattern| all | (*pattern).clone()))
+/// Demands of pairs of ranks, band by band.
+#[derive(Debug)]
+pub(crate) struct Demands<'a> {
+    problem: &'a Problem,
+    pub(crate) bands: Vec<Band>,
+    /// The union over the query heads of each band; none for dilated attention.
+    patterns: Vec<Option<(Pattern, PatternCoverage)>>,
 }
 
-impl Demand {
-    /// Demand of `rank` for keys of `owner`, another rank. `coverage` is of the same `pattern`.
+impl<'a> Demands<'a> {
+    pub(crate) fn new(problem: &'a Problem) -> Result<Self> {
+        problem.sparsity.check()?;
+        let bands = problem.bands()?;
+        let union = |band: &Band| -> Result<Option<(Pattern, PatternCoverage)>> {
+            if matches!(problem.sparsity, Sparsity::Dilated(_)) {
+                return Ok(None);
+            }
+            let mut distinct: Vec<Pattern> = Vec::new();
+            for &head in &band.heads {
+                let pattern = problem.sparsity.head_pattern(head, problem.heads)?;
+                if !distinct.contains(&pattern) {
+                    distinct.push(pattern);
+                }
+            }
+            let all = distinct.into_iter().reduce(|all, pattern| all | pattern);
+            let all = all.unwrap_or(Pattern::full());
+            let coverage = PatternCoverage::new(&all);
+            Ok(Some((all, coverage)))
+        };
+        let patterns = bands.iter().map(union).collect::<Result<_>>()?;
+        Ok(Demands { problem, bands, patterns })
+    }
+
+    /// Demand of `rank` for keys of `owner` of each band; none of a rank for its own.
     pub(crate) fn of(
-        problem: &Problem,
-        pattern: &Pattern,
-        coverage: &mut PatternCoverage,
+        &mut self,
         rank: usize,
         owner: usize,
         poll: &mut Poll<'_>,
-    ) -> Result<Self> {
-        let shards = &problem.shards;
+    ) -> Result<Vec<Demand>> {
+        (0..self.bands.len()).map(|band| self.of_band(band, rank, owner, poll)).collect()
+    }
+
+    pub(crate) fn of_band(
+        &mut self,
+        band: usize,
+        rank: usize,
+        owner: usize,
+        poll: &mut Poll<'_>,
+    ) -> Result<Demand> {
+        if rank == owner {
+            return Ok(Demand::default());
+        }
+        let (problem, shards) = (self.problem, &self.problem.shards);
+        let (queries, keys) = (shards.rank(rank), shards.rank(owner));
+        let Some((pattern, coverage)) = &mut self.patterns[band] else {
+            return from_components(problem, &self.bands[band], queries, keys, poll);
+        };
         let covered = match problem.reduction {
-            Reduction::Overlapped => from_coverage(coverage, shards.rank(rank), shards.rank(owner)),
+            Reduction::Overlapped => from_coverage(coverage, queries, keys),
             Reduction::Reproducible => None,
         };
         match covered {
             Some(keys) => Ok(Demand { keys, ..Demand::default() }),
-            None => from_layout(problem, pattern, rank, owner, poll),
+            None => from_layout(problem, &self.bands[band], pattern, (queries, keys), poll),
         }
     }
+}
+
+/// Demand of dilated attention: the keys that its components attend to. Key heads of a band need the
+/// same keys, so one of them tells. Queries are never sent.
+fn from_components(
+    problem: &Problem,
+    band: &Band,
+    queries: &Positions,
+    keys: &Positions,
+    poll: &mut Poll<'_>,
+) -> Result<Demand> {
+    let one = HeadMap::of_key_heads(problem.heads, problem.key_heads, [band.key_heads[0]]);
+    let tokens = problem.shards.tokens();
+    let components = problem.sparsity.components(tokens, queries, keys, &one, 1, poll)?;
+    if components.is_empty() {
+        return Ok(Demand::default());
+    }
+    let mut seen = components.keys_seen(poll)?;
+    if problem.reduction == Reduction::Reproducible {
+        whole_tiles(&mut seen, keys.len())?;
+    }
+    Ok(Demand { keys: tokens::of_bits(&seen), ..Demand::default() })
+}
+
+/// Sets all bits of a tile of which one is set; a tile is one word.
+fn whole_tiles(seen: &mut [u64], keys: usize) -> Result<()> {
+    let held = to_bits(&Tokens::range(0, keys)?, keys);
+    let whole = |(seen, held): (&mut u64, &u64)| *seen = if *seen == 0 { 0 } else { *held };
+    seen.iter_mut().zip(&held).for_each(whole);
+    Ok(())
 }
 
 /// Demand from the layout of the two shards.
 fn from_layout(
     problem: &Problem,
+    band: &Band,
     pattern: &Pattern,
-    rank: usize,
-    owner: usize,
+    (queries, keys): (&Positions, &Positions),
     poll: &mut Poll<'_>,
 ) -> Result<Demand> {
-    let shards = &problem.shards;
-    let shape = Shape::new(shards.tokens(), shards.tokens())
-        .query_map(shards.rank(rank).clone())
-        .key_map(shards.rank(owner).clone());
+    let tokens = problem.shards.tokens();
+    let shape = Shape::new(tokens, tokens).query_map(queries.clone()).key_map(keys.clone());
     let layout = Layout::compile_with(pattern, &shape, |_, _| poll())?;
     if layout.run_count() == 0 {
         return Ok(Demand::default());
     }
     let mut seen = layout.keys_seen_with(None, |_, _| poll())?;
     if problem.reduction == Reduction::Reproducible {
-        // Whole tiles; a tile is one word.
-        let keys = shards.rank(owner).len();
-        let held = to_bits(&Tokens::range(0, keys)?, keys);
-        let whole = |(seen, held): (&mut u64, &u64)| *seen = if *seen == 0 { 0 } else { *held };
-        seen.iter_mut().zip(&held).for_each(whole);
+        whole_tiles(&mut seen, keys.len())?;
         return Ok(Demand { keys: tokens::of_bits(&seen), ..Demand::default() });
     }
     let mut demand = Demand { keys: tokens::of_bits(&seen), ..Demand::default() };
     let Some((heavy, light)) = heavy_queries(&layout, poll)? else { return Ok(demand) };
     let rest = tokens::of_bits(&layout.keys_seen_with(Some(&light), |_, _| poll())?);
     let remote_queries = tokens::of_bits(&heavy);
-    let saved = (demand.keys.len() - rest.len()) * problem.key_bytes();
-    if MIN_SAVING * remote_queries.len() * problem.remote_query_bytes() <= saved {
+    let saved = (demand.keys.len() - rest.len()) * problem.key_bytes(band);
+    if MIN_SAVING * remote_queries.len() * problem.remote_query_bytes(band) <= saved {
         demand =
             Demand { keys: rest, remote_queries, local_queries: Some(tokens::of_bits(&light)) };
     }
@@ -182,10 +244,9 @@ fn heavy_queries(layout: &Layout, poll: &mut Poll<'_>) -> Result<Option<(Vec<u64
 
 #[cfg(test)]
 mod tests {
-    use std::ops::ControlFlow;
-
     use super::*;
     use crate::shards::Shards;
+    use crate::sparsity::go_on;
 
     /// Coverage queries give the demand of the layout, and decide often.
     #[test]
@@ -208,12 +269,14 @@ mod tests {
                 Shards::striped(tokens, 8, 500).unwrap(),
             ] {
                 let problem = Problem::new(pattern.clone(), shards.clone());
+                let band = &problem.bands().unwrap()[0];
                 for (rank, owner) in (0..8).flat_map(|a| (0..8).map(move |b| (a, b))) {
                     let (queries, held) = (shards.rank(rank), shards.rank(owner));
                     let Some(keys) = from_coverage(&mut coverage, queries, held) else { continue };
                     decided += 1;
-                    let go_on = &mut || ControlFlow::Continue(());
-                    let expected = from_layout(&problem, &pattern, rank, owner, go_on).unwrap();
+                    let tokens = (queries, held);
+                    let expected =
+                        from_layout(&problem, band, &pattern, tokens, &mut go_on).unwrap();
                     let covered = Demand { keys, ..Demand::default() };
                     assert_eq!(covered, expected, "{text}: {rank} of {owner}");
                 }

@@ -19,6 +19,12 @@ pub enum Error {
     /// A ring without ranks.
     #[error("expected at least one rank, got none")]
     NoRanks,
+    /// Dilated attention with options of its own.
+    #[error(
+        "the dilated attention has options (scale, score, dropout, sinks, threads or an offset), which a \
+         ring does not use: set them on the problem, or on the ring's options"
+    )]
+    DilatedOptions,
     /// A sharding with a grain of 0 tokens.
     #[error("the grain is 0, expected at least 1 token")]
     NoGrain,

@@ -4,10 +4,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use longspan::{
-    Attention, Dropout, Heads, Layout, LayoutSet, Layouts, Padding, Positions, Score, Shape,
+    Attention, Components, Dropout, HeadMap, Layout, Layouts, Pattern, Positions, Score, Shape,
 };
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::options::Options;
 use crate::problem::{Problem, Reduction};
 use crate::schedule::{Schedule, TILE};
@@ -30,13 +30,13 @@ pub(crate) struct CompiledSchedule {
     /// Local queries over each set of received keys.
     pub(crate) received_keys: Vec<Vec<KeyChunk>>,
     /// Each set of remote queries over all local keys.
-    pub(crate) remote_queries: Vec<Attention>,
+    pub(crate) remote_queries: Vec<Components>,
 }
 
 /// Attention over some of the keys of one computation.
 #[derive(Debug)]
 pub(crate) struct KeyChunk {
-    pub(crate) attention: Attention,
+    pub(crate) components: Components,
     pub(crate) keys: Range<usize>,
 }
 
@@ -49,36 +49,49 @@ impl CompiledSchedule {
         options: &Options,
         poll: &mut Poll<'_>,
     ) -> Result<Self> {
-        let held = problem.shards.rank(rank);
-        let nothing = Positions::default();
+        let (held, tokens) = (problem.shards.rank(rank), problem.shards.tokens());
         // Clones share workspaces.
         let options = options.kernels(&problem);
-        let mut make = |queries: &Positions, keys: &Positions| -> Result<Attention> {
-            Ok(Attention::new(layouts(&problem, queries, keys, poll)?).options(options.clone()))
+        let nothing = Layout::compile(&Pattern::full(), &Shape::new(0, 0))?.into();
+        let kernels = with_sinks(&options, &nothing, &problem);
+        let (heads, key_heads) = (problem.heads, problem.key_heads);
+        let (all, bands) = (HeadMap::all(heads, key_heads), &schedule.bands);
+        let mut make = |queries: &Positions, keys: &Positions, heads: &HeadMap| {
+            let sparsity = &problem.sparsity;
+            let components =
+                sparsity.components(tokens, queries, keys, heads, problem.batch, poll)?;
+            let uniform = problem.reduction == Reduction::Reproducible;
+            Ok::<_, Error>(components.options(options.clone()).uniform(uniform))
         };
-        let kernels = make(&nothing, &nothing)?;
-        let kernels = with_sinks(&options, kernels.layouts(), &problem);
-        let remote = schedule.remote_queries.iter().map(|remote| make(&remote.positions, held));
+        let remote = schedule
+            .remote_queries
+            .iter()
+            .map(|remote| make(&remote.positions, held, &all.of_heads(&bands[remote.band].heads)));
         let remote_queries = remote.collect::<Result<_>>()?;
-        let mut chunks = |queries: &Positions, keys: &Positions| -> Result<Vec<KeyChunk>> {
+        let mut chunks = |queries: &Positions, keys: &Positions, heads: &HeadMap| {
             let count = keys.len();
             let size = if problem.reduction == Reduction::Overlapped { count } else { TILE };
             let chunk = |from: usize| {
                 let range = from..(from + size).min(count);
                 let indices = Tokens::range(from as i64, range.len())?;
-                let attention = make(queries, &tokens::positions_of(keys, &indices))?;
-                Ok(KeyChunk { attention, keys: range })
+                let components = make(queries, &tokens::positions_of(keys, &indices), heads)?;
+                Ok(KeyChunk { components, keys: range })
             };
-            (0..count).step_by(size.max(1)).map(chunk).collect()
+            (0..count).step_by(size.max(1)).map(chunk).collect::<Result<Vec<_>>>()
         };
         let local = schedule.local_keys.iter().map(|range| {
             let indices = Tokens::range(range.start as i64, range.len())?;
-            chunks(held, &tokens::positions_of(held, &indices))
+            chunks(held, &tokens::positions_of(held, &indices), &all)
         });
         let local_keys = local.collect::<Result<_>>()?;
-        let received = schedule.received_keys.iter().map(|keys| match &keys.queries {
-            Some(queries) => chunks(&tokens::positions_of(held, queries), &keys.positions),
-            None => chunks(held, &keys.positions),
+        let received = schedule.received_keys.iter().map(|keys| {
+            let heads = bands[keys.band].map(heads, key_heads);
+            match &keys.queries {
+                Some(queries) => {
+                    chunks(&tokens::positions_of(held, queries), &keys.positions, &heads)
+                }
+                None => chunks(held, &keys.positions, &heads),
+            }
         });
         let received_keys = received.collect::<Result<_>>()?;
         Ok(CompiledSchedule {
@@ -106,9 +119,9 @@ impl CompiledSchedule {
         self.options = self.options.clone().score(score.clone()).dropout(dropout);
         (self.problem.score, self.problem.dropout) = (score, dropout);
         let chunks = self.local_keys.iter_mut().chain(&mut self.received_keys).flatten();
-        let attentions = chunks.map(|chunk| &mut chunk.attention);
-        for attention in attentions.chain(&mut self.remote_queries) {
-            *attention = Attention::new(attention.layouts().clone()).options(self.options.clone());
+        let components = chunks.map(|chunk| &mut chunk.components);
+        for components in components.chain(&mut self.remote_queries) {
+            *components = components.clone().options(self.options.clone());
         }
         self.kernels = with_sinks(&self.options, self.kernels.layouts(), &self.problem);
     }
@@ -116,13 +129,8 @@ impl CompiledSchedule {
     /// Active pairs of all computations of a pass, of one batch entry.
     pub(crate) fn active_pairs(&self) -> Result<u128> {
         let chunks = self.local_keys.iter().chain(&self.received_keys).flatten();
-        let pairs = |attention: &Attention| {
-            let layout = |head| attention.layouts().get(0, head);
-            (0..self.problem.heads)
-                .map(|head| Ok(layout(head).counts()?.active_pairs))
-                .sum::<Result<u128>>()
-        };
-        chunks.map(|chunk| &chunk.attention).chain(&self.remote_queries).map(pairs).sum()
+        let all = chunks.map(|chunk| &chunk.components).chain(&self.remote_queries);
+        all.map(|components| Ok(components.active_pairs()?)).sum()
     }
 }
 
@@ -133,23 +141,4 @@ fn with_sinks(options: &longspan::Options, layouts: &Layouts, problem: &Problem)
         Some(logits) => attention.sink_logits(logits.clone()),
         None => attention,
     }
-}
-
-/// The layouts of some queries over some keys.
-fn layouts(
-    problem: &Problem,
-    queries: &Positions,
-    keys: &Positions,
-    poll: &mut Poll<'_>,
-) -> Result<Layouts> {
-    let tokens = problem.shards.tokens();
-    let shape = Shape::new(tokens, tokens).query_map(queries.clone()).key_map(keys.clone());
-    Ok(match &problem.pattern {
-        Heads::Same(pattern) => Layout::compile_with(pattern, &shape, |_, _| poll())?.into(),
-        heads => {
-            let padding = Padding::None(problem.batch);
-            let poll = |_, _| poll();
-            LayoutSet::compile_with(heads, problem.heads, &shape, &padding, None, poll)?.into()
-        }
-    })
 }

@@ -15,6 +15,7 @@
 //! | `demand` | which remote keys a rank needs |
 //! | `problem`, `options` | what all ranks compute; options of one rank |
 //! | `shards`, `load` | which tokens each rank holds; how much there is to compute |
+//! | `sparsity` | what queries attend to; bands of key heads that share a demand |
 //! | `communicator`, `attribution`, `message` | collectives; failure attribution; headers and checksums |
 //! | `wire`, `bytes`, `tokens` | encodings of keys and values, and of token lists; sets of tokens |
 //! | `error`, `transport`, `phase`, `buffer` | errors; the transport interface and its implementations |
@@ -41,6 +42,7 @@ mod ring;
 mod schedule;
 mod send_plan;
 mod shards;
+mod sparsity;
 mod tokens;
 mod transport;
 mod wire;
@@ -54,6 +56,7 @@ pub use planner::{CommunicationPlan, CommunicationPlanner, PlannedHop};
 pub use problem::{Problem, Reduction};
 pub use ring::Ring;
 pub use shards::Shards;
+pub use sparsity::Sparsity;
 #[cfg(feature = "mpi")]
 pub use transport::Mpi;
 pub use transport::{

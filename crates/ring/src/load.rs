@@ -1,10 +1,12 @@
 //! Load: active pairs of queries and keys, counted without a layout of the whole sequence. Sharding,
 //! demand and planning use it.
 
-use longspan::{BlockSize, Heads, Layout, Pattern, Positions, Progression, Shape};
+use longspan::{BlockSize, HeadMap, Heads, Layout, Pattern, Positions, Progression, Shape};
 use longspan_pattern::{BlockCoverage, PatternCoverage};
 
 use crate::error::Result;
+use crate::problem::Problem;
+use crate::sparsity::{Band, Sparsity, go_on};
 use crate::tokens;
 
 /// Pairs of progressions up to which one coverage query each is faster than compiling a layout.
@@ -13,32 +15,61 @@ pub(crate) const MAX_COVERAGE_QUERIES: usize = 1 << 12;
 /// Block rows per compiled layout.
 const ROWS_PER_LAYOUT: usize = 1 << 14;
 
-/// Distinct patterns of the heads, and the number of heads with each.
-pub(crate) fn distinct(heads: &Heads, count: usize) -> Result<Vec<(&Pattern, u64)>> {
-    let mut distinct: Vec<(&Pattern, u64)> = Vec::new();
-    for head in 0..count.max(1) {
-        let pattern = heads.get(head, count.max(1))?;
-        match distinct.iter_mut().find(|(known, _)| *known == pattern) {
+/// Distinct patterns of some heads of `count`, and the number of heads with each.
+fn distinct(
+    patterns: &Heads,
+    heads: impl IntoIterator<Item = usize>,
+    count: usize,
+) -> Result<Vec<(Pattern, u64)>> {
+    let mut distinct: Vec<(Pattern, u64)> = Vec::new();
+    for head in heads {
+        let pattern = patterns.get(head, count)?;
+        match distinct.iter_mut().find(|(known, _)| known == pattern) {
             Some((_, times)) => *times += 1,
-            None => distinct.push((pattern, 1)),
+            None => distinct.push((pattern.clone(), 1)),
         }
     }
     Ok(distinct)
 }
 
-/// Active pairs of some queries with the whole sequence. Of more than `rows` blocks of queries only
-/// `rows`, evenly spaced, are counted and extrapolated.
+/// Active pairs of some queries with the whole sequence, over `heads` query heads. Of more than `rows`
+/// blocks of queries only `rows`, evenly spaced, are counted and extrapolated.
 pub(crate) fn active_pairs(
-    pattern: &Pattern,
+    sparsity: &Sparsity,
+    heads: usize,
     tokens: usize,
     queries: &Positions,
     rows: usize,
 ) -> Result<u128> {
+    match sparsity {
+        Sparsity::Patterns(patterns) => {
+            let mut sum = 0;
+            for (pattern, times) in distinct(patterns, 0..heads, heads)? {
+                let count = |some: Positions| -> Result<u128> {
+                    let shape = Shape::new(tokens, tokens).query_map(some);
+                    Ok(Layout::compile(&pattern, &shape)?.counts()?.active_pairs)
+                };
+                sum += u128::from(times) * sampled(queries, rows, count)?;
+            }
+            Ok(sum)
+        }
+        Sparsity::Dilated(_) => {
+            let (keys, heads) = (Positions::range(0, tokens)?, HeadMap::all(heads, heads));
+            sampled(queries, rows, |some| {
+                let all = sparsity.components(tokens, &some, &keys, &heads, 1, &mut go_on)?;
+                Ok(all.active_pairs()?)
+            })
+        }
+    }
+}
+
+/// Pairs of some queries, given those of fewer: see [`active_pairs`].
+fn sampled(
+    queries: &Positions,
+    rows: usize,
+    count: impl Fn(Positions) -> Result<u128>,
+) -> Result<u128> {
     let block = BlockSize::default().get();
-    let count = |some: Positions| -> Result<u128> {
-        let shape = Shape::new(tokens, tokens).query_map(some);
-        Ok(Layout::compile(pattern, &shape)?.counts()?.active_pairs)
-    };
     let range = |start: usize, len: usize| Progression { start: start as i64, step: 1, len };
     let all = queries.len();
     if all.div_ceil(block) <= rows.max(1) {
@@ -86,9 +117,66 @@ impl std::ops::AddAssign for Work {
     }
 }
 
+/// Work of the computations of a problem.
+#[derive(Debug)]
+pub(crate) struct Load<'a> {
+    problem: &'a Problem,
+    bands: Vec<Band>,
+    /// Distinct patterns of each band, and the number of query heads with each; none for dilated
+    /// attention.
+    patterns: Vec<Vec<(Pattern, PatternCoverage, u64)>>,
+}
+
+impl<'a> Load<'a> {
+    pub(crate) fn new(problem: &'a Problem, bands: &[Band]) -> Result<Self> {
+        let of_band = |band: &Band| -> Result<Vec<_>> {
+            let Sparsity::Patterns(patterns) = &problem.sparsity else { return Ok(Vec::new()) };
+            let distinct = distinct(patterns, band.heads.iter().copied(), problem.heads)?;
+            let with_coverage = |(pattern, times): (Pattern, u64)| {
+                let coverage = PatternCoverage::new(&pattern);
+                (pattern, coverage, times)
+            };
+            Ok(distinct.into_iter().map(with_coverage).collect())
+        };
+        let patterns = bands.iter().map(of_band).collect::<Result<_>>()?;
+        Ok(Load { problem, bands: bands.to_vec(), patterns })
+    }
+
+    /// All heads of some queries over some keys.
+    pub(crate) fn of_all(&mut self, queries: &Positions, keys: &Positions) -> Result<Work> {
+        let mut sum = Work::default();
+        for band in 0..self.bands.len() {
+            sum += self.of_band(band, queries, keys)?;
+        }
+        Ok(sum)
+    }
+
+    /// The heads of a band.
+    pub(crate) fn of_band(
+        &mut self,
+        band: usize,
+        queries: &Positions,
+        keys: &Positions,
+    ) -> Result<Work> {
+        let tokens = self.problem.shards.tokens();
+        if let Sparsity::Patterns(_) = self.problem.sparsity {
+            return work(&mut self.patterns[band], tokens, queries, keys);
+        }
+        // Key heads of a band have equal work.
+        let Problem { heads, key_heads, sparsity, .. } = self.problem;
+        let band = &self.bands[band];
+        let one = HeadMap::of_key_heads(*heads, *key_heads, [band.key_heads[0]]);
+        let mut sum = Work::default();
+        for layout in sparsity.components(tokens, queries, keys, &one, 1, &mut go_on)?.layouts() {
+            sum.add(counted(layout)?, band.key_heads.len() as u64);
+        }
+        Ok(sum)
+    }
+}
+
 /// Work of some queries over some keys of a sequence. Pairs of progressions with empty or full
 /// coverage are counted without compiling a layout.
-pub(crate) fn work(
+fn work(
     patterns: &mut [(Pattern, PatternCoverage, u64)],
     tokens: usize,
     queries: &Positions,
@@ -137,11 +225,11 @@ mod tests {
 
     #[test]
     fn pairs_are_counted_or_sampled() {
-        let causal = Pattern::causal();
+        let causal = Sparsity::from(Pattern::causal());
         let all = Positions::range(0, 100_000).unwrap();
         let exact = 100_000 * 100_001 / 2;
-        assert_eq!(active_pairs(&causal, 100_000, &all, usize::MAX).unwrap(), exact);
-        let sampled = active_pairs(&causal, 100_000, &all, 10).unwrap();
+        assert_eq!(active_pairs(&causal, 1, 100_000, &all, usize::MAX).unwrap(), exact);
+        let sampled = active_pairs(&causal, 1, 100_000, &all, 10).unwrap();
         assert!(sampled.abs_diff(exact) < exact / 100, "{sampled}");
     }
 

@@ -8,17 +8,15 @@
 //! many ranks need most of its tokens, further ranks cannot change that), so demands are computed only
 //! until the result is known.
 
-use longspan::{Pattern, Positions};
-use longspan_pattern::PatternCoverage;
 use rustc_hash::FxHashMap;
-use std::ops::ControlFlow;
 
-use crate::demand::{self, Demand};
+use crate::demand::Demands;
 use crate::error::Result;
-use crate::load::{self, Work, active_pairs};
+use crate::load::{self, Load, Work};
 use crate::problem::Problem;
 use crate::schedule::{Leg, Message, Payload, Schedule, ScheduleInputs, Step};
 use crate::send_plan::{self, SendPlan};
+use crate::sparsity::go_on;
 use crate::tokens::{self, Tokens};
 
 /// Computes the communication plans of the ranks of one problem.
@@ -39,13 +37,10 @@ use crate::tokens::{self, Tokens};
 #[derive(Debug)]
 pub struct CommunicationPlanner<'a> {
     problem: &'a Problem,
-    /// The union of all heads.
-    pattern: Pattern,
-    coverage: PatternCoverage,
-    /// Distinct patterns, and the number of heads with each.
-    patterns: Vec<(Pattern, PatternCoverage, u64)>,
-    /// Send plans by owner; none where all tokens are sent directly.
-    send_plans: FxHashMap<usize, Option<SendPlan>>,
+    demands: Demands<'a>,
+    load: Load<'a>,
+    /// Send plans by owner and band; none where all tokens are sent directly.
+    send_plans: FxHashMap<(usize, usize), Option<SendPlan>>,
 }
 
 /// The communication plan of one rank: what it sends, receives and computes in both passes.
@@ -90,20 +85,9 @@ impl PlannedHop {
 impl<'a> CommunicationPlanner<'a> {
     /// A planner for a problem.
     pub fn new(problem: &'a Problem) -> Result<Self> {
-        let pattern = demand::any_head(&problem.pattern, problem.heads)?;
-        let patterns = load::distinct(&problem.pattern, problem.heads)?;
-        let with_coverage = |(pattern, times): (&Pattern, u64)| {
-            (pattern.clone(), PatternCoverage::new(pattern), times)
-        };
-        let patterns = patterns.into_iter().map(with_coverage).collect();
-        let coverage = PatternCoverage::new(&pattern);
-        Ok(CommunicationPlanner {
-            problem,
-            pattern,
-            coverage,
-            patterns,
-            send_plans: FxHashMap::default(),
-        })
+        let demands = Demands::new(problem)?;
+        let load = Load::new(problem, &demands.bands)?;
+        Ok(CommunicationPlanner { problem, demands, load, send_plans: FxHashMap::default() })
     }
 
     /// The plan of a rank.
@@ -115,46 +99,60 @@ impl<'a> CommunicationPlanner<'a> {
         let problem = self.problem;
         let (shards, ranks) = (&problem.shards, problem.shards.ranks());
         let held = shards.rank(rank);
-        let demands =
-            (0..ranks).map(|owner| self.demand(rank, owner)).collect::<Result<Vec<_>>>()?;
-        let others =
-            (0..ranks).map(|other| self.demand(other, rank)).collect::<Result<Vec<_>>>()?;
-        let (demanded, remote): (Vec<_>, Vec<_>) =
-            others.into_iter().map(|demand| (demand.keys, demand.remote_queries)).unzip();
-        let send_plan = SendPlan::of(problem, rank, demanded);
+        let bands = self.demands.bands.clone();
+        let mut demands = Vec::with_capacity(ranks);
+        let mut demanded = vec![Vec::with_capacity(ranks); bands.len()];
+        let mut remote = vec![Vec::with_capacity(ranks); bands.len()];
+        for other in 0..ranks {
+            demands.push(self.demands.of(rank, other, &mut go_on)?);
+            for (band, demand) in self.demands.of(other, rank, &mut go_on)?.into_iter().enumerate()
+            {
+                demanded[band].push(demand.keys);
+                remote[band].push(demand.remote_queries);
+            }
+        }
+        let of_band = |demanded| SendPlan::of(problem, rank, demanded);
+        let send_plans: Vec<_> = demanded.into_iter().map(of_band).collect();
         let mut received_plans = Vec::with_capacity(ranks);
-        for (owner, demand) in demands.iter().enumerate() {
-            let none = demand.keys.is_empty();
-            received_plans.push(match if none { None } else { self.send_plan(owner)? } {
-                None => (demand.keys.clone(), Vec::new()),
-                Some(plan) => {
-                    let mine = plan.trees.iter().filter(|tree| tree.node(rank).is_some());
-                    (plan.direct[rank].clone(), mine.cloned().collect())
-                }
-            });
+        for (owner, demands) in demands.iter().enumerate() {
+            let mut own = Vec::with_capacity(bands.len());
+            for (band, demand) in demands.iter().enumerate() {
+                let none = demand.keys.is_empty();
+                own.push(match if none { None } else { self.send_plan(owner, band)? } {
+                    None => (demand.keys.clone(), Vec::new()),
+                    Some(plan) => {
+                        let mine = plan.trees.iter().filter(|tree| tree.node(rank).is_some());
+                        (plan.direct[rank].clone(), mine.cloned().collect())
+                    }
+                });
+            }
+            received_plans.push(own);
         }
         let inputs = ScheduleInputs {
             rank,
+            bands: &bands,
             demands: &demands,
             received_plans: &received_plans,
-            send_plan: &send_plan,
+            send_plans: &send_plans,
             remote_queries: &remote,
         };
         let schedule = Schedule::new(problem, &inputs);
 
+        let load = &mut self.load;
         let mut local_keys = Vec::with_capacity(schedule.local_keys.len());
         for range in &schedule.local_keys {
             let keys = Tokens::range(range.start as i64, range.len())?;
-            local_keys.push(self.work(held, &tokens::positions_of(held, &keys))?);
+            local_keys.push(load.of_all(held, &tokens::positions_of(held, &keys))?);
         }
         let mut received_keys = Vec::with_capacity(schedule.received_keys.len());
         for keys in &schedule.received_keys {
             let queries = keys.queries.as_ref().map(|some| tokens::positions_of(held, some));
-            received_keys.push(self.work(queries.as_ref().unwrap_or(held), &keys.positions)?);
+            let queries = queries.as_ref().unwrap_or(held);
+            received_keys.push(load.of_band(keys.band, queries, &keys.positions)?);
         }
         let mut remote_queries = Vec::with_capacity(schedule.remote_queries.len());
         for queries in &schedule.remote_queries {
-            remote_queries.push(self.work(&queries.positions, held)?);
+            remote_queries.push(load.of_band(queries.band, &queries.positions, held)?);
         }
         let hops = |steps: &[Step]| hops(steps, &local_keys, &received_keys, &remote_queries);
         let (forward, backward) = (hops(&schedule.forward), hops(&schedule.backward));
@@ -169,44 +167,35 @@ impl<'a> CommunicationPlanner<'a> {
     /// If there is no such rank.
     pub fn pairs(&self, rank: usize, rows: usize) -> Result<u128> {
         let shards = &self.problem.shards;
-        let mut sum = 0;
-        for (pattern, _, times) in &self.patterns {
-            let pairs = active_pairs(pattern, shards.tokens(), shards.rank(rank), rows)?;
-            sum += pairs * u128::from(*times);
-        }
-        Ok(sum)
-    }
-
-    fn demand(&mut self, rank: usize, owner: usize) -> Result<Demand> {
-        match rank == owner {
-            true => Ok(Demand::default()),
-            false => {
-                let go_on = &mut || ControlFlow::Continue(());
-                Demand::of(self.problem, &self.pattern, &mut self.coverage, rank, owner, go_on)
-            }
-        }
-    }
-
-    fn work(&mut self, queries: &Positions, keys: &Positions) -> Result<Work> {
-        load::work(&mut self.patterns, self.problem.shards.tokens(), queries, keys)
+        load::active_pairs(
+            &self.problem.sparsity,
+            self.problem.heads,
+            shards.tokens(),
+            shards.rank(rank),
+            rows,
+        )
     }
 
     /// The send plan of an owner; none where all tokens are sent directly.
-    fn send_plan(&mut self, owner: usize) -> Result<Option<&SendPlan>> {
-        if !self.send_plans.contains_key(&owner) {
-            let plan = self.make_send_plan(owner)?;
-            self.send_plans.insert(owner, plan);
+    fn send_plan(&mut self, owner: usize, band: usize) -> Result<Option<&SendPlan>> {
+        let key = (owner, band);
+        if !self.send_plans.contains_key(&key) {
+            let plan = self.make_send_plan(owner, band)?;
+            self.send_plans.insert(key, plan);
         }
-        Ok(self.send_plans[&owner].as_ref())
+        Ok(self.send_plans[&key].as_ref())
     }
 
-    fn make_send_plan(&mut self, owner: usize) -> Result<Option<SendPlan>> {
+    fn make_send_plan(&mut self, owner: usize, band: usize) -> Result<Option<SendPlan>> {
+        if !SendPlan::has_trees(self.problem) {
+            return Ok(None);
+        }
         let (ranks, held) = (self.problem.shards.ranks(), self.problem.shards.rank(owner).len());
         let mut demanded = vec![Tokens::default(); ranks];
         let mut receivers = 0_u32;
         for distance in 1..ranks {
             let rank = (owner + distance) % ranks;
-            let keys = self.demand(rank, owner)?.keys;
+            let keys = self.demands.of_band(band, rank, owner, &mut go_on)?.keys;
             if keys.is_empty() {
                 continue;
             }

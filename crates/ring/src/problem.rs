@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
-use longspan::{Dims, Dropout, ElementType, Heads, Score};
+use longspan::{Dims, Dropout, ElementType, Score};
 use twox_hash::XxHash3_64;
 
+use crate::error::Result;
 use crate::shards::Shards;
+use crate::sparsity::{Band, Sparsity};
 use crate::wire::{Extent, Wire};
 
 /// Order in which keys are reduced into the results.
@@ -22,7 +24,7 @@ pub enum Reduction {
     Reproducible,
 }
 
-/// The problem that all ranks compute: pattern, shards, shapes and dtype.
+/// The problem that all ranks compute: what queries attend to, shards, shapes and dtype.
 ///
 /// ```
 /// use longspan::{ElementType, Heads};
@@ -35,7 +37,7 @@ pub enum Reduction {
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct Problem {
-    pub(crate) pattern: Heads,
+    pub(crate) sparsity: Sparsity,
     pub(crate) shards: Shards,
     pub(crate) batch: usize,
     pub(crate) heads: usize,
@@ -54,9 +56,9 @@ pub struct Problem {
 impl Problem {
     /// One batch entry, one head, head dim 64, f32, scores scaled by `1/√dim`; the methods below set the
     /// rest.
-    pub fn new(pattern: impl Into<Heads>, shards: Shards) -> Self {
+    pub fn new(sparsity: impl Into<Sparsity>, shards: Shards) -> Self {
         Problem {
-            pattern: pattern.into(),
+            sparsity: sparsity.into(),
             shards,
             batch: 1,
             heads: 1,
@@ -151,51 +153,57 @@ impl Problem {
         &self.shards
     }
 
-    /// Bytes of one token's keys and values in memory.
-    pub(crate) fn key_bytes(&self) -> usize {
-        self.batch * self.key_heads * (self.dim + self.value_dim) * self.element.size()
+    /// Key heads that share a demand.
+    pub(crate) fn bands(&self) -> Result<Vec<Band>> {
+        self.sparsity.bands(self.heads, self.key_heads)
     }
 
-    pub(crate) fn key_extent(&self, tokens: usize) -> Extent {
-        Extent { heads: self.batch * self.key_heads, tokens, dim: self.dim }
+    /// Bytes of one token's keys and values of a band in memory.
+    pub(crate) fn key_bytes(&self, band: &Band) -> usize {
+        self.batch * band.key_heads.len() * (self.dim + self.value_dim) * self.element.size()
     }
 
-    pub(crate) fn value_extent(&self, tokens: usize) -> Extent {
-        Extent { dim: self.value_dim, ..self.key_extent(tokens) }
+    pub(crate) fn key_extent(&self, band: &Band, tokens: usize) -> Extent {
+        Extent { heads: self.batch * band.key_heads.len(), tokens, dim: self.dim }
     }
 
-    /// Bytes of the keys and values of `tokens` tokens on the wire, at most.
-    pub(crate) fn keys_len(&self, tokens: usize) -> usize {
-        let extents = [self.key_extent(tokens), self.value_extent(tokens)];
+    pub(crate) fn value_extent(&self, band: &Band, tokens: usize) -> Extent {
+        Extent { dim: self.value_dim, ..self.key_extent(band, tokens) }
+    }
+
+    /// Bytes of the keys and values of `tokens` tokens of a band on the wire, at most.
+    pub(crate) fn keys_len(&self, band: &Band, tokens: usize) -> usize {
+        let extents = [self.key_extent(band, tokens), self.value_extent(band, tokens)];
         extents.into_iter().map(|extent| self.wire.len(extent, self.element)).sum()
     }
 
-    /// Bytes of the gradients of one token's keys and values.
-    pub(crate) fn key_gradient_bytes(&self) -> usize {
-        self.batch * self.key_heads * (self.dim + self.value_dim) * size_of::<f32>()
+    /// Bytes of the gradients of one token's keys and values of a band.
+    pub(crate) fn key_gradient_bytes(&self, band: &Band) -> usize {
+        self.batch * band.key_heads.len() * (self.dim + self.value_dim) * size_of::<f32>()
     }
 
-    /// Bytes of one remote query and of its returned partial softmax.
-    pub(crate) fn remote_query_bytes(&self) -> usize {
-        self.query_bytes() + self.state_bytes()
+    /// Bytes of one remote query of a band and of its returned partial softmax.
+    pub(crate) fn remote_query_bytes(&self, band: &Band) -> usize {
+        band.heads.len() * (self.query_bytes() + self.state_bytes())
     }
 
+    /// Bytes of one query and head.
     pub(crate) fn query_bytes(&self) -> usize {
-        self.batch * self.heads * self.dim * self.element.size()
+        self.batch * self.dim * self.element.size()
     }
 
     pub(crate) fn state_bytes(&self) -> usize {
-        self.batch * self.heads * (self.value_dim + 2) * size_of::<f32>()
+        self.batch * (self.value_dim + 2) * size_of::<f32>()
     }
 
-    /// Bytes of one remote query in the backward pass: q, dout, and three f32 per row.
+    /// Bytes of one remote query and head in the backward pass: q, dout, and three f32 per row.
     pub(crate) fn backward_query_bytes(&self) -> usize {
         let tensors = (self.dim + self.value_dim) * self.element.size();
-        self.batch * self.heads * (tensors + 3 * size_of::<f32>())
+        self.batch * (tensors + 3 * size_of::<f32>())
     }
 
     pub(crate) fn query_gradient_bytes(&self) -> usize {
-        self.batch * self.heads * self.dim * size_of::<f32>()
+        self.batch * self.dim * size_of::<f32>()
     }
 
     pub(crate) fn query_dims(&self, tokens: usize) -> Dims {
@@ -228,7 +236,7 @@ impl Problem {
         let sinks = sinks.map_or("none".to_owned(), |sinks| format!("{sinks:?}"));
         vec![
             plain("Longspan's version", env!("CARGO_PKG_VERSION").to_owned()),
-            plain("pattern", self.pattern.to_string()),
+            plain("pattern", self.sparsity.to_string()),
             plain("shards", format!("{:?}", self.shards)),
             plain("batch", self.batch.to_string()),
             plain("heads", self.heads.to_string()),

@@ -31,11 +31,13 @@ use self::step::{Event, Legs, in_order, steps};
 use crate::demand::Demand;
 use crate::problem::{Problem, Reduction};
 use crate::send_plan::{BroadcastTree, SendPlan};
+use crate::sparsity::Band;
 use crate::tokens::{self, Tokens};
 
 /// What one rank sends, receives and computes in both passes.
 #[derive(Debug)]
 pub(crate) struct Schedule {
+    pub(crate) bands: Vec<Band>,
     /// Ranges of local keys, by index in the shard; one computation each.
     pub(crate) local_keys: Vec<Range<usize>>,
     pub(crate) sent_keys: Vec<SentKeys>,
@@ -46,15 +48,17 @@ pub(crate) struct Schedule {
     pub(crate) backward: Vec<Step>,
 }
 
-/// Local keys that are sent to another rank.
+/// Local keys of a band that are sent to another rank.
 #[derive(Debug)]
 pub(crate) struct SentKeys {
+    pub(crate) band: usize,
     pub(crate) tokens: Tokens,
 }
 
-/// Keys of another rank.
+/// Keys of another rank, of a band.
 #[derive(Debug)]
 pub(crate) struct ReceivedKeys {
+    pub(crate) band: usize,
     pub(crate) positions: Positions,
     /// The local queries that attend to them, where not all do.
     pub(crate) queries: Option<Tokens>,
@@ -62,29 +66,32 @@ pub(crate) struct ReceivedKeys {
     pub(crate) children: usize,
 }
 
-/// Local queries that are sent to another rank's keys.
+/// Local queries of a band that are sent to another rank's keys.
 #[derive(Debug)]
 pub(crate) struct SentQueries {
+    pub(crate) band: usize,
     pub(crate) queries: Tokens,
 }
 
-/// Queries of another rank over local keys.
+/// Queries of another rank over local keys, of a band.
 #[derive(Debug)]
 pub(crate) struct RemoteQueries {
+    pub(crate) band: usize,
     pub(crate) positions: Positions,
 }
 
 /// What a schedule is made from.
 pub(crate) struct ScheduleInputs<'a> {
     pub(crate) rank: usize,
-    /// This rank's demand for the keys of each rank.
-    pub(crate) demands: &'a [Demand],
-    /// The part of each rank's send plan that concerns this rank.
-    pub(crate) received_plans: &'a [(Tokens, Vec<BroadcastTree>)],
-    /// How this rank's keys reach the others.
-    pub(crate) send_plan: &'a SendPlan,
-    /// Queries of each rank that are sent here.
-    pub(crate) remote_queries: &'a [Tokens],
+    pub(crate) bands: &'a [Band],
+    /// This rank's demand for the keys of each rank and band.
+    pub(crate) demands: &'a [Vec<Demand>],
+    /// The part of each rank's send plan of each band that concerns this rank.
+    pub(crate) received_plans: &'a [Vec<(Tokens, Vec<BroadcastTree>)>],
+    /// How this rank's keys of each band reach the others.
+    pub(crate) send_plans: &'a [SendPlan],
+    /// Queries of each band and rank that are sent here.
+    pub(crate) remote_queries: &'a [Vec<Tokens>],
 }
 
 /// Kinds of parts, in the order in which they follow each other in a message.
@@ -94,8 +101,7 @@ const LENGTHS: u8 = 4;
 
 impl Schedule {
     pub(crate) fn new(problem: &Problem, inputs: &ScheduleInputs<'_>) -> Self {
-        let ScheduleInputs { rank, demands, received_plans, send_plan, remote_queries: remote } =
-            *inputs;
+        let ScheduleInputs { rank, bands, demands, .. } = *inputs;
         let ranks = demands.len();
         let distance = |from: usize, to: usize| ((to + ranks - from) % ranks) as u32;
         let mut sent_keys = Vec::new();
@@ -103,86 +109,89 @@ impl Schedule {
         let mut sent_queries = Vec::new();
         let mut remote_queries = Vec::new();
 
-        // Keys in bytes; queries in tokens, since the passes send different data per query.
+        // Keys in bytes; queries in tokens × heads, since the passes send different data per query.
         let (mut keys, mut queries) = (Legs::default(), Legs::default());
-        let outbound = |tokens: &Tokens| problem.keys_len(tokens.len());
-        let returned = |tokens: &Tokens| tokens.len() * problem.key_gradient_bytes();
-
         let held_here = problem.shards.rank(rank);
-        for peer in (0..ranks).filter(|&peer| peer != rank) {
-            let direct = &send_plan.direct[peer];
-            let sent = by_step(problem.reduction, distance(rank, peer), held_here, direct);
-            for (index, (out, tokens)) in sent.into_iter().enumerate() {
-                let order = (KEYS, rank, index as u32);
-                let payload = Payload::SentKeys(sent_keys.len());
-                let (to, from) =
-                    ((out, true, outbound(&tokens)), (out + 2, false, returned(&tokens)));
-                sent_keys.push(SentKeys { tokens });
-                keys.add(peer, order, payload, to, from);
-            }
-            let held = problem.shards.rank(peer);
-            let queries_here = &demands[peer].local_queries;
-            let receive = |tokens: &Tokens, children| ReceivedKeys {
-                positions: tokens::positions_of(held, tokens),
-                queries: queries_here.clone(),
-                children,
-            };
-            let (direct, trees) = &received_plans[peer];
-            let received = by_step(problem.reduction, distance(peer, rank), held, direct);
-            for (index, (out, tokens)) in received.into_iter().enumerate() {
-                let order = (KEYS, peer, index as u32);
-                let payload = Payload::ReceivedKeys(received_keys.len());
-                received_keys.push(receive(&tokens, 0));
-                let (to, from) =
-                    ((out, false, outbound(&tokens)), (out + 2, true, returned(&tokens)));
-                keys.add(peer, order, payload, to, from);
-            }
-            for tree in trees {
-                let node = tree.node(rank).expect("a tree that this rank is in");
-                let index = received_keys.len();
-                let children: Vec<_> = tree.children(node).collect();
-                received_keys.push(receive(&tree.tokens, children.len()));
-                let order = (KEYS, peer, 1 + tree.index);
-                let (outbound, returned) = (outbound(&tree.tokens), returned(&tree.tokens));
-                let parent = tree.ranks[(node - 1) / 2];
-                let to = (tree.broadcast_step(node), false, outbound);
-                let from = (tree.reduce_step(node), true, returned);
-                keys.add(parent, order, Payload::ReceivedKeys(index), to, from);
-                for (number, child) in children.into_iter().enumerate() {
-                    let to = (tree.broadcast_step(child), true, outbound);
-                    let from = (tree.reduce_step(child), false, returned);
-                    let payload = Payload::ForwardedKeys(index, number);
-                    keys.add(tree.ranks[child], order, payload, to, from);
+        for (band, heads) in bands.iter().enumerate() {
+            let (send_plan, remote) = (&inputs.send_plans[band], &inputs.remote_queries[band]);
+            let outbound = |tokens: &Tokens| problem.keys_len(heads, tokens.len());
+            let returned = |tokens: &Tokens| tokens.len() * problem.key_gradient_bytes(heads);
+            for peer in (0..ranks).filter(|&peer| peer != rank) {
+                let demand = &demands[peer][band];
+                let direct = &send_plan.direct[peer];
+                let sent = by_step(problem.reduction, distance(rank, peer), held_here, direct);
+                for (index, (out, tokens)) in sent.into_iter().enumerate() {
+                    let order = (KEYS, rank, band, index as u32);
+                    let payload = Payload::SentKeys(sent_keys.len());
+                    let (to, from) =
+                        ((out, true, outbound(&tokens)), (out + 2, false, returned(&tokens)));
+                    sent_keys.push(SentKeys { band, tokens });
+                    keys.add(peer, order, payload, to, from);
+                }
+                let held = problem.shards.rank(peer);
+                let receive = |tokens: &Tokens, children| ReceivedKeys {
+                    band,
+                    positions: tokens::positions_of(held, tokens),
+                    queries: demand.local_queries.clone(),
+                    children,
+                };
+                let (direct, trees) = &inputs.received_plans[peer][band];
+                let received = by_step(problem.reduction, distance(peer, rank), held, direct);
+                for (index, (out, tokens)) in received.into_iter().enumerate() {
+                    let order = (KEYS, peer, band, index as u32);
+                    let payload = Payload::ReceivedKeys(received_keys.len());
+                    received_keys.push(receive(&tokens, 0));
+                    let (to, from) =
+                        ((out, false, outbound(&tokens)), (out + 2, true, returned(&tokens)));
+                    keys.add(peer, order, payload, to, from);
+                }
+                for tree in trees {
+                    let node = tree.node(rank).expect("a tree that this rank is in");
+                    let index = received_keys.len();
+                    let children: Vec<_> = tree.children(node).collect();
+                    received_keys.push(receive(&tree.tokens, children.len()));
+                    let order = (KEYS, peer, band, 1 + tree.index);
+                    let (outbound, returned) = (outbound(&tree.tokens), returned(&tree.tokens));
+                    let parent = tree.ranks[(node - 1) / 2];
+                    let to = (tree.broadcast_step(node), false, outbound);
+                    let from = (tree.reduce_step(node), true, returned);
+                    keys.add(parent, order, Payload::ReceivedKeys(index), to, from);
+                    for (number, child) in children.into_iter().enumerate() {
+                        let to = (tree.broadcast_step(child), true, outbound);
+                        let from = (tree.reduce_step(child), false, returned);
+                        let payload = Payload::ForwardedKeys(index, number);
+                        keys.add(tree.ranks[child], order, payload, to, from);
+                    }
+                }
+                let out = distance(rank, peer);
+                let sent = &demand.remote_queries;
+                if !sent.is_empty() {
+                    let payload = Payload::SentQueries(sent_queries.len());
+                    sent_queries.push(SentQueries { band, queries: sent.clone() });
+                    let order = (QUERIES, peer, band, 0);
+                    let count = sent.len() * heads.heads.len();
+                    queries.add(peer, order, payload, (out, true, count), (out + 2, false, count));
+                }
+                let out = distance(peer, rank);
+                if !remote[peer].is_empty() {
+                    let payload = Payload::RemoteQueries(remote_queries.len());
+                    let positions = tokens::positions_of(held, &remote[peer]);
+                    remote_queries.push(RemoteQueries { band, positions });
+                    let order = (QUERIES, rank, band, 0);
+                    let count = remote[peer].len() * heads.heads.len();
+                    queries.add(peer, order, payload, (out, false, count), (out + 2, true, count));
                 }
             }
-            let out = distance(rank, peer);
-            let sent = &demands[peer].remote_queries;
-            if !sent.is_empty() {
-                let payload = Payload::SentQueries(sent_queries.len());
-                sent_queries.push(SentQueries { queries: sent.clone() });
-                let order = (QUERIES, peer, 0);
-                let count = sent.len();
-                queries.add(peer, order, payload, (out, true, count), (out + 2, false, count));
-            }
-            let out = distance(peer, rank);
-            if !remote[peer].is_empty() {
-                let payload = Payload::RemoteQueries(remote_queries.len());
-                remote_queries
-                    .push(RemoteQueries { positions: tokens::positions_of(held, &remote[peer]) });
-                let order = (QUERIES, rank, 0);
-                let count = remote[peer].len();
-                queries.add(peer, order, payload, (out, false, count), (out + 2, true, count));
-            }
-        }
-        // A tree starts with sends to its first two ranks.
-        for tree in &send_plan.trees {
-            for child in tree.children(0) {
-                let payload = Payload::SentKeys(sent_keys.len());
-                sent_keys.push(SentKeys { tokens: tree.tokens.clone() });
-                let order = (KEYS, rank, 1 + tree.index);
-                let to = (tree.broadcast_step(child), true, outbound(&tree.tokens));
-                let from = (tree.reduce_step(child), false, returned(&tree.tokens));
-                keys.add(tree.ranks[child], order, payload, to, from);
+            // A tree starts with sends to its first two ranks.
+            for tree in &send_plan.trees {
+                for child in tree.children(0) {
+                    let payload = Payload::SentKeys(sent_keys.len());
+                    sent_keys.push(SentKeys { band, tokens: tree.tokens.clone() });
+                    let order = (KEYS, rank, band, 1 + tree.index);
+                    let to = (tree.broadcast_step(child), true, outbound(&tree.tokens));
+                    let from = (tree.reduce_step(child), false, returned(&tree.tokens));
+                    keys.add(tree.ranks[child], order, payload, to, from);
+                }
             }
         }
 
@@ -196,7 +205,7 @@ impl Schedule {
         if problem.wire.varies() {
             let length = |event: &Event| Event {
                 label: event.label - 1,
-                order: (LENGTHS, event.order.1, event.order.2),
+                order: (LENGTHS, event.order.1, event.order.2, event.order.3),
                 part: Part { leg: Leg::Length, bytes: size_of::<u64>(), ..event.part },
                 ..*event
             };
@@ -238,6 +247,7 @@ impl Schedule {
         }
         let (forward, backward) = (in_order(forward), in_order(backward));
         let mut schedule = Schedule {
+            bands: bands.to_vec(),
             local_keys,
             sent_keys,
             received_keys,

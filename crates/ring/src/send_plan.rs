@@ -11,6 +11,7 @@ use rustc_hash::FxHashMap;
 use crate::bytes::{Reader, write_tokens, write_word};
 use crate::error::Result;
 use crate::problem::{Problem, Reduction};
+use crate::sparsity::Sparsity;
 use crate::tokens::{self, Tokens};
 
 /// Tokens are broadcast by a tree from this number of receiving ranks on.
@@ -37,14 +38,20 @@ pub(crate) struct SendPlan {
 
 impl SendPlan {
     /// The plan for an owner's tokens that each rank demands. Reproducible reductions use no trees:
-    /// every rank receives tokens in the order of the sequence.
+    /// every rank receives tokens in the order of the sequence. Neither does dilated attention: the
+    /// few tokens of a high rate that many ranks need are different ones of every owner, so that all
+    /// ranks send about as much as they receive.
     pub(crate) fn of(problem: &Problem, owner: usize, demanded: Vec<Tokens>) -> Self {
-        match problem.reduction {
-            Reduction::Overlapped => {
-                SendPlan::new(owner, problem.shards.rank(owner).len(), demanded)
-            }
-            Reduction::Reproducible => SendPlan { direct: demanded, trees: Vec::new() },
+        match Self::has_trees(problem) {
+            true => SendPlan::new(owner, problem.shards.rank(owner).len(), demanded),
+            false => SendPlan { direct: demanded, trees: Vec::new() },
         }
+    }
+
+    /// Whether any plan of a problem may have trees.
+    pub(crate) fn has_trees(problem: &Problem) -> bool {
+        problem.reduction == Reduction::Overlapped
+            && matches!(problem.sparsity, Sparsity::Patterns(_))
     }
 
     /// The plan for the `held` tokens of `owner`, from those that each rank demands.
@@ -89,16 +96,16 @@ impl SendPlan {
     }
 
     /// The part of the plan that concerns a rank.
-    pub(crate) fn encode_for(&self, rank: usize) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        write_tokens(&mut bytes, &self.direct[rank]);
-        for tree in self.trees.iter().filter(|tree| tree.ranks.contains(&rank)) {
-            write_word(&mut bytes, tree.index.into());
-            write_tokens(&mut bytes, &tree.tokens);
-            write_word(&mut bytes, tree.ranks.len() as u64);
-            tree.ranks.iter().for_each(|&rank| write_word(&mut bytes, rank as u64));
+    pub(crate) fn encode_for(&self, rank: usize, bytes: &mut Vec<u8>) {
+        write_tokens(bytes, &self.direct[rank]);
+        let concerned = || self.trees.iter().filter(|tree| tree.ranks.contains(&rank));
+        write_word(bytes, concerned().count() as u64);
+        for tree in concerned() {
+            write_word(bytes, tree.index.into());
+            write_tokens(bytes, &tree.tokens);
+            write_word(bytes, tree.ranks.len() as u64);
+            tree.ranks.iter().for_each(|&rank| write_word(bytes, rank as u64));
         }
-        bytes
     }
 }
 
@@ -132,14 +139,17 @@ pub(crate) fn exceeds_tree_limit(shared: usize, held: usize) -> bool {
 
 /// What a rank receives from an owner: directly, and by trees. The inverse of
 /// [`SendPlan::encode_for`].
-pub(crate) fn decode(owner: usize, bytes: &[u8]) -> Result<(Tokens, Vec<BroadcastTree>)> {
-    let mut reader = Reader::new(bytes);
-    if bytes.is_empty() {
+pub(crate) fn decode(
+    owner: usize,
+    reader: &mut Reader<'_>,
+) -> Result<(Tokens, Vec<BroadcastTree>)> {
+    // A rank's message to itself is empty.
+    if reader.is_empty() {
         return Ok((Tokens::default(), Vec::new()));
     }
     let direct = reader.tokens()?;
     let mut trees = Vec::new();
-    while !reader.is_empty() {
+    for _ in 0..reader.word()? {
         let index = reader.word()? as u32;
         let tokens = reader.tokens()?;
         let count = reader.word()?;
@@ -197,7 +207,9 @@ mod tests {
         assert_eq!(plan.direct[1], Positions::range(4, 96).unwrap());
         assert!(plan.direct[2].is_empty());
         for rank in 1..9 {
-            let (direct, trees) = decode(0, &plan.encode_for(rank)).unwrap();
+            let mut bytes = Vec::new();
+            plan.encode_for(rank, &mut bytes);
+            let (direct, trees) = decode(0, &mut Reader::new(&bytes)).unwrap();
             assert_eq!((direct, trees), (plan.direct[rank].clone(), plan.trees.clone()));
         }
     }

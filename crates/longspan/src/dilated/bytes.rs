@@ -1,6 +1,6 @@
 //! Memory that a call takes before it is made.
 
-use super::{Dilated, select};
+use super::Dilated;
 use crate::arguments::Pass;
 use crate::check;
 use crate::dims::Dims;
@@ -8,7 +8,6 @@ use crate::driver;
 use crate::dtype::{Element, ElementType};
 use crate::error::Result;
 use crate::exec::{Hook, Monitor};
-use crate::tensor::Selection;
 
 impl Dilated {
     /// Bytes that the first call of a pass allocates, as
@@ -32,18 +31,15 @@ impl Dilated {
         // Entries and parts follow one another, in one workspace.
         let mut workspace = 0;
         for part in parts.iter().filter(|_| sizes.batch > 0) {
-            let (queries, keys) = (part.queries(0), part.keys(0));
-            let options = part.options(&self.options, 0, sizes.heads);
-            let inputs = select(&inputs, &queries, &keys);
+            let (options, selected) = part.call(&self.options, &inputs, 0);
+            let (inputs, rows) = (selected, selected.q.dims().rows());
             let bytes = match pass {
                 Pass::Forward => driver::forward_bytes(&options, &part.layouts, &inputs)?,
                 Pass::Backward => {
                     // Log-sum-exp in two parts, and delta.
-                    let Selection { segments, tokens, heads, .. } = queries;
-                    let rows = 3 * segments.count * tokens.count * heads.count;
                     let biases: usize = options.gradient_lens().into_iter().flatten().sum();
                     driver::backward_bytes(&options, &part.layouts, &inputs)?
-                        + (rows + biases) * size_of::<f32>()
+                        + (3 * rows + biases) * size_of::<f32>()
                 }
             };
             workspace = workspace.max(bytes);

@@ -1,138 +1,144 @@
-//! A branch as calls of the kernels on strided views.
+//! A branch as components: kernel calls on strided views.
 //!
-//! Heads of one offset see the same tokens of a segment, `offset, offset + rate, …`: a view with a
-//! step. Segments of one length are the batch entries of that view, so that a call has them all;
-//! the last, short one has a call of its own. Positions go along, so whatever else a query may not
-//! see (what comes later, other documents) is a layout over those positions.
+//! Heads of one offset attend to the same tokens of a segment, `offset, offset + rate, …`. Where the
+//! tokens of a tensor are a progression of positions, these are a view with a step. Segments of one
+//! length are the batch entries of that view, so that a call has them all; the last, short one has a
+//! call of its own. Positions go along, so whatever else a query may not attend to (what comes later,
+//! other documents) is a layout over those positions.
+//!
+//! Tokens of a shard, or of some keys of another one, are several progressions: every one of the
+//! queries with every one of the keys.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use longspan_pattern::{Layout, LayoutSet, Pattern, Positions, Progression, Shape};
 
 use super::{Branch, Overlap};
-use crate::dims::Sizes;
+use crate::components::{Component, HeadMap, Part};
 use crate::error::Result;
 use crate::exec::Monitor;
-use crate::layouts::Layouts;
-use crate::options::Options;
-use crate::score::HeadPart;
 use crate::tensor::{Selection, Steps};
 
 /// Segments of so many tokens of a branch, or fewer, are no calls of their own but blocks of one
 /// layout over all of them.
 const SHORT: usize = 256;
 
-/// One call.
-#[derive(Debug)]
-pub(super) struct Part {
-    pub(super) layouts: Layouts,
-    queries: Selection,
-    keys: Selection,
-    /// Active blocks × query heads.
-    pub(super) weight: usize,
-}
-
-impl Part {
-    /// Queries of a batch entry.
-    pub(super) fn queries(&self, entry: usize) -> Selection {
-        Selection { entry, ..self.queries }
-    }
-
-    /// Keys of a batch entry.
-    pub(super) fn keys(&self, entry: usize) -> Selection {
-        Selection { entry, ..self.keys }
-    }
-
-    /// Options for the heads of this part and a batch entry.
-    pub(super) fn options(&self, all: &Options, entry: usize, of: usize) -> Options {
-        // Rows are finished once all parts have been added, and get their sinks then.
-        let mut options = Options { sink_logits: None, ..all.clone() };
-        let Steps { first, step, count } = self.queries.heads;
-        options.score = all.score.of_heads(first, step, count);
-        if let Some(dropout) = &mut options.dropout {
-            dropout.part = Some(HeadPart { entry, first, step, of });
-        }
-        options
-    }
-}
-
-/// What parts are made for.
+/// What components are made for.
 #[derive(Clone, Copy)]
 pub(super) struct Maker<'a, 'h> {
     pub(super) branches: &'a [Branch],
     pub(super) within: &'a Pattern,
     pub(super) also: Option<&'a Pattern>,
     pub(super) overlap: Overlap,
-    /// The position of the first query.
-    pub(super) query_offset: i64,
-    pub(super) sizes: Sizes,
+    /// Tokens of the sequence, and its shape without maps.
+    pub(super) tokens: usize,
+    pub(super) shape: &'a Shape,
+    pub(super) queries: &'a Positions,
+    pub(super) keys: &'a Positions,
+    pub(super) heads: &'a HeadMap,
     pub(super) monitor: &'a Monitor<'h>,
 }
 
-/// A segment of the sequence whose tokens of one offset are `first, first + rate, …`.
-#[derive(Clone, Copy)]
-struct Segment {
-    start: i64,
-    queries: Progression,
-    keys: Progression,
+/// Tokens of a tensor whose positions are those of one offset in a segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Tokens {
+    /// Where the segment starts.
+    segment: i64,
+    indices: Steps,
+    positions: Progression,
 }
 
-impl Segment {
-    /// Whether a view of both with one stride is right: `later` looks like this one, moved.
-    fn looks_like(&self, later: &Segment) -> bool {
-        let lens = |s: &Segment| (s.queries.len, s.keys.len, s.queries.start - s.start);
-        lens(self) == lens(later)
+impl Tokens {
+    /// From the first token to the one behind the last.
+    fn span(&self) -> usize {
+        self.indices.step * (self.indices.count - 1) + 1
     }
+}
+
+/// Queries and keys of one segment.
+#[derive(Debug, Clone, Copy)]
+struct Segment {
+    queries: Tokens,
+    keys: Tokens,
+}
+
+/// How many of the first segments are entries of one view: those that look like the first, each as
+/// far from the one before as the second is from the first.
+fn alike(segments: &[Segment]) -> usize {
+    let [first, rest @ ..] = segments else { return 0 };
+    let [second, ..] = rest else { return 1 };
+    let step = |from: &Segment, to: &Segment, of: fn(&Segment) -> Tokens| {
+        let (from, to) = (of(from), of(to));
+        let looks = |tokens: &Tokens| (tokens.indices.step, tokens.indices.count);
+        let step = to.indices.first.checked_sub(from.indices.first)?;
+        (looks(&from) == looks(&to) && step >= from.span()).then_some(step)
+    };
+    let steps = |from: &Segment, to: &Segment| {
+        Some((step(from, to, |s| s.queries)?, step(from, to, |s| s.keys)?))
+    };
+    let Some(expected) = steps(first, second) else { return 1 };
+    let goes_on = |pair: &&[Segment]| steps(&pair[0], &pair[1]) == Some(expected);
+    1 + segments.windows(2).take_while(goes_on).count()
 }
 
 impl Maker<'_, '_> {
-    /// All calls, branch by branch.
-    pub(super) fn parts(&self) -> Result<Vec<Part>> {
-        let mut parts = Vec::new();
-        parts.extend(self.also.map(|also| self.everywhere(also)).transpose()?.flatten());
+    /// All calls: those of `also` first, then branch by branch.
+    pub(super) fn components(&self) -> Result<Vec<Component>> {
+        let mut components = Vec::new();
+        if let Some(also) = self.also {
+            self.everywhere(&(self.within.clone() & also.clone()), &mut components)?;
+        }
         for (index, branch) in self.branches.iter().enumerate() {
-            let heads = self.sizes.heads as u64;
-            for offset in 0..branch.rate().min(heads) {
-                self.offset(index, offset, &mut parts)?;
+            let mut offsets: Vec<_> =
+                self.heads.pairs().map(|(head, _)| head as u64 % branch.rate()).collect();
+            offsets.sort_unstable();
+            offsets.dedup();
+            for offset in offsets {
+                self.offset(index, offset, &mut components)?;
             }
         }
-        Ok(parts)
+        Ok(components)
     }
 
-    /// The call over all tokens of all heads, if they see anything.
-    fn everywhere(&self, also: &Pattern) -> Result<Option<Part>> {
-        let Sizes { queries, keys, heads, key_heads, .. } = self.sizes;
-        let layout = self.compile(&(self.within.clone() & also.clone()), &self.shape())?;
-        let weight = self.blocks(&layout)? * heads;
+    /// The calls over all tokens of all heads, if they attend to anything.
+    fn everywhere(&self, pattern: &Pattern, components: &mut Vec<Component>) -> Result<()> {
+        let (queries, keys) = (self.queries, self.keys);
+        let layout = Arc::new(self.compile(pattern, queries.clone(), keys.clone())?);
+        let blocks = self.blocks(&layout)?;
+        if blocks == 0 {
+            return Ok(());
+        }
         let all = |count| Steps { first: 0, step: 1, count };
-        let select = |tokens, heads| Selection {
-            entry: 0,
-            segments: all(1),
-            tokens: all(tokens),
-            heads: all(heads),
-        };
-        Ok((weight > 0).then(|| Part {
-            layouts: layout.into(),
-            queries: select(queries, heads),
-            keys: select(keys, key_heads),
-            weight,
-        }))
+        let select =
+            |tokens, heads| Selection { entry: 0, segments: all(1), tokens: all(tokens), heads };
+        for (query_heads, key_heads) in self.heads.calls(|_| true) {
+            components.push(Component {
+                layouts: layout.clone().into(),
+                part: Part::Some {
+                    queries: select(queries.len(), query_heads),
+                    keys: select(keys.len(), key_heads),
+                },
+                weight: blocks * query_heads.count,
+            });
+        }
+        Ok(())
     }
 
     /// The calls of a branch for heads of one offset.
-    fn offset(&self, index: usize, offset: u64, parts: &mut Vec<Part>) -> Result<()> {
+    fn offset(&self, index: usize, offset: u64, components: &mut Vec<Component>) -> Result<()> {
         let branch = self.branches[index];
         let whole = self.whole(branch);
         let segments = self.segments(branch, offset, whole);
         let mut rest = &segments[..];
         while let [first, ..] = rest {
-            let alike = rest.iter().take_while(|segment| first.looks_like(segment)).count();
-            let (group, others) = rest.split_at(alike);
+            let (group, others) = rest.split_at(alike(rest));
             rest = others;
-            for (query_heads, key_heads) in self.heads(branch.rate(), offset) {
+            for (query_heads, key_heads) in
+                self.heads.calls(|head| head as u64 % branch.rate() == offset)
+            {
                 let mut patterns: Vec<Pattern> = Vec::new();
-                for head in 0..query_heads.count {
-                    let head = query_heads.first + head * query_heads.step;
+                for head in query_heads.indices() {
                     let mut pattern = self.pattern(index, head as u64)?;
                     if whole {
                         let own = Pattern::dilated(branch.segment(), branch.rate(), offset)?;
@@ -150,23 +156,21 @@ impl Maker<'_, '_> {
                 if weight == 0 {
                     continue;
                 }
-                let select = |of: fn(&Segment) -> Progression, origin: i64, heads| {
-                    let tokens = of(first);
-                    let step = group.get(1).map_or(1, |next| of(next).start - tokens.start);
-                    let start = (tokens.start - origin) as usize;
+                let select = |of: fn(&Segment) -> Tokens, heads| {
+                    let Tokens { indices, .. } = of(first);
+                    let next = group.get(1).map(|next| of(next).indices.first - indices.first);
+                    let (first, step, count) = (indices.first, next.unwrap_or(1), group.len());
                     Selection {
                         entry: 0,
-                        segments: Steps { first: start, step: step as usize, count: group.len() },
-                        tokens: Steps { first: 0, step: tokens.step, count: tokens.len },
+                        segments: Steps { first, step, count },
+                        tokens: Steps { first: 0, ..indices },
                         heads,
                     }
                 };
-                parts.push(Part {
-                    queries: select(|s| s.queries, self.query_offset, query_heads),
-                    keys: select(|s| s.keys, 0, key_heads),
-                    layouts: layouts.into(),
-                    weight,
-                });
+                let (queries, keys) =
+                    (select(|s| s.queries, query_heads), select(|s| s.keys, key_heads));
+                let part = Part::Some { queries, keys };
+                components.push(Component { layouts: layouts.into(), part, weight });
             }
         }
         Ok(())
@@ -179,54 +183,27 @@ impl Maker<'_, '_> {
         segment.is_multiple_of(rate) && segment / rate <= SHORT as u64
     }
 
-    /// The segments that have queries and keys of an offset.
+    /// The segments that have queries and keys of an offset: every progression of queries with
+    /// every progression of keys.
     fn segments(&self, branch: Branch, offset: u64, whole: bool) -> Vec<Segment> {
-        let keys = self.sizes.keys as i64;
-        let first_query = self.query_offset;
-        let end_query = first_query + self.sizes.queries as i64;
-        // Beyond the last key there is nothing to see.
-        let last = keys.min(end_query);
-        let segment = if whole { keys } else { (branch.segment().min(keys as u64)) as i64 };
-        let rate = branch.rate().min(i64::MAX as u64) as i64;
+        let (tokens, rate) = (self.tokens as i128, i128::from(branch.rate()));
+        let length = if whole { tokens } else { i128::from(branch.segment()).min(tokens) };
+        let of = |positions: &Positions| tokens_of(positions, tokens, length, rate, offset.into());
+        let keys = of(self.keys);
+        let mut by_segment: HashMap<i64, Vec<Tokens>> = HashMap::new();
+        for tokens in keys {
+            by_segment.entry(tokens.segment).or_default().push(tokens);
+        }
         let mut segments = Vec::new();
-        let mut start = if segment == 0 { last } else { first_query.max(0) / segment * segment };
-        while start < last {
-            let end = (start + segment).min(keys);
-            let origin = start.saturating_add(offset as i64);
-            let from = |low: i64, end: i64| {
-                let skip = (low - origin).max(0);
-                let first = origin.saturating_add((skip + rate - 1) / rate * rate);
-                let len = if first < end { (end - 1 - first) / rate + 1 } else { 0 };
-                Progression { start: first, step: rate as usize, len: len as usize }
-            };
-            let keys = from(start, end);
-            let queries = from(first_query.max(start), end.min(end_query));
-            if keys.len > 0 && queries.len > 0 {
-                segments.push(Segment { start, queries, keys });
+        for queries in of(self.queries) {
+            for &keys in by_segment.get(&queries.segment).into_iter().flatten() {
+                segments.push(Segment { queries, keys });
             }
-            start += segment;
         }
         segments
     }
 
-    /// Query heads of an offset, in groups whose key heads have a step too.
-    fn heads(&self, rate: u64, offset: u64) -> Vec<(Steps, Steps)> {
-        let Sizes { heads, key_heads, .. } = self.sizes;
-        let group = heads / key_heads;
-        let (first, step) = (offset as usize, usize::try_from(rate).unwrap_or(usize::MAX));
-        let count = (heads - first).div_ceil(step);
-        let all = Steps { first, step, count };
-        if group.is_multiple_of(step) {
-            return vec![(all, Steps { first: 0, step: 1, count: key_heads })];
-        }
-        if step.is_multiple_of(group) {
-            return vec![(all, Steps { first: first / group, step: step / group, count })];
-        }
-        let one = |first| Steps { first, step: 1, count: 1 };
-        (first..heads).step_by(step).map(|head| (one(head), one(head / group))).collect()
-    }
-
-    /// What a head of a branch may see of its segments.
+    /// What a head of a branch may attend to in its segments.
     fn pattern(&self, index: usize, head: u64) -> Result<Pattern> {
         let mut pattern = self.within.clone();
         if self.overlap == Overlap::Union {
@@ -241,14 +218,9 @@ impl Maker<'_, '_> {
         Ok(pattern)
     }
 
-    /// All queries and keys.
-    fn shape(&self) -> Shape {
-        let Sizes { queries, keys, .. } = self.sizes;
-        Shape::new(queries, keys).query_offset(self.query_offset)
-    }
-
-    fn compile(&self, pattern: &Pattern, shape: &Shape) -> Result<Layout> {
-        Ok(Layout::compile_with(pattern, shape, |_, _| self.monitor.flow())?)
+    fn compile(&self, pattern: &Pattern, queries: Positions, keys: Positions) -> Result<Layout> {
+        let shape = self.shape.clone().query_map(queries).key_map(keys);
+        Ok(Layout::compile_with(pattern, &shape, |_, _| self.monitor.flow())?)
     }
 
     /// Active blocks of a layout.
@@ -258,23 +230,122 @@ impl Maker<'_, '_> {
 
     /// A layout for every segment and head.
     fn layouts(&self, segments: &[Segment], patterns: &[Pattern]) -> Result<LayoutSet> {
-        let shape = self.shape();
         let mut layouts: Vec<Arc<Layout>> = Vec::with_capacity(segments.len() * patterns.len());
         for segment in segments {
-            let shape = shape
-                .clone()
-                .query_map(Positions::new([segment.queries])?)
-                .key_map(Positions::new([segment.keys])?);
+            let queries = Positions::new([segment.queries.positions])?;
+            let keys = Positions::new([segment.keys.positions])?;
             let own = layouts.len();
             for (head, pattern) in patterns.iter().enumerate() {
                 let layout = match patterns[..head].iter().position(|earlier| earlier == pattern) {
                     Some(known) => layouts[own + known].clone(),
-                    None => Arc::new(self.compile(pattern, &shape)?),
+                    None => Arc::new(self.compile(pattern, queries.clone(), keys.clone())?),
                 };
                 layouts.push(layout);
             }
         }
         let (entries, heads) = (segments.len(), patterns.len());
         Ok(LayoutSet::new_with(entries, heads, layouts, |_, _| self.monitor.flow())?)
+    }
+}
+
+/// Tokens at positions `offset` modulo `rate` of each segment of `length` positions of a sequence of
+/// `tokens`, in the order of progressions and segments.
+fn tokens_of(
+    positions: &Positions,
+    tokens: i128,
+    length: i128,
+    rate: i128,
+    offset: i128,
+) -> Vec<Tokens> {
+    let mut found = Vec::new();
+    let mut index = 0;
+    for progression in positions.progressions() {
+        let (start, step) = (i128::from(progression.start), progression.step as i128);
+        let end = start + step * (progression.len as i128 - 1) + 1;
+        let mut segment = if length == 0 { tokens } else { start.max(0) / length * length };
+        while segment < end.min(tokens) {
+            let next = (segment + length).min(tokens);
+            // Indices i in the progression with segment ≤ start + step · i < next.
+            let from = ((segment - start).max(0) + step - 1) / step;
+            let to = ((next - start + step - 1) / step).min(progression.len as i128);
+            if let Some((first, period)) = congruent(step, offset - (start - segment), rate) {
+                let first = from + (first - from).rem_euclid(period);
+                if first < to {
+                    let count = ((to - 1 - first) / period + 1) as usize;
+                    // A period of more than all tokens is that of a single one.
+                    let period = if count == 1 { 1 } else { period };
+                    let indices =
+                        Steps { first: index + first as usize, step: period as usize, count };
+                    let positions = Progression {
+                        start: (start + step * first) as i64,
+                        step: (step * period) as usize,
+                        len: count,
+                    };
+                    found.push(Tokens { segment: segment as i64, indices, positions });
+                }
+            }
+            segment += length;
+        }
+        index += progression.len;
+    }
+    found
+}
+
+/// The least `i ≥ 0` with `step · i ≡ rest` modulo `rate`, and the distance of further ones.
+fn congruent(step: i128, rest: i128, rate: i128) -> Option<(i128, i128)> {
+    // Euclid's algorithm: step · inverse ≡ divisor.
+    let (mut divisor, mut next) = (step.rem_euclid(rate), rate);
+    let (mut inverse, mut other) = (1, 0);
+    while next != 0 {
+        let quotient = divisor / next;
+        (divisor, next) = (next, divisor - quotient * next);
+        (inverse, other) = (other, inverse - quotient * other);
+    }
+    let period = rate / divisor;
+    let rest = rest.rem_euclid(rate);
+    (rest % divisor == 0).then(|| ((rest / divisor * inverse).rem_euclid(period), period))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every token at its offset in a segment is in one of the lists, with its position.
+    #[test]
+    fn tokens_are_those_of_the_offset() {
+        let mut seen = 0;
+        for (start, step, len) in
+            [(0, 1, 50), (3, 1, 40), (1, 4, 20), (5, 6, 11), (-7, 1, 30), (90, 3, 9), (2, 7, 1)]
+        {
+            let before = Progression { start: 0, step: 1, len: 2 };
+            let all = Positions::new([before, Progression { start, step, len }]).unwrap();
+            for (length, rate) in [(100, 1), (16, 4), (10, 3), (7, 7), (100, 64), (5, 6)] {
+                for offset in 0..rate {
+                    let found = tokens_of(&all, 100, length, rate, offset);
+                    let mut indices = Vec::new();
+                    for tokens in &found {
+                        for i in 0..tokens.indices.count {
+                            let index = tokens.indices.first + i * tokens.indices.step;
+                            let position =
+                                tokens.positions.start + (i * tokens.positions.step) as i64;
+                            assert_eq!(all.get(index), Some(position));
+                            assert_eq!(position / length as i64 * length as i64, tokens.segment);
+                            indices.push(index);
+                        }
+                    }
+                    let expected: Vec<_> = (0..all.len())
+                        .filter(|&index| {
+                            let position = i128::from(all.get(index).unwrap());
+                            (0..100).contains(&position)
+                                && position.rem_euclid(length) % rate == offset
+                        })
+                        .collect();
+                    indices.sort_unstable();
+                    assert_eq!(indices, expected, "{start} {step} {len}, {length} {rate} {offset}");
+                    seen += indices.len();
+                }
+            }
+        }
+        assert!(seen > 500, "{seen}");
     }
 }

@@ -90,6 +90,7 @@ impl<E: Element> FusedPass<E> for ForwardPass<'_, '_, E> {
             dim: sizes.dim,
             value_dim: sizes.value_dim,
             keys: sizes.keys,
+            uniform: call.options.uniform,
         };
         let workers = call.workers_for(plan.weight, plan.units.len());
         let (workspace, row_tiles, pieces) =

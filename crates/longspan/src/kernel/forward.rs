@@ -73,6 +73,8 @@ pub(crate) struct Forward<'a, X: FusedKernel> {
     pub(crate) dim: usize,
     pub(crate) value_dim: usize,
     pub(crate) keys: usize,
+    /// Whether the bits of a row must not depend on which other rows a call has.
+    pub(crate) uniform: bool,
 }
 
 /// Where the rows of a unit go.
@@ -142,7 +144,8 @@ impl<X: FusedKernel> Forward<'_, X> {
         let tiles = per_row * (unit.rows.1 - unit.rows.0) as usize;
         let lone = tiles == 1;
         let mut stack = Stack { stream, rows: unit.rows, per_row, target, careful: false, lone };
-        if unit.rows.1 - unit.rows.0 == 1 && stack.lanes(unit.rows.0) <= decode::MAX_LANES {
+        let few = unit.rows.1 - unit.rows.0 == 1 && stack.lanes(unit.rows.0) <= decode::MAX_LANES;
+        if few && !self.uniform {
             // SAFETY: `decode` has the condition of `rows`, for one row of at most `FEW` lanes.
             return unsafe { self.decode(&mut stack, unit, masks, scratch, monitor) };
         }
@@ -193,7 +196,7 @@ impl<X: FusedKernel> Forward<'_, X> {
             }
             fault(Site::Kernel);
             // What all rows see in full is read once for all of them.
-            lists.share(layout, unit);
+            lists.share(layout, unit, self.uniform);
             for &(from, to) in &lists.shared {
                 let (mut key, end) = (from, to);
                 while key < end {
@@ -400,13 +403,15 @@ impl<X: FusedKernel> Forward<'_, X> {
         let per_row = layout.block().words();
         let Lists { spans, bits, .. } = lists;
         let masked = spans.iter().any(|span| span.partial.is_some());
+        // A row's scores are masked or not by what other rows attend to, which shows in bits.
+        let with_bits = masked || self.uniform;
         // SAFETY: all functions here have the condition of `row`, and are given its tiles and its
         // keys; there is a word of bits per key.
         unsafe {
             for &Span { from, to, at, partial } in &*spans {
                 self.place_keys(workspace, stack, (from, to - from), at);
                 let Some((column, run)) = partial else {
-                    for bits in &mut bits[..if masked { stack.per_row } else { 0 }] {
+                    for bits in &mut bits[..if with_bits { stack.per_row } else { 0 }] {
                         bits[at..at + to - from].fill(u64::MAX);
                     }
                     continue;
@@ -430,7 +435,7 @@ impl<X: FusedKernel> Forward<'_, X> {
                 }
             }
             for tile in self.tiles_of(workspace, stack, row) {
-                if masked {
+                if with_bits {
                     let bits = &bits[tile.first / LANES][..keys];
                     self.masked(&tile, workspace, stack, packed, key, bits);
                 } else {

@@ -18,6 +18,10 @@ impl Steps {
     fn last(&self) -> usize {
         self.first + self.step * self.count.saturating_sub(1)
     }
+
+    pub(crate) fn indices(self) -> impl Iterator<Item = usize> {
+        (0..self.count).map(move |index| self.first + index * self.step)
+    }
 }
 
 /// Tokens and heads of one batch entry. Its tokens come in segments that look alike, which are the
@@ -29,6 +33,14 @@ pub(crate) struct Selection {
     pub(crate) segments: Steps,
     pub(crate) tokens: Steps,
     pub(crate) heads: Steps,
+}
+
+impl Selection {
+    /// Token `token` of entry `entry` of the new view, in the old one.
+    pub(crate) fn token(&self, entry: usize, token: usize) -> usize {
+        let Selection { segments, tokens, .. } = self;
+        segments.first + entry * segments.step + tokens.first + token * tokens.step
+    }
 }
 
 impl Extent {

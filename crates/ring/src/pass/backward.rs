@@ -9,7 +9,7 @@ use longspan::{
 
 use super::gradients::{BiasSums, GradientSums};
 use super::keys::Keys;
-use super::rows::{elements, gather, gather_rows, scatter};
+use super::rows::{Chosen, elements, gather, of_band};
 use super::{Pass, ReceivedPart};
 use crate::buffer::Buffer;
 use crate::error::Result;
@@ -77,17 +77,17 @@ impl<'a, E: Element + Pod> Backward<'a, E> {
                 tokens_of(dv, v.dims(), keys())?,
             );
             let into = biases.with(into);
-            chunk.attention.accumulate(inputs, self.dout, self.rows, into, hook.reborrow())?;
+            chunk.components.accumulate(inputs, self.dout, self.rows, into, hook.reborrow())?;
         }
         Ok(())
     }
 
     fn received_keys(&mut self, index: usize, hook: Hook<'_>) -> Result<()> {
         let here = self.keys.received(index)?;
-        let (compiled, all) = (self.compiled, self.tokens());
+        let compiled = self.compiled;
         let problem = &compiled.problem;
         let plan = &compiled.schedule.received_keys[index];
-        let (k, v) = here.views(problem)?;
+        let (k, v) = here.views(problem, &compiled.schedule.bands[plan.band])?;
         let mut gradients = std::mem::take(&mut self.gradients[index]);
         let keys = k.dims().elements().unwrap_or(0);
         // Gradients of tree children arrive, and are added, later.
@@ -101,13 +101,17 @@ impl<'a, E: Element + Pod> Backward<'a, E> {
             self.gradients[index] = gradients;
             return Ok(());
         };
-        let chosen: Vec<_> = tokens::indices(queries).collect();
-        let mut bytes = Buffer::zeroed(chosen.len() * problem.backward_query_bytes());
+        let tokens: Vec<_> = tokens::indices(queries).collect();
+        let heads: Vec<_> = (0..problem.heads).collect();
+        let chosen = Chosen { of: (problem.heads, self.tokens()), heads: &heads, tokens: &tokens };
+        let row_bytes = problem.backward_query_bytes();
+        let mut bytes = Buffer::zeroed(tokens.len() * heads.len() * row_bytes);
         self.write_queries(&chosen, &mut bytes);
-        let some = Queries::<E>::read(problem, chosen.len(), &bytes)?;
+        let some = QueryRows::<E>::read(problem, heads.len(), tokens.len(), &bytes);
+        let some = some.queries(problem, tokens.len())?;
         let mut dq = vec![0.0; some.q.dims().elements().unwrap_or(0)];
         accumulate(chunks, (k, v), some, (&mut dq, dk, dv), &mut self.sums.biases, hook)?;
-        scatter(self.sums.dq, all, problem.dim, &chosen, &dq);
+        chosen.scatter(self.sums.dq, problem.dim, &dq);
         self.gradients[index] = gradients;
         Ok(())
     }
@@ -115,8 +119,17 @@ impl<'a, E: Element + Pod> Backward<'a, E> {
     fn remote_queries(&mut self, index: usize, hook: Hook<'_>) -> Result<()> {
         let received = self.remote[index].take().expect("remote queries received");
         let problem = &self.compiled.problem;
-        let count = self.compiled.schedule.remote_queries[index].positions.len();
-        let some = Queries::<E>::read(problem, count, received.bytes())?;
+        let remote = &self.compiled.schedule.remote_queries[index];
+        let count = remote.positions.len();
+        let tokens: Vec<_> = (0..count).collect();
+        let chosen = of_band(self.compiled, remote.band, count, &tokens);
+        let some = QueryRows::<E>::read(problem, chosen.heads.len(), count, received.bytes());
+        // Heads of other bands are computed with nothing.
+        let lists = some.lists.map(|list| chosen.spread(problem.batch, 1, 0.0, list));
+        let [q, dout] = [(some.q, problem.dim), (some.dout, problem.value_dim)]
+            .map(|(rows, dim)| chosen.spread(problem.batch, dim, E::default(), rows));
+        let lists = [&lists[0][..], &lists[1], &lists[2]];
+        let some = QueryRows { lists, q: &q, dout: &dout }.queries(problem, count)?;
         let mut dq = vec![0.0; some.q.dims().elements().unwrap_or(0)];
         let Inputs { k, v, .. } = self.inputs;
         let GradientSums { dk, dv, biases, .. } = &mut self.sums;
@@ -125,28 +138,29 @@ impl<'a, E: Element + Pod> Backward<'a, E> {
             ViewMut::new(dk, k.dims(), ORDER)?,
             ViewMut::new(dv, v.dims(), ORDER)?,
         ));
-        let attention = &self.compiled.remote_queries[index];
-        attention.accumulate(Inputs { q: some.q, k, v }, some.dout, some.rows, into, hook)?;
-        self.results[index] = Some(dq);
+        let components = &self.compiled.remote_queries[index];
+        components.accumulate(Inputs { q: some.q, k, v }, some.dout, some.rows, into, hook)?;
+        let mut own = vec![0.0; problem.batch * chosen.heads.len() * count * problem.dim];
+        chosen.gather_sums(&dq, problem.dim, &mut own);
+        self.results[index] = Some(own);
         Ok(())
     }
 
     /// Writes queries and the inputs of their gradients.
-    fn write_queries(&self, tokens: &[usize], into: &mut [u8]) {
-        let all = self.tokens();
-        let rest = gather_rows(self.rows.lse, all, tokens, into);
+    fn write_queries(&self, chosen: &Chosen<'_>, into: &mut [u8]) {
+        let rest = chosen.gather(self.rows.lse, into);
         let rest = match self.rows.lse_lo {
-            Some(list) => gather_rows(list, all, tokens, rest),
+            Some(list) => chosen.gather(list, rest),
             None => {
-                let heads = self.compiled.problem.batch * self.compiled.problem.heads;
-                let (none, rest) = rest.split_at_mut(heads * tokens.len() * size_of::<f32>());
+                let rows = self.compiled.problem.batch * chosen.heads.len() * chosen.tokens.len();
+                let (none, rest) = rest.split_at_mut(rows * size_of::<f32>());
                 none.fill(0);
                 rest
             }
         };
-        let rest = gather_rows(self.rows.delta, all, tokens, rest);
-        let rest = gather(&self.inputs.q, tokens, rest);
-        gather(&self.dout, tokens, rest);
+        let rest = chosen.gather(self.rows.delta, rest);
+        let rest = gather(&self.inputs.q, chosen.heads, chosen.tokens, rest);
+        gather(&self.dout, chosen.heads, chosen.tokens, rest);
     }
 
     /// Adds returned gradients.
@@ -156,19 +170,23 @@ impl<'a, E: Element + Pod> Backward<'a, E> {
             (&self.compiled.problem, &self.compiled.schedule, self.tokens());
         match part.payload {
             Payload::SentKeys(index) => {
-                let tokens: Vec<_> = tokens::indices(&schedule.sent_keys[index].tokens).collect();
-                let keys = problem.key_dims(tokens.len()).elements().unwrap_or(0);
-                scatter(self.sums.dk, all, problem.dim, &tokens, &from[..keys]);
-                scatter(self.sums.dv, all, problem.value_dim, &tokens, &from[keys..]);
+                let sent = &schedule.sent_keys[index];
+                let tokens: Vec<_> = tokens::indices(&sent.tokens).collect();
+                let heads = &schedule.bands[sent.band].key_heads[..];
+                let chosen = Chosen { of: (problem.key_heads, all), heads, tokens: &tokens };
+                let keys = problem.batch * heads.len() * tokens.len() * problem.dim;
+                chosen.scatter(self.sums.dk, problem.dim, &from[..keys]);
+                chosen.scatter(self.sums.dv, problem.value_dim, &from[keys..]);
             }
             Payload::ForwardedKeys(index, _) => {
                 let into = &mut self.gradients[index];
                 into.iter_mut().zip(from).for_each(|(to, from)| *to += from);
             }
             Payload::SentQueries(index) => {
-                let tokens: Vec<_> =
-                    tokens::indices(&schedule.sent_queries[index].queries).collect();
-                scatter(self.sums.dq, all, problem.dim, &tokens, from);
+                let sent = &schedule.sent_queries[index];
+                let tokens: Vec<_> = tokens::indices(&sent.queries).collect();
+                let chosen = of_band(self.compiled, sent.band, all, &tokens);
+                chosen.scatter(self.sums.dq, problem.dim, from);
             }
             other => unreachable!("{other:?} is not returned"),
         }
@@ -184,7 +202,7 @@ fn accumulate<E: Element>(
     biases: &mut BiasSums<'_>,
     mut hook: Hook<'_>,
 ) -> Result<()> {
-    for KeyChunk { attention, keys } in chunks {
+    for KeyChunk { components, keys } in chunks {
         let keys = || keys.clone();
         let inputs = Inputs { q: some.q, k: k.tokens(keys()), v: v.tokens(keys()) };
         let into = GradientsMut::new(
@@ -192,7 +210,7 @@ fn accumulate<E: Element>(
             tokens_of(dk, k.dims(), keys())?,
             tokens_of(dv, v.dims(), keys())?,
         );
-        attention.accumulate(inputs, some.dout, some.rows, biases.with(into), hook.reborrow())?;
+        components.accumulate(inputs, some.dout, some.rows, biases.with(into), hook.reborrow())?;
     }
     Ok(())
 }
@@ -217,18 +235,30 @@ struct Queries<'b, E> {
     rows: RowStatistics<'b>,
 }
 
-impl<'b, E: Element + Pod> Queries<'b, E> {
-    fn read(problem: &Problem, count: usize, bytes: &'b [u8]) -> Result<Self> {
-        let (q_dims, out_dims) = (problem.query_dims(count), problem.output_dims(count));
-        let rows = q_dims.batch * q_dims.heads * count;
+/// The same as they lie in a message: `lse`, its low part and `delta`, then `q` and `dout`.
+struct QueryRows<'b, E> {
+    lists: [&'b [f32]; 3],
+    q: &'b [E],
+    dout: &'b [E],
+}
+
+impl<'b, E: Element + Pod> QueryRows<'b, E> {
+    /// Of `heads` heads and `count` tokens.
+    fn read(problem: &Problem, heads: usize, count: usize, bytes: &'b [u8]) -> Self {
+        let rows = problem.batch * heads * count;
         let (lse, rest) = elements(bytes, rows);
         let (lse_lo, rest) = elements(rest, rows);
         let (delta, rest) = elements(rest, rows);
-        let (q, rest) = elements(rest, q_dims.elements().unwrap_or(0));
-        let (dout, _) = elements(rest, out_dims.elements().unwrap_or(0));
+        let (q, rest) = elements(rest, rows * problem.dim);
+        let (dout, _) = elements(rest, rows * problem.value_dim);
+        QueryRows { lists: [lse, lse_lo, delta], q, dout }
+    }
+
+    fn queries(&self, problem: &Problem, count: usize) -> Result<Queries<'b, E>> {
+        let [lse, lse_lo, delta] = self.lists;
         Ok(Queries {
-            q: View::new(q, q_dims, ORDER)?,
-            dout: View::new(dout, out_dims, ORDER)?,
+            q: View::new(self.q, problem.query_dims(count), ORDER)?,
+            dout: View::new(self.dout, problem.output_dims(count), ORDER)?,
             rows: RowStatistics { lse, lse_lo: Some(lse_lo), delta },
         })
     }
@@ -247,8 +277,12 @@ impl<E: Element + Pod> Pass for Backward<'_, E> {
                 cast_slice_mut(into).copy_from_slice(&gradients);
             }
             (Payload::SentQueries(index), Leg::Outbound) => {
-                let queries = &self.compiled.schedule.sent_queries[index].queries;
-                self.write_queries(&tokens::indices(queries).collect::<Vec<_>>(), into);
+                let sent = &self.compiled.schedule.sent_queries[index];
+                let tokens: Vec<_> = tokens::indices(&sent.queries).collect();
+                self.write_queries(
+                    &of_band(self.compiled, sent.band, self.tokens(), &tokens),
+                    into,
+                );
             }
             (Payload::RemoteQueries(index), Leg::Return) => {
                 let dq = self.results[index].take().expect("computed in the hop before");

@@ -4,7 +4,7 @@ use bytemuck::{Pod, cast_slice, cast_slice_mut};
 use longspan::{Element, Hook, Inputs, Order, State, View};
 
 use super::keys::Keys;
-use super::rows::{elements, gather};
+use super::rows::{elements, gather, of_band};
 use super::{Pass, ReceivedPart};
 use crate::error::Result;
 use crate::layouts::{CompiledSchedule, KeyChunk};
@@ -59,14 +59,15 @@ impl<'a, E: Element + Pod> Forward<'a, E> {
         let problem = &self.compiled.problem;
         let plan = &self.compiled.schedule.received_keys[index];
         let chunks = &self.compiled.received_keys[index];
-        let (k, v) = rows.views(problem)?;
+        let (k, v) = rows.views(problem, &self.compiled.schedule.bands[plan.band])?;
         let Some(queries) = &plan.queries else {
             return extend(chunks, Inputs { k, v, ..self.inputs }, &mut self.state, hook);
         };
         let chosen: Vec<_> = tokens::indices(queries).collect();
         let dims = problem.query_dims(chosen.len());
         let mut rows = vec![E::default(); dims.elements().unwrap_or(0)];
-        gather(&self.inputs.q, &chosen, cast_slice_mut(&mut rows));
+        let heads: Vec<_> = (0..problem.heads).collect();
+        gather(&self.inputs.q, &heads, &chosen, cast_slice_mut(&mut rows));
         let q = View::new(&rows, dims, Order::Bhsd)?;
         let mut state = State::empty(problem.output_dims(chosen.len()))?;
         extend(chunks, Inputs { q, k, v }, &mut state, hook)?;
@@ -76,9 +77,12 @@ impl<'a, E: Element + Pod> Forward<'a, E> {
     fn attend_remote_queries(&mut self, index: usize, hook: Hook<'_>) -> Result<()> {
         let received = self.remote[index].take().expect("remote queries received");
         let problem = &self.compiled.problem;
-        let count = self.compiled.schedule.remote_queries[index].positions.len();
-        let dims = problem.query_dims(count);
-        let q = View::new(cast_slice(received.bytes()), dims, Order::Bhsd)?;
+        let remote = &self.compiled.schedule.remote_queries[index];
+        let (count, dims) = (remote.positions.len(), problem.query_dims(remote.positions.len()));
+        let tokens: Vec<_> = (0..count).collect();
+        let chosen = of_band(self.compiled, remote.band, count, &tokens);
+        let q = chosen.spread(dims.batch, dims.dim, E::default(), cast_slice(received.bytes()));
+        let q = View::new(&q, dims, Order::Bhsd)?;
         let mut state = State::empty(problem.output_dims(count))?;
         self.compiled.remote_queries[index].extend(
             Inputs { q, ..self.inputs },
@@ -91,15 +95,22 @@ impl<'a, E: Element + Pod> Forward<'a, E> {
 
     fn merge_returned_state(&mut self, index: usize) -> Result<()> {
         let received = self.returned[index].take().expect("states have been returned");
-        let chosen: Vec<_> =
-            tokens::indices(&self.compiled.schedule.sent_queries[index].queries).collect();
-        let dims = self.compiled.problem.output_dims(chosen.len());
-        let rows = dims.batch * dims.heads * dims.tokens;
+        let sent = &self.compiled.schedule.sent_queries[index];
+        let tokens: Vec<_> = tokens::indices(&sent.queries).collect();
+        let dims = self.compiled.problem.output_dims(tokens.len());
+        let all: Vec<_> = (0..tokens.len()).collect();
+        let chosen = of_band(self.compiled, sent.band, tokens.len(), &all);
+        let rows = dims.batch * chosen.heads.len() * dims.tokens;
         let (maxima, rest) = elements::<f32>(received.bytes(), rows);
         let (totals, rest) = elements::<f32>(rest, rows);
-        let sums: &[f32] = cast_slice(rest);
-        let state = State::from_parts(dims, maxima.to_vec(), totals.to_vec(), sums.to_vec())?;
-        Ok(self.state.merge_tokens(&chosen, &state)?)
+        // Rows of other bands have seen nothing.
+        let state = State::from_parts(
+            dims,
+            chosen.spread(dims.batch, 1, f32::NEG_INFINITY, maxima),
+            chosen.spread(dims.batch, 1, 0.0, totals),
+            chosen.spread(dims.batch, dims.dim, 0.0, cast_slice(rest)),
+        )?;
+        Ok(self.state.merge_tokens(&tokens, &state)?)
     }
 }
 
@@ -112,14 +123,19 @@ impl<E: Element + Pod> Pass for Forward<'_, E> {
         match (part.payload, part.leg) {
             (Payload::SentKeys(_) | Payload::ForwardedKeys(..), _) => self.keys.fill(part, into),
             (Payload::SentQueries(index), Leg::Outbound) => {
-                let queries = &self.compiled.schedule.sent_queries[index].queries;
-                gather(&self.inputs.q, &tokens::indices(queries).collect::<Vec<_>>(), into);
+                let sent = &self.compiled.schedule.sent_queries[index];
+                let heads = &self.compiled.schedule.bands[sent.band].heads;
+                let tokens: Vec<_> = tokens::indices(&sent.queries).collect();
+                gather(&self.inputs.q, heads, &tokens, into);
             }
             (Payload::RemoteQueries(index), Leg::Return) => {
                 let state = self.results[index].take().expect("computed in the hop before");
-                let lists = [state.maxima(), state.totals(), state.sums()];
-                let bytes = lists.iter().flat_map(|list| cast_slice::<f32, u8>(list));
-                into.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
+                let band = self.compiled.schedule.remote_queries[index].band;
+                let tokens: Vec<_> = (0..state.dims().tokens).collect();
+                let chosen = of_band(self.compiled, band, tokens.len(), &tokens);
+                let rest = chosen.gather(state.maxima(), into);
+                let rest = chosen.gather(state.totals(), rest);
+                chosen.gather_sums(state.sums(), state.dims().dim, cast_slice_mut(rest));
             }
             other => unreachable!("{other:?} is not sent in a forward pass"),
         }
@@ -164,7 +180,7 @@ fn extend<E: Element>(
     for chunk in chunks {
         let keys = || chunk.keys.clone();
         let inputs = Inputs { k: inputs.k.tokens(keys()), v: inputs.v.tokens(keys()), ..inputs };
-        chunk.attention.extend(inputs, state, hook.reborrow())?;
+        chunk.components.extend(inputs, state, hook.reborrow())?;
     }
     Ok(())
 }

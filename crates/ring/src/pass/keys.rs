@@ -1,7 +1,7 @@
 //! Keys and values in flight: both passes send and receive them alike.
 
 use bytemuck::Pod;
-use longspan::{Element, Inputs, Order, View};
+use longspan::{Dims, Element, Inputs, Order, View};
 
 use super::ReceivedPart;
 use super::rows::{elements, gather};
@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::layouts::CompiledSchedule;
 use crate::problem::Problem;
 use crate::schedule::{Leg, Part, Payload};
+use crate::sparsity::Band;
 use crate::tokens;
 use crate::wire::Wire;
 
@@ -63,9 +64,9 @@ impl<'a, E: Element + Pod> Keys<'a, E> {
             }
             (Payload::SentKeys(index), Leg::Outbound) => match self.compiled.problem.wire {
                 Wire::Exact => {
-                    let tokens = self.sent_tokens(index);
-                    let rest = gather(&self.k, &tokens, into);
-                    gather(&self.v, &tokens, rest);
+                    let (band, tokens) = self.sent(index);
+                    let rest = gather(&self.k, &band.key_heads, &tokens, into);
+                    gather(&self.v, &band.key_heads, &tokens, rest);
                 }
                 _ => {
                     let bytes = self.encoded[index].take();
@@ -101,11 +102,11 @@ impl<'a, E: Element + Pod> Keys<'a, E> {
     pub(super) fn received(&mut self, index: usize) -> Result<Rows<E>> {
         let received = self.take(index);
         let problem = &self.compiled.problem;
-        let tokens = self.compiled.schedule.received_keys[index].positions.len();
+        let (band, tokens) = self.of_received(index);
         if problem.wire == Wire::Exact {
             return Ok(Rows::Received(received, tokens));
         }
-        let (k, v) = (problem.key_extent(tokens), problem.value_extent(tokens));
+        let (k, v) = (problem.key_extent(band, tokens), problem.value_extent(band, tokens));
         let broken = Error::Malformed;
         let (k, rest) = problem.wire.decode(received.bytes(), k).ok_or(broken.clone())?;
         let (v, _) = problem.wire.decode(rest, v).ok_or(broken)?;
@@ -113,23 +114,33 @@ impl<'a, E: Element + Pod> Keys<'a, E> {
     }
 
     fn max_len(&self, index: usize) -> usize {
-        let tokens = self.compiled.schedule.received_keys[index].positions.len();
-        self.compiled.problem.keys_len(tokens)
+        let (band, tokens) = self.of_received(index);
+        self.compiled.problem.keys_len(band, tokens)
     }
 
-    fn sent_tokens(&self, index: usize) -> Vec<usize> {
-        tokens::indices(&self.compiled.schedule.sent_keys[index].tokens).collect()
+    /// The band of received keys, and how many tokens they are of.
+    fn of_received(&self, index: usize) -> (&'a Band, usize) {
+        let schedule = &self.compiled.schedule;
+        let received = &schedule.received_keys[index];
+        (&schedule.bands[received.band], received.positions.len())
+    }
+
+    /// The band and the tokens of keys to send.
+    fn sent(&self, index: usize) -> (&'a Band, Vec<usize>) {
+        let schedule = &self.compiled.schedule;
+        let sent = &schedule.sent_keys[index];
+        (&schedule.bands[sent.band], tokens::indices(&sent.tokens).collect())
     }
 
     fn encode(&self, index: usize) -> Vec<u8> {
-        let (problem, tokens) = (&self.compiled.problem, self.sent_tokens(index));
+        let (problem, (band, tokens)) = (&self.compiled.problem, self.sent(index));
         let mut bytes = Vec::new();
         for (view, extent) in [
-            (&self.k, problem.key_extent(tokens.len())),
-            (&self.v, problem.value_extent(tokens.len())),
+            (&self.k, problem.key_extent(band, tokens.len())),
+            (&self.v, problem.value_extent(band, tokens.len())),
         ] {
             let mut rows = vec![E::default(); extent.elements()];
-            gather(view, &tokens, bytemuck::cast_slice_mut(&mut rows));
+            gather(view, &band.key_heads, &tokens, bytemuck::cast_slice_mut(&mut rows));
             problem.wire.encode(&rows, extent, &mut bytes);
         }
         bytes
@@ -155,13 +166,19 @@ pub(super) enum Rows<E> {
 }
 
 impl<E: Element + Pod> Rows<E> {
-    pub(super) fn views(&self, problem: &Problem) -> Result<(View<'_, E>, View<'_, E>)> {
+    pub(super) fn views(
+        &self,
+        problem: &Problem,
+        band: &Band,
+    ) -> Result<(View<'_, E>, View<'_, E>)> {
         let (Rows::Received(_, tokens) | Rows::Decoded(_, _, tokens)) = *self;
-        let (k_dims, v_dims) = (problem.key_dims(tokens), problem.value_dims(tokens));
+        let k_dims = Dims { heads: band.key_heads.len(), ..problem.key_dims(tokens) };
+        let v_dims = Dims { dim: problem.value_dim, ..k_dims };
         let (k, v) = match self {
             Rows::Received(received, _) => {
-                let (k, rest) = elements(received.bytes(), problem.key_extent(tokens).elements());
-                (k, elements(rest, problem.value_extent(tokens).elements()).0)
+                let (k, rest) =
+                    elements(received.bytes(), problem.key_extent(band, tokens).elements());
+                (k, elements(rest, problem.value_extent(band, tokens).elements()).0)
             }
             Rows::Decoded(k, v, _) => (&k[..], &v[..]),
         };

@@ -67,8 +67,8 @@ pub(super) struct Event {
     pub(super) sent: bool,
     pub(super) label: u32,
     pub(super) peer: usize,
-    /// Equal on both ranks: kind, owner, tree.
-    pub(super) order: (u8, usize, u32),
+    /// Equal on both ranks: kind, owner, band, tree.
+    pub(super) order: (u8, usize, usize, u32),
     pub(super) part: Part,
 }
 
@@ -84,13 +84,13 @@ impl Legs {
     pub(super) fn add(
         &mut self,
         peer: usize,
-        order: (u8, usize, u32),
+        order: (u8, usize, usize, u32),
         payload: Payload,
         outbound: (u32, bool, usize),
         returned: (u32, bool, usize),
     ) {
         let event = |(label, sent, bytes): (u32, bool, usize), leg| {
-            let order = (order.0 + leg as u8, order.1, order.2);
+            let order = (order.0 + leg as u8, order.1, order.2, order.3);
             Event { sent, label, peer, order, part: Part { payload, leg, bytes } }
         };
         self.outbound.push(event(outbound, Leg::Outbound));

@@ -17,12 +17,13 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use longspan::{Heads, Positions, Progression};
+use longspan::{Pattern, Positions, Progression};
 use longspan_pattern::PatternCoverage;
 
 use super::{Shards, check, edge};
 use crate::error::Result;
-use crate::load::{active_pairs, distinct};
+use crate::load::active_pairs;
+use crate::sparsity::Sparsity;
 
 /// Upper limit of a rank's load, relative to the mean.
 const LIMIT: (u128, u128) = (105, 100);
@@ -34,6 +35,9 @@ const CHUNKS: [&[usize]; 2] = [&[4, 8, 16], &[32, 64]];
 
 /// Block rows that are counted for all chunks: exact up to 64 M tokens.
 const ROWS: usize = 1 << 20;
+/// Offsets of dilated attention that are counted.
+const MAX_OFFSETS: u64 = 8;
+
 /// Block rows that are counted per chunk, at least.
 const MIN_ROWS: usize = 8;
 
@@ -69,13 +73,13 @@ impl Shards {
     /// # Ok::<_, longspan_ring::Error>(())
     /// ```
     pub fn balanced(
-        pattern: impl Into<Heads>,
+        sparsity: impl Into<Sparsity>,
         tokens: usize,
         ranks: usize,
         grain: usize,
     ) -> Result<Self> {
         check(ranks, grain)?;
-        let heads = pattern.into();
+        let sparsity = sparsity.into();
         let mut best: Option<Candidate> = None;
         for (attempt, chunks_per_rank) in CHUNKS.into_iter().enumerate() {
             let fits = |many: &usize| many * ranks <= tokens.div_ceil(grain);
@@ -85,7 +89,7 @@ impl Shards {
                 None if attempt == 0 => chunks_per_rank[0],
                 None => break,
             };
-            let weigher = Weigher::new(&heads, tokens, grain, finest * ranks)?;
+            let weigher = Weigher::new(&sparsity, tokens, grain, finest * ranks)?;
             let total: u128 = weigher.weights.iter().sum();
             if attempt == 0 {
                 let contiguous = Shards::contiguous(tokens, ranks, grain)?;
@@ -142,29 +146,38 @@ fn is_balanced(largest: u128, total: u128, ranks: usize, limit: (u128, u128)) ->
 }
 
 /// Loads of chunks, and the keys that they need.
-struct Weigher<'a> {
-    patterns: Vec<&'a longspan::Pattern>,
+struct Weigher {
+    patterns: Vec<Pattern>,
     tokens: usize,
     grain: usize,
     /// Active pairs of each of the smallest chunks.
     weights: Vec<u128>,
 }
 
-impl<'a> Weigher<'a> {
-    fn new(heads: &'a Heads, tokens: usize, grain: usize, chunks: usize) -> Result<Self> {
-        let patterns = distinct(heads, heads.count().unwrap_or(1))?;
+impl Weigher {
+    fn new(sparsity: &Sparsity, tokens: usize, grain: usize, chunks: usize) -> Result<Self> {
+        let heads = match sparsity {
+            Sparsity::Patterns(patterns) => patterns.count().unwrap_or(1),
+            // Further heads have other offsets, but hardly other loads.
+            Sparsity::Dilated(dilated) => {
+                let rates = dilated.branches().iter().map(|branch| branch.rate());
+                rates.max().unwrap_or(1).min(MAX_OFFSETS) as usize
+            }
+        };
+        let mut patterns = Vec::new();
+        for head in 0..heads {
+            let pattern = sparsity.head_pattern(head, heads)?;
+            if !patterns.contains(&pattern) {
+                patterns.push(pattern);
+            }
+        }
         let rows = (ROWS / chunks).max(MIN_ROWS);
         let mut weights = Vec::with_capacity(chunks);
         for chunk in 0..chunks {
             let Range { start, end } = chunk_range(tokens, grain, chunks, chunk);
             let queries = Positions::range(start as i64, end - start)?;
-            let mut weight = 0;
-            for (pattern, times) in &patterns {
-                weight += u128::from(*times) * active_pairs(pattern, tokens, &queries, rows)?;
-            }
-            weights.push(weight);
+            weights.push(active_pairs(sparsity, heads, tokens, &queries, rows)?);
         }
-        let patterns = patterns.into_iter().map(|(pattern, _)| pattern).collect();
         Ok(Weigher { patterns, tokens, grain, weights })
     }
 
@@ -180,8 +193,7 @@ impl<'a> Weigher<'a> {
 
     /// Keys that ranks receive from others, at the granularity of chunks.
     fn moved(&self, shards: &Shards) -> usize {
-        let mut coverages: Vec<_> =
-            self.patterns.iter().map(|pattern| PatternCoverage::new(pattern)).collect();
+        let mut coverages: Vec<_> = self.patterns.iter().map(PatternCoverage::new).collect();
         let all = Progression { start: 0, step: 1, len: self.tokens };
         let needed = (0..shards.ranks()).map(|rank| {
             let held = shards.rank(rank);
@@ -264,7 +276,7 @@ fn swap_chunks(weights: &[u128], lengths: &[usize], ranks: usize) -> Vec<Vec<usi
 
 #[cfg(test)]
 mod tests {
-    use longspan::Pattern;
+    use longspan::Heads;
     use longspan_testing::Random;
 
     use super::*;
@@ -273,12 +285,13 @@ mod tests {
     fn measure(pattern: &Pattern, shards: &Shards) -> (f64, usize) {
         let loads: Vec<_> = (0..shards.ranks())
             .map(|rank| {
-                active_pairs(pattern, shards.tokens(), shards.rank(rank), usize::MAX).unwrap()
+                let (tokens, held) = (shards.tokens(), shards.rank(rank));
+                active_pairs(&pattern.clone().into(), 1, tokens, held, usize::MAX).unwrap()
             })
             .collect();
         let mean = loads.iter().sum::<u128>() as f64 / loads.len() as f64;
         let largest = loads.into_iter().max().unwrap() as f64;
-        let (patterns, tokens) = (vec![pattern], shards.tokens());
+        let (patterns, tokens) = (vec![pattern.clone()], shards.tokens());
         let weigher = Weigher { patterns, tokens, grain: 1, weights: Vec::new() };
         (if mean > 0.0 { largest / mean } else { 1.0 }, weigher.moved(shards))
     }

@@ -96,7 +96,8 @@ pub(super) unsafe fn left_numbers(matrix: Strided<u16>, (m, k): (usize, usize), 
             unsafe {
                 let block = to.at(row / SIDE, column / TERMS).first.cast_mut();
                 let inside = row < m && column < k;
-                *block.add(row % SIDE * TERMS + column % TERMS) = if inside { *matrix.at(row, column).first } else { 0 };
+                *block.add(row % SIDE * TERMS + column % TERMS) =
+                    if inside { *matrix.at(row, column).first } else { 0 };
             }
         }
     }

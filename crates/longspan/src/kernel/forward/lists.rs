@@ -96,10 +96,10 @@ impl Lists {
         self.united.reserve(MOST_ROWS * 2 * FEW_PIECES);
     }
 
-    /// Finds what all rows of a unit see in full.
-    pub(super) fn share(&mut self, layout: &Layout, unit: &Unit) {
+    /// Finds what all rows of a unit see in full; nothing where rows must not depend on others.
+    pub(super) fn share(&mut self, layout: &Layout, unit: &Unit, uniform: bool) {
         self.shared.clear();
-        if unit.rows.1 - unit.rows.0 < 2 {
+        if unit.rows.1 - unit.rows.0 < 2 || uniform {
             return;
         }
         for row in unit.rows.0..unit.rows.1 {

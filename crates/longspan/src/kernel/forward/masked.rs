@@ -140,7 +140,11 @@ impl<X: FusedKernel> Forward<'_, X> {
                 .sum::<usize>()
         };
         let sizes = [(LANES, 100), (4, 100), (2, 108), (1, 150)];
-        let (size, _) = *sizes.iter().min_by_key(|size| cost(size)).expect("there are four");
+        let (mut size, _) = *sizes.iter().min_by_key(|size| cost(size)).expect("there are four");
+        if self.uniform {
+            // Sums are taken from the first key on, whoever else is in the tile.
+            (size, seen[0]) = (LANES, (0, bits.len()));
+        }
         for (index, group) in seen[..vectors].chunks(size).enumerate() {
             let (start, end) = union(group);
             if start < end {
