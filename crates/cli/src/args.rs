@@ -21,7 +21,7 @@ pub(crate) use map::Map;
 pub(crate) use plan::{Network, Plan};
 pub(crate) use ring::{FoldOrder, Ring};
 pub(crate) use select::Select;
-pub(crate) use shared::{Block, HeadDim, Input, Pictures, Tensors};
+pub(crate) use shared::{Block, Branches, HeadDim, Input, Pictures, Tensors, WireFormat};
 
 /// Attention for sequences too long for attention.
 #[derive(Debug, Parser)]

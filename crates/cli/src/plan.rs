@@ -17,7 +17,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use longspan::{ElementType, Heads};
-use longspan_ring::{CommunicationPlan, CommunicationPlanner, Problem, Shards};
+use longspan_ring::{CommunicationPlan, CommunicationPlanner, PlannedHop, Problem, Sparsity};
 
 use crate::args::{Map, Network, Plan};
 use crate::compile::{self, BadInput};
@@ -53,6 +53,8 @@ pub(crate) struct PassPlan {
     pub(crate) timelines: Vec<Timeline>,
     /// Bytes that each rank receives.
     pub(crate) received: Vec<u64>,
+    /// Messages that each rank receives.
+    pub(crate) messages: Vec<u64>,
     /// Peak bytes per rank: tensors, accumulators and messages.
     pub(crate) memory: u64,
 }
@@ -67,7 +69,7 @@ impl PassPlan {
 
 /// A plan.
 pub(crate) struct Planned {
-    pub(crate) pattern: Heads,
+    pub(crate) sparsity: Sparsity,
     pub(crate) map: Map,
     pub(crate) sizes: Sizes,
     pub(crate) machine: Machine,
@@ -112,17 +114,19 @@ fn format_of(path: &Path) -> Result<Format> {
 fn plan(args: &Plan) -> Result<Planned> {
     let pattern = compile::patterns(args.pattern.as_deref().unwrap_or_default())?;
     let sizes = sizes(args, &pattern)?;
+    let sparsity = args.branches.sparsity(pattern)?;
     let machine = machine(args)?;
     let kernel = machine.kernel(sizes.element)?.clone();
 
     let stage = Stage::new("sharding");
-    let shards = shards(args, &pattern, &sizes)?;
+    let shards = args.shards.shards(&sparsity, sizes.tokens, sizes.ranks, args.grain)?;
     drop(stage);
-    let problem = Problem::new(pattern.clone(), shards)
+    let problem = Problem::new(sparsity.clone(), shards)
         .batch(sizes.batch)
         .heads(sizes.heads, sizes.kv_heads)
         .dims(sizes.dim, sizes.value_dim)
-        .element(sizes.element);
+        .element(sizes.element)
+        .wire(args.wire.wire);
     let (outlines, imbalance) = outlines(args, &problem, &sizes)?;
 
     let Sizes { dim, value_dim, batch, .. } = sizes;
@@ -133,8 +137,11 @@ fn plan(args: &Plan) -> Result<Planned> {
     let passes = [0, 1].map(|pass| {
         let pace = Pace { rate: rates[pass], flops_per_pair: flops[pass] };
         let tensors = [forward_bytes, backward_bytes][pass];
-        let received = |(_, stages): &(usize, &[longspan_ring::PlannedHop])| {
-            stages.iter().map(longspan_ring::PlannedHop::received).sum::<u64>()
+        let received = |(_, stages): &(usize, &[PlannedHop])| {
+            stages.iter().map(PlannedHop::received).sum::<u64>()
+        };
+        let messages = |(_, stages): &(usize, &[PlannedHop])| {
+            stages.iter().map(|stage| stage.receives.len() as u64).sum::<u64>()
         };
         let memory = |outline: &CommunicationPlan| {
             let stages = [&outline.forward, &outline.backward][pass];
@@ -144,10 +151,11 @@ fn plan(args: &Plan) -> Result<Planned> {
             name: names[pass],
             timelines: simulate::simulate(&stages[pass], pace, &machine),
             received: stages[pass].iter().map(received).collect(),
+            messages: stages[pass].iter().map(messages).collect(),
             memory: outlines.iter().map(memory).max().unwrap_or(0),
         }
     });
-    Ok(Planned { pattern, map: args.shards, sizes, machine, imbalance, passes })
+    Ok(Planned { sparsity, map: args.shards, sizes, machine, imbalance, passes })
 }
 
 fn sizes(args: &Plan, pattern: &Heads) -> Result<Sizes> {
@@ -197,10 +205,6 @@ fn machine(args: &Plan) -> Result<Machine> {
         machine.ranks_per_node = Some(per_node.get());
     }
     Ok(machine)
-}
-
-fn shards(args: &Plan, pattern: &Heads, sizes: &Sizes) -> Result<Shards> {
-    Ok(args.shards.shards(pattern, sizes.tokens, sizes.ranks, args.grain)?)
 }
 
 /// Communication plans of the ranks to simulate, and the imbalance of all ranks.

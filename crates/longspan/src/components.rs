@@ -291,7 +291,7 @@ impl Components {
     }
 
     /// The layouts of one batch entry: one per query head of each call.
-    pub fn layouts(&self) -> impl Iterator<Item = &Layout> {
+    fn layouts(&self) -> impl Iterator<Item = &Layout> {
         self.list.iter().flat_map(|component| {
             let (entries, heads) = match &component.part {
                 Part::All => (1, self.heads.heads),
@@ -301,37 +301,6 @@ impl Components {
                 (0..heads).map(move |head| component.layouts.get(entry, head))
             })
         })
-    }
-
-    /// Which keys any query attends to: bit `j % 64` of word `j / 64` is key `j` of the key tensor.
-    pub fn keys_seen(&self, mut poll: impl FnMut() -> ControlFlow<()>) -> Result<Vec<u64>> {
-        let mut seen = vec![0_u64; self.keys.div_ceil(64)];
-        for component in self.list.iter() {
-            let (entries, heads) = match &component.part {
-                Part::All => (1, self.heads.heads),
-                Part::Some { queries, .. } => (queries.segments.count, queries.heads.count),
-            };
-            for entry in 0..entries {
-                let mut known: Vec<*const Layout> = Vec::new();
-                for head in 0..heads {
-                    let layout = component.layouts.get(entry, head);
-                    if known.contains(&std::ptr::from_ref(layout)) {
-                        continue;
-                    }
-                    known.push(layout);
-                    let bits = layout.keys_seen_with(None, |_, _| poll())?;
-                    let is_set = |key: &usize| bits[key / 64] >> (key % 64) & 1 == 1;
-                    for key in (0..layout.keys()).filter(is_set) {
-                        let token = match &component.part {
-                            Part::All => key,
-                            Part::Some { keys, .. } => keys.token(entry, key),
-                        };
-                        seen[token / 64] |= 1 << (token % 64);
-                    }
-                }
-            }
-        }
-        Ok(seen)
     }
 
     /// Active pairs of queries and keys of one batch entry, over all query heads.

@@ -1,7 +1,10 @@
 //! LongNet's dilated attention: branches of segments and rates, joined by their denominators.
 
 mod bytes;
+mod demand;
 mod parts;
+
+pub use self::demand::DilatedWork;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
@@ -263,14 +266,28 @@ impl Dilated {
     /// # Ok::<_, Box<dyn std::error::Error>>(())
     /// ```
     pub fn head_pattern(&self, head: usize) -> Result<Pattern> {
-        let mut any = self.also.clone();
-        for branch in &self.branches {
-            let offset = head as u64 % branch.rate;
-            let own = Pattern::dilated(branch.segment, branch.rate, offset)?;
-            any = Some(any.map_or(own.clone(), |any| any | own));
-        }
+        let any = self.uncut(head)?.into_iter().reduce(|any, own| any | own);
         let any = any.expect("at least one branch");
         Ok(if self.within == Pattern::full() { any } else { self.within.clone() & any })
+    }
+
+    /// What a query head attends to, as patterns whose keys count once each: one per branch, and
+    /// one for what queries see besides; with [`Overlap::Union`] one in all.
+    pub fn branch_patterns(&self, head: usize) -> Result<Vec<Pattern>> {
+        if self.overlap == Overlap::Union {
+            return Ok(vec![self.head_pattern(head)?]);
+        }
+        let cut = |pattern| self.within.clone() & pattern;
+        Ok(self.uncut(head)?.into_iter().map(cut).collect())
+    }
+
+    /// What queries see besides, and the branches of a head, before they are cut.
+    fn uncut(&self, head: usize) -> Result<Vec<Pattern>> {
+        let branch = |branch: &Branch| {
+            Pattern::dilated(branch.segment, branch.rate, head as u64 % branch.rate)
+        };
+        let branches: Vec<_> = self.branches.iter().map(branch).collect::<Result<_, _>>()?;
+        Ok(self.also.iter().cloned().chain(branches).collect())
     }
 
     /// Output and log-sum-exp; the latter is that of all branches together.
@@ -455,22 +472,24 @@ impl Dilated {
         heads: &HeadMap,
         monitor: &Monitor<'_>,
     ) -> Result<Vec<Component>> {
-        let maker = Maker {
-            branches: &self.branches,
-            within: &self.within,
-            also: self.also.as_ref(),
-            overlap: self.overlap,
-            tokens,
-            shape,
-            queries,
-            keys,
-            heads,
-            monitor,
-        };
+        let maker = self.maker(tokens, shape, (queries, keys), heads, monitor);
         maker.components().map_err(|error| match error {
             Error::Pattern(longspan_pattern::Error::Stopped { .. }) => monitor.stopped_error(),
             other => other,
         })
+    }
+
+    fn maker<'a, 'h>(
+        &'a self,
+        tokens: usize,
+        shape: &'a Shape,
+        (queries, keys): (&'a Positions, &'a Positions),
+        heads: &'a HeadMap,
+        monitor: &'a Monitor<'h>,
+    ) -> Maker<'a, 'h> {
+        let Dilated { branches, within, overlap, .. } = self;
+        let (also, overlap) = (self.also.as_ref(), *overlap);
+        Maker { branches, within, also, overlap, tokens, shape, queries, keys, heads, monitor }
     }
 
     /// What is kept from call to call, unless another thread has it at the moment.

@@ -77,7 +77,7 @@ pub use attend::Attend;
 pub use attention::{Attention, row_deltas};
 pub use cache::KvCache;
 pub use components::{Components, HeadMap};
-pub use dilated::{Branch, Dilated, Overlap};
+pub use dilated::{Branch, Dilated, DilatedWork, Overlap};
 pub use dims::{Dims, Order, Strides};
 pub use dtype::{Element, ElementType};
 pub use error::{Error, Result};

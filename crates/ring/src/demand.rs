@@ -9,7 +9,7 @@
 //! for few queries that attend to many keys, above all global tokens. It moves work to another rank,
 //! so it is used only where it saves most of the bytes.
 
-use longspan::{BlockSize, HeadMap, Layout, Pattern, Positions, Progression, Shape};
+use longspan::{BlockSize, Dilated, HeadMap, Hook, Layout, Pattern, Positions, Progression, Shape};
 use longspan_pattern::{BlockCoverage, PatternCoverage};
 
 use crate::error::Result;
@@ -92,9 +92,10 @@ impl<'a> Demands<'a> {
         }
         let (problem, shards) = (self.problem, &self.problem.shards);
         let (queries, keys) = (shards.rank(rank), shards.rank(owner));
-        let Some((pattern, coverage)) = &mut self.patterns[band] else {
-            return from_components(problem, &self.bands[band], queries, keys, poll);
-        };
+        if let Sparsity::Dilated(dilated) = &problem.sparsity {
+            return from_branches(problem, dilated, &self.bands[band], (queries, keys), poll);
+        }
+        let (pattern, coverage) = self.patterns[band].as_mut().expect("of every band");
         let covered = match problem.reduction {
             Reduction::Overlapped => from_coverage(coverage, queries, keys),
             Reduction::Reproducible => None,
@@ -106,22 +107,18 @@ impl<'a> Demands<'a> {
     }
 }
 
-/// Demand of dilated attention: the keys that its components attend to. Key heads of a band need the
-/// same keys, so one of them tells. Queries are never sent.
-fn from_components(
+/// Demand of dilated attention. Key heads of a band need the same keys, so one of them tells. Queries
+/// are never sent.
+fn from_branches(
     problem: &Problem,
+    dilated: &Dilated,
     band: &Band,
-    queries: &Positions,
-    keys: &Positions,
+    (queries, keys): (&Positions, &Positions),
     poll: &mut Poll<'_>,
 ) -> Result<Demand> {
     let one = HeadMap::of_key_heads(problem.heads, problem.key_heads, [band.key_heads[0]]);
-    let tokens = problem.shards.tokens();
-    let components = problem.sparsity.components(tokens, queries, keys, &one, 1, poll)?;
-    if components.is_empty() {
-        return Ok(Demand::default());
-    }
-    let mut seen = components.keys_seen(poll)?;
+    let (tokens, mut poll) = (problem.shards.tokens(), |_| poll());
+    let mut seen = dilated.keys_seen(tokens, queries, keys, &one, Hook::new(&mut poll))?;
     if problem.reduction == Reduction::Reproducible {
         whole_tiles(&mut seen, keys.len())?;
     }

@@ -1,12 +1,14 @@
 //! Load: active pairs of queries and keys, counted without a layout of the whole sequence. Sharding,
 //! demand and planning use it.
 
-use longspan::{BlockSize, HeadMap, Heads, Layout, Pattern, Positions, Progression, Shape};
+use longspan::{
+    BlockSize, DilatedWork, HeadMap, Heads, Hook, Layout, Pattern, Positions, Progression, Shape,
+};
 use longspan_pattern::{BlockCoverage, PatternCoverage};
 
 use crate::error::Result;
 use crate::problem::Problem;
-use crate::sparsity::{Band, Sparsity, go_on};
+use crate::sparsity::{Band, Sparsity};
 use crate::tokens;
 
 /// Pairs of progressions up to which one coverage query each is faster than compiling a layout.
@@ -53,12 +55,17 @@ pub(crate) fn active_pairs(
             }
             Ok(sum)
         }
-        Sparsity::Dilated(_) => {
-            let (keys, heads) = (Positions::range(0, tokens)?, HeadMap::all(heads, heads));
-            sampled(queries, rows, |some| {
-                let all = sparsity.components(tokens, &some, &keys, &heads, 1, &mut go_on)?;
-                Ok(all.active_pairs()?)
-            })
+        Sparsity::Dilated(dilated) => {
+            let keys = Positions::range(0, tokens)?;
+            let is_sampled = queries.len().div_ceil(BlockSize::default().get()) > rows;
+            // Other offsets have hardly other loads, so a sample has those of two heads.
+            let counted = if is_sampled { heads.min(2) } else { heads };
+            let chosen: Vec<_> = (0..counted).map(|head| head * heads / counted).collect();
+            let map = HeadMap::all(heads, heads).of_heads(&chosen);
+            let pairs = sampled(queries, rows, |some| {
+                Ok(dilated.work(tokens, &some, &keys, &map, Hook::none())?.pairs)
+            })?;
+            Ok(pairs * heads as u128 / counted.max(1) as u128)
         }
     }
 }
@@ -159,17 +166,17 @@ impl<'a> Load<'a> {
         keys: &Positions,
     ) -> Result<Work> {
         let tokens = self.problem.shards.tokens();
-        if let Sparsity::Patterns(_) = self.problem.sparsity {
+        let Sparsity::Dilated(dilated) = &self.problem.sparsity else {
             return work(&mut self.patterns[band], tokens, queries, keys);
-        }
+        };
         // Key heads of a band have equal work.
-        let Problem { heads, key_heads, sparsity, .. } = self.problem;
+        let Problem { heads, key_heads, .. } = self.problem;
         let band = &self.bands[band];
         let one = HeadMap::of_key_heads(*heads, *key_heads, [band.key_heads[0]]);
+        let DilatedWork { pairs, full_pairs, partial_blocks } =
+            dilated.work(tokens, queries, keys, &one, Hook::none())?;
         let mut sum = Work::default();
-        for layout in sparsity.components(tokens, queries, keys, &one, 1, &mut go_on)?.layouts() {
-            sum.add(counted(layout)?, band.key_heads.len() as u64);
-        }
+        sum.add(Work { pairs, full_pairs, partial_blocks }, band.key_heads.len() as u64);
         Ok(sum)
     }
 }

@@ -1,8 +1,7 @@
 //! Shardings by name.
 
 use clap::ValueEnum;
-use longspan::Heads;
-use longspan_ring::{Result, Shards};
+use longspan_ring::{Result, Shards, Sparsity};
 
 /// How tokens are assigned to ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -30,13 +29,13 @@ impl Map {
     /// The shards, with boundaries at multiples of `grain`.
     pub(crate) fn shards(
         self,
-        pattern: &Heads,
+        sparsity: &Sparsity,
         tokens: usize,
         ranks: usize,
         grain: usize,
     ) -> Result<Shards> {
         match self {
-            Map::Balanced => Shards::balanced(pattern.clone(), tokens, ranks, grain),
+            Map::Balanced => Shards::balanced(sparsity.clone(), tokens, ranks, grain),
             Map::Contiguous => Shards::contiguous(tokens, ranks, grain),
             Map::Zigzag => Shards::zigzag(tokens, ranks, grain),
             Map::Striped => Shards::striped(tokens, ranks, grain),

@@ -5,12 +5,13 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::{Map, Tensors, at_least_one, tokens};
+use super::{Branches, Map, Tensors, WireFormat, at_least_one, tokens};
 
 const EXAMPLES: &str = "\
 The schedule is the one that a ring follows, derived by this process for the simulated ranks: all of
 them up to 64, else a sample that includes the one with the most work. Times are a model: FLOPs divided
-by the machine's rate, message bytes by the link's bandwidth, a hop as long as the longer of the two.
+by the machine's rate; a latency per message, and message bytes divided by the link's bandwidth; a hop as
+long as the longer of the two.
 
 Machines:
   this            as measured by `longspan plan --calibrate`
@@ -30,6 +31,9 @@ Examples:
   A hundred million tokens over 64 H100 nodes, with a timeline of the ranks
     longspan plan \"causal & (window(4096, 0) | sinks(64))\" --tokens 100M --ranks 512 \\
         --heads 32 --kv-heads 8 --head-dim 128 --dtype bf16 --machine h100 --plot timeline.svg
+
+  LongNet's branches over 1,024 ranks
+    longspan plan causal --branches 2k:1,8k:4,32k:16,128k:64 --tokens 256M --ranks 1024 --network 100
 
   As JSON
     longspan plan causal --tokens 10M --ranks 64 --machine h100 --json
@@ -55,7 +59,13 @@ pub(crate) struct Plan {
     pub(crate) ranks: Option<NonZeroUsize>,
 
     #[command(flatten)]
+    pub(crate) branches: Branches,
+
+    #[command(flatten)]
     pub(crate) tensors: Tensors,
+
+    #[command(flatten)]
+    pub(crate) wire: WireFormat,
 
     /// Head dim of the values [default: head dim]
     #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with = "calibrate")]

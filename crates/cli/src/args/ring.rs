@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use super::{Input, Map, Tensors, at_least_one};
+use super::{Branches, Input, Map, Tensors, WireFormat, at_least_one};
 
 const EXAMPLES: &str = "\
 Every rank generates the elements of its own tokens, which depend on their positions alone, and runs
@@ -28,6 +28,9 @@ Examples:
   The same without MPI
     longspan ring \"causal & window(512, 0)\" --ranks 4 --tokens 8192 --check
 
+  LongNet's branches, causal, with a window besides
+    longspan ring causal --branches 2k:1,8k:4 --also \"window(256, 0)\" --ranks 4 --tokens 8192
+
   Eight machines, one rank each, as JSON
     mpirun -n 8 --map-by ppr:1:node longspan ring causal --tokens 1M --shards zigzag --json
 
@@ -39,6 +42,9 @@ Examples:
 pub(crate) struct Ring {
     #[command(flatten)]
     pub(crate) input: Input,
+
+    #[command(flatten)]
+    pub(crate) branches: Branches,
 
     /// Number of ranks, as threads of this process
     #[arg(long, value_name = "N", value_parser = at_least_one)]
@@ -54,6 +60,9 @@ pub(crate) struct Ring {
     /// Order in which keys are accumulated
     #[arg(long, value_name = "ORDER", default_value = "overlapped")]
     pub(crate) fold: FoldOrder,
+
+    #[command(flatten)]
+    pub(crate) wire: WireFormat,
 
     /// Threads per rank [default: LONGSPAN_THREADS, or as many as this process may use, divided by
     /// its ranks]

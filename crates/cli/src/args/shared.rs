@@ -2,10 +2,12 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
-use longspan::{ElementType, Heads};
+use clap::{Args, ValueEnum};
+use longspan::{Dilated, ElementType, Heads, Overlap};
+use longspan_ring::{Sparsity, Wire};
 
 use super::{heads, tokens};
+use crate::compile::{self, BadInput};
 
 /// Query heads where neither `--heads` nor the pattern determines how many.
 const HEADS: usize = 8;
@@ -20,6 +22,81 @@ pub(crate) struct Input {
     /// Tokens of the sequence: 8192, 8_192, 64k (× 1,024), 1M (× 1,024²), 1G (× 1,024³)
     #[arg(long, short = 'n', value_name = "N", value_parser = tokens)]
     pub(crate) tokens: usize,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Branches {
+    /// Dilated branches (LongNet), each a segment and a rate, such as 2k:1,8k:4; the pattern is then
+    /// what all of them are cut with
+    #[arg(long, value_name = "W:R,...", value_delimiter = ',', value_parser = branch)]
+    branches: Vec<(u64, u64)>,
+
+    /// A pattern besides the branches, as one more of them
+    #[arg(long, value_name = "PATTERN", requires = "branches")]
+    also: Option<String>,
+
+    /// How branches that have the same key combine [default: weighted]
+    #[arg(long, value_name = "RULE", requires = "branches")]
+    overlap: Option<OverlapRule>,
+}
+
+/// How branches that have the same key combine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OverlapRule {
+    /// Once per branch, as the paper has it
+    Weighted,
+    /// Once
+    Union,
+}
+
+impl Branches {
+    /// What queries attend to: a pattern, or the branches that it cuts.
+    pub(crate) fn sparsity(&self, patterns: Heads) -> anyhow::Result<Sparsity> {
+        if self.branches.is_empty() {
+            return Ok(patterns.into());
+        }
+        let one = |patterns: Heads, what: &str| match patterns {
+            Heads::Same(pattern) => Ok(pattern),
+            _ => Err(BadInput(format!("{what} has a pattern per head, expected one for all"))),
+        };
+        let overlap = match self.overlap {
+            None | Some(OverlapRule::Weighted) => Overlap::Weighted,
+            Some(OverlapRule::Union) => Overlap::Union,
+        };
+        let mut dilated = Dilated::new(self.branches.iter().copied())?
+            .within(one(patterns, "what branches are cut with")?)
+            .overlap(overlap);
+        if let Some(also) = &self.also {
+            dilated = dilated.also(one(compile::patterns(also)?, "--also")?);
+        }
+        Ok(dilated.into())
+    }
+}
+
+fn branch(text: &str) -> Result<(u64, u64), String> {
+    let rule = || "expected a segment and a rate, such as 2048:1".to_string();
+    let (segment, rate) = text.split_once(':').ok_or_else(rule)?;
+    let number = |text| tokens(text).map(|number| number as u64);
+    Ok((number(segment)?, number(rate)?))
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct WireFormat {
+    /// Wire format of keys and values: exact, bf16, int8, or the largest error allowed, such as 1e-3
+    #[arg(long, value_name = "FORMAT", default_value = "exact", value_parser = wire)]
+    pub(crate) wire: Wire,
+}
+
+fn wire(text: &str) -> Result<Wire, String> {
+    match text {
+        "exact" => Ok(Wire::Exact),
+        "bf16" => Ok(Wire::Bf16),
+        "int8" => Ok(Wire::Int8),
+        bound => match bound.parse::<f32>().map(Wire::within) {
+            Ok(Ok(wire)) => Ok(wire),
+            _ => Err("expected exact, bf16, int8 or an error of at least 0".into()),
+        },
+    }
 }
 
 #[derive(Debug, Args)]

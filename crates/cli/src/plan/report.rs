@@ -34,6 +34,8 @@ struct Statistics {
     /// Bytes that a rank receives: on average, and at most, of those simulated.
     bytes_received: f64,
     bytes_received_most: u64,
+    /// Messages that a rank receives, at most, of those simulated.
+    messages: u64,
     memory_bytes: u64,
 }
 
@@ -60,6 +62,7 @@ impl Statistics {
             bytes_per_hop: per_hop(received as f64),
             bytes_received: sum as f64 / pass.received.len().max(1) as f64,
             bytes_received_most: pass.received.iter().copied().max().unwrap_or(0),
+            messages: pass.messages.iter().copied().max().unwrap_or(0),
             memory_bytes: pass.memory,
         }
     }
@@ -96,7 +99,7 @@ pub(super) fn json(planned: &Planned, out: &mut impl Write) -> Result<()> {
     let passes: Vec<_> = planned.passes.iter().map(Statistics::of).collect();
     let object = Object {
         version: env!("CARGO_PKG_VERSION"),
-        pattern: &shortened(&planned.pattern, TEXT),
+        pattern: &shortened(&planned.sparsity, TEXT),
         tokens,
         ranks,
         simulated: planned.passes[0].timelines.len(),
@@ -122,7 +125,7 @@ pub(super) fn json(planned: &Planned, out: &mut impl Write) -> Result<()> {
 pub(super) fn table(planned: &Planned, plot: Option<&Path>, out: &mut impl Write) -> Result<()> {
     let Sizes { tokens, ranks, batch, heads, kv_heads, dim, value_dim, element } = planned.sizes;
     let mut line = |name: &str, text: String| writeln!(out, "{name:<15}{text}");
-    line("pattern", shortened(&planned.pattern, TEXT))?;
+    line("pattern", shortened(&planned.sparsity, TEXT))?;
     let (ranks_named, shards) = (count(ranks, "rank"), planned.map.name());
     line("tokens", format!("{} over {ranks_named}, {shards}", count(tokens, "token")))?;
     let heads = format!("{} on {}", count(heads, "head"), count(kv_heads, "KV head"));
@@ -164,6 +167,7 @@ pub(super) fn table(planned: &Planned, plot: Option<&Path>, out: &mut impl Write
         "transfer per hop",
         "bytes per hop",
         "bytes in",
+        "messages in",
     ];
     let mut rows = vec![header.map(String::from)];
     let all: Vec<_> = planned.passes.iter().map(Statistics::of).collect();
@@ -180,6 +184,7 @@ pub(super) fn table(planned: &Planned, plot: Option<&Path>, out: &mut impl Write
             significant(statistics.transfer_ms_per_hop),
             bytes(statistics.bytes_per_hop as usize),
             bytes(statistics.bytes_received_most as usize),
+            statistics.messages.to_string(),
         ]
     }));
     writeln!(out)?;

@@ -143,21 +143,21 @@ pub(crate) fn simulate(
     timelines
 }
 
-/// Transfer time of messages of one direction on a rank's links, near and far.
+/// Transfer time of messages of one direction on a rank's links, near and far: a latency per message,
+/// and their bytes.
 fn flow(
     machine: &Machine,
     messages: &[(usize, u64)],
     ends: impl Fn(usize) -> (usize, usize),
 ) -> f64 {
-    let mut links: [(f64, f64); 2] = [(0.0, 0.0); 2];
+    let mut links = [0.0; 2];
     for &(peer, bytes) in messages {
         let (from, to) = ends(peer);
         let link = machine.link(from, to);
-        let (latency, busy) = &mut links[usize::from(Some(link) == machine.far)];
-        *latency = link.latency_seconds;
-        *busy += bytes as f64 / link.bytes_per_second;
+        let busy = &mut links[usize::from(Some(link) == machine.far)];
+        *busy += link.latency_seconds + bytes as f64 / link.bytes_per_second;
     }
-    links.into_iter().map(|(latency, busy)| latency + busy).fold(0.0, f64::max)
+    links.into_iter().fold(0.0, f64::max)
 }
 
 /// Peak bytes of messages on a rank: those in flight, both directions, and those being computed.
@@ -233,9 +233,9 @@ mod tests {
     fn messages_share_connection_and_handling_hides_nothing() {
         let stages = [stage(1, &[(1, 100), (2, 300)], &[(1, 100)], 1)];
         let timeline = &simulate(&[(0, &stages)], PACE, &machine(0.01))[0];
-        // 4 s of packing, 5 s on the way, 1 s of unpacking.
-        assert_eq!((timeline.end(), timeline.handling), (10.0, 5.0));
-        assert_eq!(timeline.hidden_share(), Some(1.0 - 4.0 / 5.0));
+        // 4 s of packing, 6 s on the way (two latencies), 1 s of unpacking.
+        assert_eq!((timeline.end(), timeline.handling), (11.0, 5.0));
+        assert_eq!(timeline.hidden_share(), Some(1.0 - 5.0 / 6.0));
         assert_eq!(peak_held(&stages), 500);
     }
 

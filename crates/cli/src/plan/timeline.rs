@@ -31,7 +31,7 @@ pub(super) fn compose(planned: &Planned) -> Scene {
     let width = GUTTER + LENGTH;
     let mut y = MARGIN;
     let title = Type::new(Face::Mono, TITLE, INK);
-    for line in title.wrap(&shortened(&planned.pattern, 400), width, 2) {
+    for line in title.wrap(&shortened(&planned.sparsity, 400), width, 2) {
         scene.text(MARGIN, y + LINE_HEIGHT / 2, line, title);
         y += LINE_HEIGHT + 6;
     }

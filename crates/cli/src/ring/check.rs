@@ -7,9 +7,9 @@ use anyhow::Result;
 use bytemuck::Pod;
 use longspan::{
     Attention, Element, ElementType, Gradients, Isa, Layout, LayoutSet, Layouts, Output, Padding,
-    Positions, Shape,
+    Pattern, Positions, Shape,
 };
-use longspan_ring::Reduction;
+use longspan_ring::{Reduction, Sparsity};
 use longspan_testing::{
     Measure, Precision, Problem, Sample, Seen, Sizes, Transform, Values, largest_difference, naive,
     truth,
@@ -40,9 +40,11 @@ pub(super) fn check<E: Element + Pod>(job: &Job, results: &[Vec<f32>]) -> Result
     let tokens = job.tokens;
     let got = joined(job, results);
     let shape = Shape::new(job.tokens, job.tokens);
-    let layouts: Vec<Layout> = (0..job.heads)
-        .map(|head| Layout::compile(job.patterns.get(head, job.heads)?, &shape))
-        .collect::<Result<_, _>>()?;
+    let layouts = (0..job.heads).map(|head| {
+        let compile = |pattern| Ok(Layout::compile(&pattern, &shape)?);
+        patterns(job, head)?.into_iter().map(compile).collect::<Result<Vec<_>>>()
+    });
+    let layouts: Vec<Vec<Layout>> = layouts.collect::<Result<_>>()?;
 
     let numbers = Tensors::<E>::of(job, &Positions::range(0, job.tokens)?)?;
     let (output, gradients) = match job.fold {
@@ -58,7 +60,7 @@ pub(super) fn check<E: Element + Pod>(job: &Job, results: &[Vec<f32>]) -> Result
     };
 
     let mut pairs = 0;
-    for layout in &layouts {
+    for layout in layouts.iter().flatten() {
         pairs += layout.counts()?.active_pairs;
     }
     let work = (pairs * job.dim as u128).max(1);
@@ -100,11 +102,20 @@ fn one_process<E: Element>(
     numbers: &Tensors<E>,
     shape: &Shape,
 ) -> longspan::Result<(Output<E>, Gradients<E>)> {
+    let inputs = numbers.inputs();
+    let patterns = match &job.sparsity {
+        Sparsity::Patterns(patterns) => patterns,
+        Sparsity::Dilated(dilated) => {
+            let dilated = (**dilated).clone().isa(job.isa).threads(job.threads.get());
+            let output = dilated.forward(inputs)?;
+            let gradients = dilated.backward(inputs, &output, numbers.dout.view())?;
+            return Ok((output, gradients));
+        }
+    };
     let padding = Padding::None(1);
-    let set = LayoutSet::compile(&job.patterns, job.heads, shape, &padding, None)?;
+    let set = LayoutSet::compile(patterns, job.heads, shape, &padding, None)?;
     let attention = Attention::new(Layouts::from(set)).isa(job.isa);
     let attention = attention.threads(job.threads.get());
-    let inputs = numbers.inputs();
     let output = attention.forward(inputs)?;
     let gradients = attention.backward(inputs, &output, numbers.dout.view())?;
     Ok((output, gradients))
@@ -162,7 +173,7 @@ fn first_heads(job: &Job, all: &[f32], heads: usize, kv_heads: usize) -> Values<
 }
 
 /// The oracle's problem for the first KV heads.
-fn oracle(job: &Job, layouts: &[Layout], kv_heads: usize) -> Problem {
+fn oracle(job: &Job, layouts: &[Vec<Layout>], kv_heads: usize) -> Problem {
     let tokens = job.tokens;
     let heads = kv_heads * (job.heads / job.kv_heads);
     let sizes = Sizes {
@@ -201,10 +212,38 @@ fn oracle(job: &Job, layouts: &[Layout], kv_heads: usize) -> Problem {
     }
 }
 
+/// Patterns of a head whose keys count once each: several of dilated attention.
+fn patterns(job: &Job, head: usize) -> Result<Vec<Pattern>> {
+    Ok(match &job.sparsity {
+        Sparsity::Patterns(patterns) => vec![patterns.get(head, job.heads)?.clone()],
+        Sparsity::Dilated(dilated) => dilated.branch_patterns(head)?,
+    })
+}
+
 /// The oracle's mask, read from the layouts.
-fn seen(job: &Job, layouts: &[Layout]) -> Seen {
+fn seen(job: &Job, layouts: &[Vec<Layout>]) -> Seen {
     let tokens = job.tokens;
-    let pattern = |head: usize| job.patterns.get(head, job.heads).ok();
+    let words = tokens.div_ceil(64);
+    let allows = |mask: &[u64], query: usize, key: usize| {
+        mask[query * words + key / 64] >> (key % 64) & 1 == 1
+    };
+    let patterns = match &job.sparsity {
+        Sparsity::Patterns(patterns) => patterns,
+        Sparsity::Dilated(_) => {
+            let rows = layouts.iter().map(|layouts| {
+                let masks: Vec<_> = layouts.iter().map(mask).collect();
+                let keys = |query| {
+                    let of_mask = |mask| {
+                        (0..tokens as u32).filter(move |key| allows(mask, query, *key as usize))
+                    };
+                    masks.iter().flat_map(|mask| of_mask(mask)).collect()
+                };
+                (0..tokens).map(keys).collect()
+            });
+            return Seen::listed(1, rows.collect());
+        }
+    };
+    let pattern = |head: usize| patterns.get(head, job.heads).ok();
     // A head has the mask of the first one with its pattern.
     let first = |head: usize| (0..head).find(|&other| pattern(other) == pattern(head));
     let chosen: Vec<usize> = (0..layouts.len()).filter(|&head| first(head).is_none()).collect();
@@ -212,11 +251,8 @@ fn seen(job: &Job, layouts: &[Layout]) -> Seen {
         let mask = first(head).unwrap_or(head);
         chosen.iter().position(|&head| head == mask).unwrap_or(0)
     };
-    let masks: Vec<Vec<u64>> = chosen.iter().map(|&head| mask(&layouts[head])).collect();
-    let words = tokens.div_ceil(64);
-    let allows = |number: usize, query: usize, key: usize| {
-        masks[number][query * words + key / 64] >> (key % 64) & 1 == 1
-    };
+    let masks: Vec<Vec<u64>> = chosen.iter().map(|&head| mask(&layouts[head][0])).collect();
+    let allows = |number: usize, query: usize, key: usize| allows(&masks[number], query, key);
     Seen::each((1, layouts.len()), (tokens, tokens), |_, head| which(head), allows)
 }
 

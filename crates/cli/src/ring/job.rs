@@ -6,12 +6,11 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use bytemuck::Pod;
 use longspan::{
-    Dims, Element, ElementType, Gradients, Heads, Inputs, Isa, Order, Output, Positions, Tensor,
-    Threads,
+    Dims, Element, ElementType, Gradients, Inputs, Isa, Order, Output, Positions, Tensor, Threads,
 };
 use longspan_ring::{
     Buffer, Failure, Hop, Incoming, Local, Options, Outgoing, Problem, Reduction, Ring, Shards,
-    Transport,
+    Sparsity, Transport, Wire,
 };
 
 use super::agree::agree;
@@ -32,7 +31,8 @@ pub(super) const ORDER: Order = Order::Bhsd;
 
 /// The job, the same on every rank.
 pub(super) struct Job {
-    pub(super) patterns: Heads,
+    pub(super) sparsity: Sparsity,
+    pub(super) wire: Wire,
     pub(super) map: Map,
     pub(super) fold: Reduction,
     pub(super) shards: Shards,
@@ -75,14 +75,22 @@ impl Job {
             FoldOrder::Overlapped => (Reduction::Overlapped, 1),
             FoldOrder::Reproducible => (Reduction::Reproducible, TILE),
         };
-        let shards = args.shards.shards(&patterns, tokens, ranks, grain)?;
+        let wire = args.wire.wire;
+        if args.check && wire != Wire::Exact {
+            let message = "--check compares with one process, within the errors of exact keys: \
+                           expected --wire exact";
+            return Err(BadInput(message.into()).into());
+        }
+        let sparsity = args.branches.sparsity(patterns)?;
+        let shards = args.shards.shards(&sparsity, tokens, ranks, grain)?;
         let threads = choice::threads(args.threads)?;
         let threads = match threads.why {
             Why::Default(_) => NonZeroUsize::new(threads.value.get() / here),
             Why::Option(_) | Why::Variable(_) => Some(threads.value),
         };
         Ok(Job {
-            patterns,
+            sparsity,
+            wire,
             map: args.shards,
             fold,
             shards,
@@ -108,11 +116,12 @@ impl Job {
     }
 
     fn problem(&self, shards: Shards) -> Problem {
-        Problem::new(self.patterns.clone(), shards)
+        Problem::new(self.sparsity.clone(), shards)
             .heads(self.heads, self.kv_heads)
             .dims(self.dim, self.dim)
             .element(self.element)
             .reduction(self.fold)
+            .wire(self.wire)
     }
 
     fn options(&self) -> Options {

@@ -91,7 +91,7 @@ impl<'a> Report<'a> {
         let hidden = (needed > 0).then(|| (1.0 - waiting as f64 / alone.max(1) as f64).max(0.0));
         Report {
             version: env!("CARGO_PKG_VERSION"),
-            pattern: shortened(&job.patterns, TEXT),
+            pattern: shortened(&job.sparsity, TEXT),
             tokens: job.tokens,
             heads: job.heads,
             kv_heads: job.kv_heads,

@@ -9,7 +9,7 @@
 //! Tokens of a shard, or of some keys of another one, are several progressions: every one of the
 //! queries with every one of the keys.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use longspan_pattern::{Layout, LayoutSet, Pattern, Positions, Progression, Shape};
@@ -90,11 +90,7 @@ impl Maker<'_, '_> {
             self.everywhere(&(self.within.clone() & also.clone()), &mut components)?;
         }
         for (index, branch) in self.branches.iter().enumerate() {
-            let mut offsets: Vec<_> =
-                self.heads.pairs().map(|(head, _)| head as u64 % branch.rate()).collect();
-            offsets.sort_unstable();
-            offsets.dedup();
-            for offset in offsets {
+            for offset in self.offsets(*branch) {
                 self.offset(index, offset, &mut components)?;
             }
         }
@@ -176,6 +172,53 @@ impl Maker<'_, '_> {
         Ok(())
     }
 
+    /// Queries and keys of every call, as positions and as indices of keys, with the pattern that
+    /// they are cut with and the number of heads that have it. Segments are not joined.
+    pub(super) fn each_segment(
+        &self,
+        mut call: impl FnMut(&Pattern, usize, (Progression, Progression), Steps) -> Result<()>,
+    ) -> Result<()> {
+        if let Some(also) = self.also {
+            let pattern = self.within.clone() & also.clone();
+            let heads = self.heads.pairs().count();
+            for queries in self.queries.progressions() {
+                let mut first = 0;
+                for keys in self.keys.progressions() {
+                    let indices = Steps { first, step: 1, count: keys.len };
+                    call(&pattern, heads, (queries, keys), indices)?;
+                    first += keys.len;
+                }
+            }
+        }
+        for (index, branch) in self.branches.iter().enumerate() {
+            for offset in self.offsets(*branch) {
+                let mut patterns: Vec<(Pattern, usize)> = Vec::new();
+                for (head, _) in self.heads.pairs() {
+                    if head as u64 % branch.rate() == offset {
+                        let pattern = self.pattern(index, head as u64)?;
+                        match patterns.iter_mut().find(|(known, _)| *known == pattern) {
+                            Some((_, heads)) => *heads += 1,
+                            None => patterns.push((pattern, 1)),
+                        }
+                    }
+                }
+                for Segment { queries, keys } in self.segments(*branch, offset, false) {
+                    for (pattern, heads) in &patterns {
+                        let positions = (queries.positions, keys.positions);
+                        call(pattern, *heads, positions, keys.indices)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The offsets of a branch that query heads have.
+    fn offsets(&self, branch: Branch) -> Vec<u64> {
+        let offsets = self.heads.pairs().map(|(head, _)| head as u64 % branch.rate());
+        offsets.collect::<BTreeSet<_>>().into_iter().collect()
+    }
+
     /// Whether short segments are blocks of one layout: their tokens have one step then, all of
     /// them.
     fn whole(&self, branch: Branch) -> bool {
@@ -188,14 +231,20 @@ impl Maker<'_, '_> {
     fn segments(&self, branch: Branch, offset: u64, whole: bool) -> Vec<Segment> {
         let (tokens, rate) = (self.tokens as i128, i128::from(branch.rate()));
         let length = if whole { tokens } else { i128::from(branch.segment()).min(tokens) };
-        let of = |positions: &Positions| tokens_of(positions, tokens, length, rate, offset.into());
-        let keys = of(self.keys);
+        let of = |positions: &Positions, range: (i128, i128)| {
+            tokens_of(positions, range, length, rate, offset.into())
+        };
+        let all_queries = of(self.queries, (0, tokens));
+        let starts = || all_queries.iter().map(|tokens| i128::from(tokens.segment));
+        let (Some(first), Some(last)) = (starts().min(), starts().max()) else {
+            return Vec::new();
+        };
         let mut by_segment: HashMap<i64, Vec<Tokens>> = HashMap::new();
-        for tokens in keys {
+        for tokens in of(self.keys, (first, (last + length).min(tokens))) {
             by_segment.entry(tokens.segment).or_default().push(tokens);
         }
         let mut segments = Vec::new();
-        for queries in of(self.queries) {
+        for queries in all_queries {
             for &keys in by_segment.get(&queries.segment).into_iter().flatten() {
                 segments.push(Segment { queries, keys });
             }
@@ -248,11 +297,11 @@ impl Maker<'_, '_> {
     }
 }
 
-/// Tokens at positions `offset` modulo `rate` of each segment of `length` positions of a sequence of
-/// `tokens`, in the order of progressions and segments.
+/// Tokens at positions `offset` modulo `rate` of each segment of `length` positions between two, the
+/// first of which starts a segment; in the order of progressions and segments.
 fn tokens_of(
     positions: &Positions,
-    tokens: i128,
+    (first_position, tokens): (i128, i128),
     length: i128,
     rate: i128,
     offset: i128,
@@ -262,7 +311,8 @@ fn tokens_of(
     for progression in positions.progressions() {
         let (start, step) = (i128::from(progression.start), progression.step as i128);
         let end = start + step * (progression.len as i128 - 1) + 1;
-        let mut segment = if length == 0 { tokens } else { start.max(0) / length * length };
+        let start_at = start.max(first_position);
+        let mut segment = if length == 0 { tokens } else { start_at / length * length };
         while segment < end.min(tokens) {
             let next = (segment + length).min(tokens);
             // Indices i in the progression with segment ≤ start + step · i < next.
@@ -321,7 +371,7 @@ mod tests {
             let all = Positions::new([before, Progression { start, step, len }]).unwrap();
             for (length, rate) in [(100, 1), (16, 4), (10, 3), (7, 7), (100, 64), (5, 6)] {
                 for offset in 0..rate {
-                    let found = tokens_of(&all, 100, length, rate, offset);
+                    let found = tokens_of(&all, (0, 100), length, rate, offset);
                     let mut indices = Vec::new();
                     for tokens in &found {
                         for i in 0..tokens.indices.count {

@@ -35,14 +35,6 @@ pub(crate) struct Selection {
     pub(crate) heads: Steps,
 }
 
-impl Selection {
-    /// Token `token` of entry `entry` of the new view, in the old one.
-    pub(crate) fn token(&self, entry: usize, token: usize) -> usize {
-        let Selection { segments, tokens, .. } = self;
-        segments.first + entry * segments.step + tokens.first + token * tokens.step
-    }
-}
-
 impl Extent {
     /// Where the first selected element lies, from the first of all, and how the others lie to it.
     fn select(&self, selection: &Selection) -> (isize, Extent) {
