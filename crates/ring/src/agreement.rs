@@ -111,13 +111,16 @@ fn decode_value(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).trim_end_matches('\0').to_owned()
 }
 
+/// Tokens by band and rank.
+type ByBand = Vec<Vec<Tokens>>;
+
 /// Sends each rank this one's demand; returns per band and rank the keys that it needs, and the
 /// queries that it sends.
 fn exchange_demands(
     comm: &mut Communicator<'_>,
     demands: &[Vec<Demand>],
     bands: usize,
-) -> Result<(Vec<Vec<Tokens>>, Vec<Vec<Tokens>>)> {
+) -> Result<(ByBand, ByBand)> {
     let encoded = demands.iter().map(|demands| {
         let mut bytes = Vec::new();
         if demands.iter().any(|demand| *demand != Demand::default()) {

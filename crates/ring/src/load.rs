@@ -1,14 +1,11 @@
 //! Load: active pairs of queries and keys, counted without a layout of the whole sequence. Sharding,
 //! demand and planning use it.
 
-use longspan::{
-    BlockSize, DilatedWork, HeadMap, Heads, Hook, Layout, Pattern, Positions, Progression, Shape,
-};
+use longspan::{BlockSize, HeadMap, Heads, Hook, Layout, Pattern, Positions, Progression, Shape};
 use longspan_pattern::{BlockCoverage, PatternCoverage};
 
 use crate::error::Result;
-use crate::problem::Problem;
-use crate::sparsity::{Band, Sparsity};
+use crate::sparsity::Sparsity;
 use crate::tokens;
 
 /// Pairs of progressions up to which one coverage query each is faster than compiling a layout.
@@ -18,7 +15,7 @@ pub(crate) const MAX_COVERAGE_QUERIES: usize = 1 << 12;
 const ROWS_PER_LAYOUT: usize = 1 << 14;
 
 /// Distinct patterns of some heads of `count`, and the number of heads with each.
-fn distinct(
+pub(crate) fn distinct(
     patterns: &Heads,
     heads: impl IntoIterator<Item = usize>,
     count: usize,
@@ -110,7 +107,7 @@ pub struct Work {
 }
 
 impl Work {
-    fn add(&mut self, other: Work, times: u64) {
+    pub(crate) fn add(&mut self, other: Work, times: u64) {
         let times = u128::from(times);
         self.pairs += other.pairs * times;
         self.full_pairs += other.full_pairs * times;
@@ -124,66 +121,9 @@ impl std::ops::AddAssign for Work {
     }
 }
 
-/// Work of the computations of a problem.
-#[derive(Debug)]
-pub(crate) struct Load<'a> {
-    problem: &'a Problem,
-    bands: Vec<Band>,
-    /// Distinct patterns of each band, and the number of query heads with each; none for dilated
-    /// attention.
-    patterns: Vec<Vec<(Pattern, PatternCoverage, u64)>>,
-}
-
-impl<'a> Load<'a> {
-    pub(crate) fn new(problem: &'a Problem, bands: &[Band]) -> Result<Self> {
-        let of_band = |band: &Band| -> Result<Vec<_>> {
-            let Sparsity::Patterns(patterns) = &problem.sparsity else { return Ok(Vec::new()) };
-            let distinct = distinct(patterns, band.heads.iter().copied(), problem.heads)?;
-            let with_coverage = |(pattern, times): (Pattern, u64)| {
-                let coverage = PatternCoverage::new(&pattern);
-                (pattern, coverage, times)
-            };
-            Ok(distinct.into_iter().map(with_coverage).collect())
-        };
-        let patterns = bands.iter().map(of_band).collect::<Result<_>>()?;
-        Ok(Load { problem, bands: bands.to_vec(), patterns })
-    }
-
-    /// All heads of some queries over some keys.
-    pub(crate) fn of_all(&mut self, queries: &Positions, keys: &Positions) -> Result<Work> {
-        let mut sum = Work::default();
-        for band in 0..self.bands.len() {
-            sum += self.of_band(band, queries, keys)?;
-        }
-        Ok(sum)
-    }
-
-    /// The heads of a band.
-    pub(crate) fn of_band(
-        &mut self,
-        band: usize,
-        queries: &Positions,
-        keys: &Positions,
-    ) -> Result<Work> {
-        let tokens = self.problem.shards.tokens();
-        let Sparsity::Dilated(dilated) = &self.problem.sparsity else {
-            return work(&mut self.patterns[band], tokens, queries, keys);
-        };
-        // Key heads of a band have equal work.
-        let Problem { heads, key_heads, .. } = self.problem;
-        let band = &self.bands[band];
-        let one = HeadMap::of_key_heads(*heads, *key_heads, [band.key_heads[0]]);
-        let DilatedWork { pairs, full_pairs, partial_blocks } =
-            dilated.work(tokens, queries, keys, &one, Hook::none())?;
-        let mut sum = Work::default();
-        sum.add(Work { pairs, full_pairs, partial_blocks }, band.key_heads.len() as u64);
-        Ok(sum)
-    }
-}
-
 /// Work of some queries over some keys of a sequence. Pairs of progressions with empty or full
 /// coverage are counted without compiling a layout.
-fn work(
+pub(crate) fn work(
     patterns: &mut [(Pattern, PatternCoverage, u64)],
     tokens: usize,
     queries: &Positions,

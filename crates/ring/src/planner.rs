@@ -8,15 +8,17 @@
 //! many ranks need most of its tokens, further ranks cannot change that), so demands are computed only
 //! until the result is known.
 
+use longspan::{DilatedWork, HeadMap, Hook, Pattern, Positions};
+use longspan_pattern::PatternCoverage;
 use rustc_hash::FxHashMap;
 
 use crate::demand::Demands;
 use crate::error::Result;
-use crate::load::{self, Load, Work};
+use crate::load::{self, Work};
 use crate::problem::Problem;
 use crate::schedule::{Leg, Message, Payload, Schedule, ScheduleInputs, Step};
 use crate::send_plan::{self, SendPlan};
-use crate::sparsity::go_on;
+use crate::sparsity::{Band, Sparsity, go_on};
 use crate::tokens::{self, Tokens};
 
 /// Computes the communication plans of the ranks of one problem.
@@ -208,6 +210,58 @@ impl<'a> CommunicationPlanner<'a> {
         }
         let plan = SendPlan::of(self.problem, owner, demanded);
         Ok((!plan.trees.is_empty()).then_some(plan))
+    }
+}
+
+/// Work of the computations of a problem.
+#[derive(Debug)]
+struct Load<'a> {
+    problem: &'a Problem,
+    bands: Vec<Band>,
+    /// Distinct patterns of each band, and the number of query heads with each; none for dilated
+    /// attention.
+    patterns: Vec<Vec<(Pattern, PatternCoverage, u64)>>,
+}
+
+impl<'a> Load<'a> {
+    fn new(problem: &'a Problem, bands: &[Band]) -> Result<Self> {
+        let of_band = |band: &Band| -> Result<Vec<_>> {
+            let Sparsity::Patterns(patterns) = &problem.sparsity else { return Ok(Vec::new()) };
+            let distinct = load::distinct(patterns, band.heads.iter().copied(), problem.heads)?;
+            let with_coverage = |(pattern, times): (Pattern, u64)| {
+                let coverage = PatternCoverage::new(&pattern);
+                (pattern, coverage, times)
+            };
+            Ok(distinct.into_iter().map(with_coverage).collect())
+        };
+        let patterns = bands.iter().map(of_band).collect::<Result<_>>()?;
+        Ok(Load { problem, bands: bands.to_vec(), patterns })
+    }
+
+    /// All heads of some queries over some keys.
+    fn of_all(&mut self, queries: &Positions, keys: &Positions) -> Result<Work> {
+        let mut sum = Work::default();
+        for band in 0..self.bands.len() {
+            sum += self.of_band(band, queries, keys)?;
+        }
+        Ok(sum)
+    }
+
+    /// The heads of a band.
+    fn of_band(&mut self, band: usize, queries: &Positions, keys: &Positions) -> Result<Work> {
+        let tokens = self.problem.shards.tokens();
+        let Sparsity::Dilated(dilated) = &self.problem.sparsity else {
+            return load::work(&mut self.patterns[band], tokens, queries, keys);
+        };
+        // Key heads of a band have equal work.
+        let Problem { heads, key_heads, .. } = self.problem;
+        let band = &self.bands[band];
+        let one = HeadMap::of_key_heads(*heads, *key_heads, [band.key_heads[0]]);
+        let DilatedWork { pairs, full_pairs, partial_blocks } =
+            dilated.work(tokens, queries, keys, &one, Hook::none())?;
+        let mut sum = Work::default();
+        sum.add(Work { pairs, full_pairs, partial_blocks }, band.key_heads.len() as u64);
+        Ok(sum)
     }
 }
 

@@ -65,14 +65,22 @@ static HOPS: AtomicUsize = AtomicUsize::new(0);
 
 type Ended = (Result<Results, Error>, Duration);
 
-fn run(numbers: &Numbers, shards: &Shards, injection: Option<Injection>) -> Vec<Ended> {
+fn run(
+    numbers: &Numbers,
+    shards: &Shards,
+    dilated: bool,
+    injection: Option<Injection>,
+) -> Vec<Ended> {
     let case = case();
     let others_ended = &Barrier::new(RANKS);
     let stalls = injection.is_some_and(|injection| matches!(injection.fault, Fault::Stalls));
     std::thread::scope(|scope| {
         let start = Instant::now();
         let spawn = |(rank, local): (usize, Local)| {
-            let problem = problem(&case, shards.clone());
+            let problem = match dilated {
+                true => dilated_problem(&case, shards.clone(), 400),
+                false => problem(&case, shards.clone()),
+            };
             let mine = injection.filter(|injection| injection.rank == rank);
             scope.spawn(move || {
                 let mut waited = false;
@@ -120,21 +128,24 @@ fn suspect(error: &Error) -> Option<usize> {
     }
 }
 
-/// Faults at every hop, of every rank in turn.
+/// Faults at every hop, of every rank in turn; of a pattern, and of dilated attention.
 #[test]
 fn faults_end_in_errors_on_all_ranks() {
     let numbers = case().unmasked();
     let shards = Shards::contiguous(TOKENS, RANKS, 1).unwrap();
-    let expected = run(&numbers, &shards, None);
+    let expected = [false, true].map(|dilated| run(&numbers, &shards, dilated, None));
     // Of one rank, on average.
-    let most = HOPS.load(Ordering::Relaxed) / RANKS;
+    let most = HOPS.load(Ordering::Relaxed) / (2 * RANKS);
     assert!(most > 10, "{most} hops");
     let (mut errors_on_all, mut no_effect, mut after_the_end) = (0, 0, 0);
     for run_index in 0..150 {
         let (rank, fault) = (run_index % RANKS, FAULTS[run_index % FAULTS.len()]);
         let injection =
             Injection { fault, rank, hop: (run_index * 7) % most, bit: run_index * 1_237 };
-        let ended = run(&numbers, &shards, Some(injection));
+        // Each kind of fault with both, on every rank.
+        let dilated = run_index / (RANKS * FAULTS.len()) % 2 == 1;
+        let expected = &expected[usize::from(dilated)];
+        let ended = run(&numbers, &shards, dilated, Some(injection));
         let mut succeeded = 0;
         for (rank, (result, after)) in ended.iter().enumerate() {
             let others = rank != injection.rank;

@@ -22,6 +22,11 @@ fn results_agree_with_one_process() {
         ("window(9, 9) | global_tokens(3)", "--ranks 5 --tokens 900 --shards striped --heads 2"),
         ("heads([causal, strided(7)])", "--ranks 2 --tokens 300 --dtype bf16 --repeat 2"),
         ("full", "--ranks 1 --tokens 90 --heads 1"),
+        ("causal", "--ranks 3 --tokens 487 --branches 64:1,128:2,256:4 --heads 4 --kv-heads 2"),
+        (
+            "full",
+            "--ranks 4 --tokens 401 --branches 50:3,70:4 --also window(9,9) --overlap union --heads 3",
+        ),
         // Fewer tokens than ranks.
         ("causal", "--ranks 7 --tokens 5 --heads 1 --head-dim 8"),
     ];
@@ -75,6 +80,24 @@ fn reproducible_bits() {
     assert_eq!((&object["bits_equal"], &object["fold"]), (&true.into(), &"reproducible".into()));
 }
 
+/// Half of the bytes of f32 keys as bf16; gradients are exact.
+#[test]
+fn wire_formats() {
+    let bytes = |wire: &str| {
+        let args = "--ranks 2 --tokens 400 --heads 2 --head-dim 16 --threads 1 --json";
+        let object = ring(&format!("{args} --wire {wire}"), "causal").json();
+        // The length of keys within an error depends on their values.
+        let (received, needed) =
+            (number(&object, "bytes_received"), number(&object, "bytes_needed"));
+        assert!(received <= needed, "{wire}: {received} of {needed}");
+        received
+    };
+    let (exact, bf16) = (bytes("exact"), bytes("bf16"));
+    // Keys travel in both passes, gradients of as many bytes in one.
+    assert_eq!(bf16 * 3.0, exact * 2.0);
+    assert!(bytes("int8") < bf16 && bytes("10") < bf16);
+}
+
 /// One process is a ring of one: the same bits.
 #[test]
 fn one_rank_has_the_bits_of_one_process() {
@@ -109,6 +132,13 @@ fn invalid_arguments_are_errors() {
     ring("--ranks 2 --tokens 100 --timeout 0", "causal").refused(&["expected seconds"]);
     ring("--ranks 2 --tokens 100", "causl").refused(&["did you mean"]);
     ring("--ranks 2 --tokens 100 --heads 3", "heads([causal, full])").refused(&["3"]);
+    ring("--ranks 2 --tokens 100 --branches 64", "causal").refused(&["such as 2048:1"]);
+    ring("--ranks 2 --tokens 100 --branches 64:0", "causal").refused(&["rate"]);
+    ring("--ranks 2 --tokens 100 --also full", "causal").refused(&["--branches"]);
+    let per_head = "heads([causal, full])";
+    ring("--ranks 2 --tokens 100 --branches 64:1", per_head).refused(&["expected one for all"]);
+    ring("--ranks 2 --tokens 100 --wire int9", "causal").refused(&["exact, bf16, int8"]);
+    ring("--ranks 2 --tokens 100 --wire int8 --check", "causal").refused(&["--wire exact"]);
     let under_mpirun = [("OMPI_COMM_WORLD_SIZE", "4")];
     let args = ["ring", "--ranks", "2", "causal", "--tokens", "100"];
     run_with(&under_mpirun, &args).refused(&["a launcher has started 4 processes"]);

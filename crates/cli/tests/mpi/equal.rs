@@ -33,6 +33,58 @@ const CASES: [(&str, &str, &str); 8] = [
     ("causal & window(200, 0)", "contiguous", "--tokens 900 --heads 2 --head-dim 32 --dtype bf16"),
 ];
 
+/// Dilated branches: those of the paper, rates that don't divide segments, segments shorter and longer
+/// than a shard, GQA, documents, a window besides, both overlap rules, dtypes.
+const DILATED: [(&str, &str, &str); 10] = [
+    ("full", "contiguous", "--branches 64:1,128:2,256:4 --tokens 512 --heads 4"),
+    ("causal", "zigzag", "--branches 64:1,128:2,256:4 --tokens 487 --heads 4 --kv-heads 2"),
+    ("causal", "striped", "--branches 64:1,128:2,256:4 --overlap union --tokens 487 --heads 4"),
+    ("causal", "balanced", "--branches 50:3,70:4,31:1 --tokens 331 --heads 5"),
+    (
+        "full",
+        "contiguous",
+        "--branches 50:3,70:4,31:1 --overlap union --tokens 331 --heads 5 --kv-heads 1",
+    ),
+    ("full", "striped", "--branches 7:7,5:9 --tokens 61 --heads 4 --kv-heads 2"),
+    (
+        "causal & documents([100, 57, 3, 140])",
+        "zigzag",
+        "--branches 64:1,256:4 --tokens 300 --heads 4",
+    ),
+    (
+        "causal",
+        "contiguous",
+        "--branches 128:4,512:16 --also window(30,0) --tokens 401 --heads 8 --kv-heads 2",
+    ),
+    (
+        "causal",
+        "balanced",
+        "--branches 128:4,512:16 --also window(30,0) --overlap union --tokens 401 --dtype bf16",
+    ),
+    ("full", "zigzag", "--branches 1000:8 --tokens 300 --heads 8 --kv-heads 2 --dtype bf16"),
+];
+
+#[test]
+fn dilated_branches() {
+    for ranks in 1..=4 {
+        for (pattern, shards, rest) in DILATED {
+            let mut args = vec![pattern, "--shards", shards, "--head-dim", "16"];
+            args.extend(rest.split_whitespace());
+            check(ranks, &args);
+        }
+    }
+}
+
+#[test]
+fn dilated_branches_have_the_same_bits_for_any_number_of_ranks() {
+    for ranks in 1..=4 {
+        let args = "--branches 64:1,128:2,256:4 --tokens 700 --heads 4 --fold reproducible";
+        let mut all = vec!["causal"];
+        all.extend(args.split_whitespace());
+        assert_eq!(check(ranks, &all)["bits_equal"], true, "{ranks} ranks");
+    }
+}
+
 fn cases(ranks: usize) {
     for (pattern, shards, rest) in CASES {
         let mut args = vec![pattern, "--shards", shards];

@@ -7,7 +7,8 @@ pub(crate) mod faulty;
 use std::time::Duration;
 
 use longspan::{
-    BiasTable, Dims, Dropout, Heads, Inputs, Order, OutputGradient, Score, Tensor, Threads,
+    BiasTable, Dilated, Dims, Dropout, Heads, Inputs, Order, OutputGradient, Pattern, Score,
+    Tensor, Threads,
 };
 use longspan_ring::{Error, Local, Options, Problem, Ring, Shards, Tally, Transport};
 use longspan_testing::{AttentionCase, Problem as Numbers, Sizes, Table, Values};
@@ -60,6 +61,15 @@ pub(crate) fn problem(case: &AttentionCase, shards: Shards) -> Problem {
         Some(scale) => problem.scale(scale),
         None => problem,
     }
+}
+
+/// The same sizes with dilated attention: a segment inside of shards, and one that spans them.
+pub(crate) fn dilated_problem(case: &AttentionCase, shards: Shards, segment: u64) -> Problem {
+    let dilated = Dilated::new([(100, 1), (segment, 2)]).unwrap().within(Pattern::causal());
+    Problem::new(dilated, shards)
+        .batch(case.batch)
+        .heads(case.heads_q, case.heads_kv)
+        .dims(case.dim_k, case.dim_v)
 }
 
 /// Positions of a rank's tokens.

@@ -5,11 +5,11 @@ use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
 
 use longspan::Tensor;
-use longspan_ring::{Error, Local, Mpi, Options, Outgoing, Ring, Shards, Transport};
+use longspan_ring::{Error, Local, Mpi, Options, Outgoing, Problem, Ring, Shards, Transport};
 use longspan_testing::{AttentionCase, Problem as Numbers, Rule};
 
 use crate::common::faulty::{Faulty, flip, grow, repeat};
-use crate::common::{Results, Share, both, options, positions, problem};
+use crate::common::{Results, Share, both, dilated_problem, options, positions, problem};
 use crate::fault::{Fault, Kind};
 use crate::launch::{FOLDER, LONE};
 use crate::{LONG, SLACK, TIMEOUT};
@@ -23,6 +23,14 @@ type Found = [Vec<f32>; 5];
 fn case(left: u64) -> AttentionCase {
     let sinks = Rule::Or(vec![Rule::Window { left, right: 0 }, Rule::Sinks { n: 3 }]);
     AttentionCase::new("faults", Rule::And(vec![Rule::Causal, sinks]), TOKENS as u64)
+}
+
+/// A window with sinks, or dilated attention with segments of twice that.
+fn problem_of(dilated: bool, window: u64, shards: &Shards) -> Problem {
+    match dilated {
+        true => dilated_problem(&case(window), shards.clone(), 2 * window),
+        false => problem(&case(window), shards.clone()),
+    }
 }
 
 /// Seconds since 1970.
@@ -45,8 +53,10 @@ pub(crate) fn main(faults: &str) {
     write(&folder, &format!("pid.{rank}"), &std::process::id().to_string());
     let data = case(WINDOW).unmasked();
     let shards = Shards::contiguous(TOKENS, ranks, 1).unwrap();
-    let (expected, hops) = expected(&data, &shards, rank);
+    let both = [false, true].map(|dilated| expected(&data, &shards, dilated, rank));
     for (index, fault) in faults.iter().enumerate() {
+        let dilated = fault.bit % 2 == 1;
+        let (expected, hops) = &both[usize::from(dilated)];
         let mut own = Mpi::world(LONG).unwrap();
         mpi.barrier(LONG).unwrap();
         let inject = |sends: &mut [Outgoing], last: &[Outgoing]| {
@@ -54,14 +64,14 @@ pub(crate) fn main(faults: &str) {
             self::inject(fault, sends, last);
         };
         let by_argument = matches!(fault.kind, Kind::Shape | Kind::Pattern);
-        let at = (rank == fault.victim && !by_argument).then_some(fault.hop % hops);
+        let at = (rank == fault.victim && !by_argument).then_some(fault.hop % *hops);
         let faulty = Faulty::new(&mut own, at, inject);
         if by_argument && rank == fault.victim {
             write(&folder, &format!("injected.{index}"), &now().to_string());
         }
-        let ended = passes(faulty, fault, &data, &shards);
+        let ended = passes(faulty, fault, &data, &shards, dilated);
         let result = match &ended {
-            Ok(results) if *results == expected => "ok".to_owned(),
+            Ok(results) if results == expected => "ok".to_owned(),
             Ok(_) => "wrong".to_owned(),
             Err(error) => format!("error {error}"),
         };
@@ -82,13 +92,13 @@ pub(crate) fn main(faults: &str) {
 
 /// This rank's results, and the index of its hops with sends: from threads, whose bits are those of
 /// processes.
-fn expected(data: &Numbers, shards: &Shards, rank: usize) -> (Found, usize) {
+fn expected(data: &Numbers, shards: &Shards, dilated: bool, rank: usize) -> (Found, usize) {
     std::thread::scope(|scope| {
         let start = |local: Local| {
             scope.spawn(move || {
                 let mut faulty = Faulty::new(local, None, |_: &mut [Outgoing], _: &[Outgoing]| ());
                 let share = Share::of(data, &positions(shards, faulty.rank()));
-                let problem = problem(&case(WINDOW), shards.clone());
+                let problem = problem_of(dilated, WINDOW, shards);
                 let Results { out, lse, dq, dk, dv, .. } =
                     both(&mut faulty, problem, &share).unwrap();
                 ([out, lse, dq, dk, dv], faulty.hops)
@@ -128,6 +138,7 @@ fn passes<T: Transport>(
     fault: &Fault,
     data: &Numbers,
     shards: &Shards,
+    dilated: bool,
 ) -> Result<Found, Error> {
     let rank = transport.rank();
     let wrong = |kind| fault.kind == kind && fault.victim == rank;
@@ -136,7 +147,7 @@ fn passes<T: Transport>(
     chosen.pop();
     let short = Share::of(data, &chosen);
     let window = WINDOW + u64::from(wrong(Kind::Pattern));
-    let problem = problem(&case(window), shards.clone());
+    let problem = problem_of(dilated, window, shards);
     let mut ring = Ring::new(transport, problem, Options { timeout: TIMEOUT, ..options() })?;
     let mut results = None;
     for turn in 0..2 {
