@@ -11,8 +11,8 @@ use crate::errors;
 use crate::pattern::Pattern;
 use crate::primitives::inner;
 
-/// LongNet's dilated attention (arXiv 2307.02486): what `attention`, `forward` and `backward` take
-/// in place of a pattern.
+/// LongNet's dilated attention (arXiv 2307.02486): what `attention`, `forward`, `backward` and
+/// `longspan.torch.ring_attention` take in place of a pattern.
 ///
 /// Branch `b` cuts the sequence into segments of `segment_lengths[b]` tokens. Of each, head `h` has
 /// the tokens whose number in it is `h % r` modulo the rate `r = dilation_rates[b]`, as queries, keys

@@ -53,6 +53,7 @@ pub(crate) fn raise_ring(error: RanksError) -> PyErr {
         RanksError::Attention(error) => raise(error),
         RanksError::Elements { .. } => PyTypeError::new_err(error.to_string()),
         RanksError::NoRanks
+        | RanksError::DilatedOptions
         | RanksError::NoGrain
         | RanksError::NoSuchToken { .. }
         | RanksError::TokenTwice { .. }

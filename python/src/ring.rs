@@ -10,12 +10,15 @@ use longspan::{
     ElementType, GradientsMut, Heads, Inputs, Layout, LayoutSet, Order, OutputGradient, OutputMut,
     OutputRef, Padding, Pool, Positions, Score, Shape, Threads,
 };
-use longspan_ring::{Buffer, Hop, Incoming, Options, Outgoing, Problem, Shards, Transport, Wire};
+use longspan_ring::{
+    Buffer, Hop, Incoming, Options, Outgoing, Problem, Shards, Sparsity, Transport, Wire,
+};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
 use crate::additions::{Additions, bytes};
 use crate::carrier::{Carrier, Raised};
+use crate::dilated::Dilated;
 use crate::errors;
 use crate::pattern::Pattern;
 use crate::tensor::{Tensor, by_dtype, with_element};
@@ -215,8 +218,14 @@ fn raw(name: &'static str, tuple: &Bound<'_, PyAny>) -> PyResult<Tensor> {
     unsafe { Tensor::raw(name, tuple) }
 }
 
-fn known(pattern: &Bound<'_, PyAny>) -> PyResult<Heads> {
-    Pattern::of(pattern)?.ok_or_else(|| errors::kind("expected a longspan.Pattern, or its text"))
+fn known(pattern: &Bound<'_, PyAny>) -> PyResult<Sparsity> {
+    if let Ok(dilated) = pattern.cast::<Dilated>() {
+        return Ok(dilated.get().shared().into());
+    }
+    let heads = Pattern::of(pattern)?;
+    heads
+        .map(Sparsity::from)
+        .ok_or_else(|| errors::kind("expected a longspan.Pattern, its text, or a longspan.Dilated"))
 }
 
 fn duration(seconds: f64) -> PyResult<Duration> {
@@ -284,12 +293,17 @@ pub(crate) fn ring_shards(
     Ok(held.collect())
 }
 
-/// Refuses a pattern that isn't for so many tokens and heads: on every rank alike, before any of
-/// them waits for another. For the package's own glue.
+/// Refuses a pattern or branches that aren't for so many tokens and heads: on every rank alike,
+/// before any of them waits for another. For the package's own glue.
 #[pyfunction]
 pub(crate) fn ring_check(pattern: &Bound<'_, PyAny>, tokens: usize, heads: usize) -> PyResult<()> {
     let no_queries = Shape::new(tokens, tokens).query_map(Positions::default());
-    let compiled = match known(pattern)? {
+    let pattern = match known(pattern)? {
+        Sparsity::Patterns(pattern) => pattern,
+        // Those of other heads differ by offsets alone, which are valid for every head.
+        Sparsity::Dilated(dilated) => dilated.head_pattern(0).map_err(errors::raise)?.into(),
+    };
+    let compiled = match pattern {
         Heads::Same(pattern) => Layout::compile(&pattern, &no_queries).map(drop),
         by_head => {
             LayoutSet::compile(&by_head, heads, &no_queries, &Padding::None(1), None).map(drop)

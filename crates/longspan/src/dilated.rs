@@ -411,13 +411,13 @@ impl Dilated {
     /// positions, in this order. Joined over all keys they are this attention; rows get no sinks.
     ///
     /// ```
-    /// use longspan::{Dilated, HeadMap, Pattern, Positions};
+    /// use longspan::{Dilated, HeadMap, Hook, Pattern, Positions};
     ///
     /// let dilated = Dilated::new([(4, 1), (8, 2)])?.within(Pattern::causal());
     /// let (early, late) = (Positions::range(0, 4)?, Positions::range(4, 4)?);
     /// let heads = HeadMap::all(2, 2);
     /// // Of the second branch: two queries of each head on two keys.
-    /// let remote = dilated.components(8, &late, &early, &heads, Default::default())?;
+    /// let remote = dilated.components(8, &late, &early, &heads, Hook::none())?;
     /// assert_eq!(remote.active_pairs()?, 2 * 2 * 2);
     /// # Ok::<_, longspan::Error>(())
     /// ```

@@ -12,8 +12,8 @@ other on every axis.
 ``DilatedAttention`` is LongNet's, ``MultiheadDilatedAttention`` the layer around it, and
 ``LongNetEncoder`` and ``LongNetLM`` are the models; their weights are those of ``longspan-candle``.
 
-``ring_attention`` is for one sequence that the ranks of a process group hold together;
-``ring_positions`` says which tokens are whose.
+``ring_attention`` is for one sequence that the ranks of a process group hold together, over a pattern
+or a ``longspan.Dilated``; ``ring_positions`` says which tokens are whose.
 """
 
 from longspan.torch._attention import attention

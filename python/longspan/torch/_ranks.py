@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 import torch.distributed as dist
 
 import longspan
-from longspan import RingError
+from longspan import Dilated, RingError
 from longspan._longspan import Ring, ring_check, ring_gather, ring_shards
 from longspan.torch._post import Post
 
@@ -47,7 +47,8 @@ _TAGS = 0xFFFF
 class Problem(NamedTuple):
     """What a ring computes, the same on every rank; and how this rank does its part."""
 
-    pattern: str
+    pattern: str | Dilated
+    """Ranks compare its ``repr``."""
     shards: str
     tokens: int | None
     """Of the whole sequence; None until ranks have told how many they hold."""

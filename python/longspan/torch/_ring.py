@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor
 
-from longspan import Layout, Pattern
+from longspan import Dilated, Layout, Pattern
 from longspan._longspan import ring_shards, ring_wire
 from longspan.torch import _op, _run
 from longspan.torch._attention import checked_scores, no_tangents, same_type, text_of
@@ -25,7 +25,7 @@ def ring_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    pattern: Pattern | str,
+    pattern: Pattern | Dilated | str,
     *,
     group: ProcessGroup | None = None,
     shards: str = "contiguous",
@@ -47,7 +47,7 @@ def ring_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    pattern: Pattern | str,
+    pattern: Pattern | Dilated | str,
     *,
     group: ProcessGroup | None = None,
     shards: str = "contiguous",
@@ -69,7 +69,7 @@ def ring_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    pattern: Pattern | str,
+    pattern: Pattern | Dilated | str,
     *,
     group: ProcessGroup | None = None,
     shards: str = "contiguous",
@@ -90,7 +90,7 @@ def ring_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    pattern: Pattern | str,
+    pattern: Pattern | Dilated | str,
     *,
     group: ProcessGroup | None = None,
     shards: str = "contiguous",
@@ -119,14 +119,19 @@ def ring_attention(
     >>> q = torch.randn(1, 4, 1000, 32)[:, :, mine].requires_grad_()
     >>> out = longspan.torch.ring_attention(q, q, q, "causal & window(128, 0)", shards="zigzag")
     >>> out.sum().backward()
+    >>> longnet = longspan.Dilated([64, 128, 256], [1, 2, 4], within="causal")
+    >>> longspan.torch.ring_attention(q, q, q, longnet, shards="zigzag").sum().backward()
     >>> dist.destroy_process_group()
 
-    ``pattern`` is over positions in the whole sequence, whichever rank holds them. ``group`` is a process
-    group with Gloo for the CPU, the default one where left out. ``shards`` says which tokens a rank
-    holds, in the order of ``ring_positions``: ``"contiguous"`` (one range each), ``"zigzag"`` (one
-    from the front and one from the back, so that causal work is even) or ``"striped"`` (every n-th).
-    ``tokens`` is the length of the whole sequence; left out, ranks tell each other what they hold,
-    which takes a round of messages more.
+    ``pattern`` is over positions in the whole sequence, whichever rank holds them. With a
+    ``longspan.Dilated`` in its place it is LongNet's: segments are those of the whole sequence, offsets
+    those of all query heads, and a sink counts once per row, not once per branch.
+
+    ``group`` is a process group with Gloo for the CPU, the default one where left out. ``shards`` says
+    which tokens a rank holds, in the order of ``ring_positions``: ``"contiguous"`` (one range each),
+    ``"zigzag"`` (one from the front and one from the back, so that causal work is even) or
+    ``"striped"`` (every n-th). ``tokens`` is the length of the whole sequence; left out, ranks tell
+    each other what they hold, which takes a round of messages more.
 
     ``wire`` is how keys and values are sent: ``"exact"``, ``"bf16"``, ``"int8"`` (with a scale per 64
     tokens of a head), or the largest error of an element, a float, for the smallest of these formats
@@ -161,7 +166,7 @@ def ring_attention(
             scores = Scores(scale, softcap, *learned, bias_right, dropout_p)
             q, k, v, scores = _checked(q, k, v, enable_gqa, scores)
             problem = Problem(
-                pattern=_text(pattern),
+                pattern=_known_pattern(pattern),
                 shards=_known_shards(shards, ranks.size),
                 tokens=_length(tokens),
                 sizes=(q.shape[0], q.shape[1], k.shape[1], q.shape[3], v.shape[3]),
@@ -246,12 +251,20 @@ def _checked(
     return q, k, v, scores
 
 
-def _text(pattern: Any) -> str:
+def _known_pattern(pattern: Any) -> str | Dilated:
     if isinstance(pattern, Layout):
         raise TypeError(
-            "pattern is a longspan.Layout, expected a Pattern or its text: a layout is of tokens that "
-            "one process holds"
+            "pattern is a longspan.Layout, expected a Pattern, its text, or a Dilated: a layout is of "
+            "tokens that one process holds"
         )
+    if isinstance(pattern, torch.nn.Module):
+        raise TypeError(
+            f"pattern is a {type(pattern).__name__}, a module, expected a Pattern, its text, or a "
+            "Dilated: pass branches as longspan.Dilated(segment_lengths, dilation_rates, within=…), a "
+            "scale as scale, dropout as dropout_p"
+        )
+    if isinstance(pattern, Dilated):
+        return pattern
     if isinstance(pattern, Pattern):
         return str(pattern)
     # Two ways to write the same are the same.

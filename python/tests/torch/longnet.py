@@ -69,9 +69,13 @@ def masks(branches, heads, allowed):
     return seen & allowed.numpy()
 
 
-def side_by_side(q, k, v, branches, allowed, dout, dlse=None, scale=None, once=False):
-    """Truth and sizes of terms from one softmax over the keys of all branches."""
+def side_by_side(q, k, v, branches, allowed, dout, dlse=None, scale=None, once=False, also=None):
+    """Truth and sizes of terms from one softmax over the keys of all branches; ``also`` is bool,
+    ``(queries, keys)``, one more branch of all heads."""
     seen = masks(branches, q.shape[2], allowed)
+    if also is not None:
+        more = numpy.broadcast_to((also & allowed).numpy(), seen.shape[1:])
+        seen = numpy.concatenate([seen, more[None]])
     seen = seen.any(0, keepdims=True) if once else seen
     q, k, v, dout = (turned(x.detach().double()).numpy() for x in (q, k, v, dout))
     dlse = None if dlse is None else dlse.double().mT.numpy()

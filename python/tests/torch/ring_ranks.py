@@ -32,7 +32,8 @@ import torch
 import torch.distributed as dist
 
 import longspan
-from longspan.torch import _post, _ranks, attention, ring_attention, ring_positions
+from longspan.torch import DilatedAttention, _post, _ranks, attention
+from longspan.torch import ring_attention, ring_positions
 
 FOLDER = pathlib.Path(sys.argv[2])
 #: Longer than anything here takes.
@@ -290,8 +291,11 @@ def disagree():
     for tokens in (None, 10 * size):
         with refused(ValueError, r"rank \d holds 1[01] tokens, expected 1[01]"):
             call(torch.randn(2, 4, 11, 16) if odd else x, tokens=tokens)
-    with refused(ValueError, "documents"):
-        call(pattern="documents([3, 4])")
+    with refused(ring_error, about("the pattern")):
+        call(pattern=longspan.Dilated([8], [2], overlap="union" if odd else "weighted"))
+    for pattern in ("documents([3, 4])", longspan.Dilated([8], [2], within="documents([3, 4])")):
+        with refused(ValueError, "documents"):
+            call(pattern=pattern)
     with refused(ValueError, "head dim 0"):
         call(torch.randn(2, 4, 10, 0))
     fine()
@@ -302,6 +306,7 @@ def disagree():
         (ValueError, "windw", {"pattern": "windw(3)"}),
         (ValueError, "is on meta", {"x": x.to("meta")}),
         (TypeError, "Layout", {"pattern": longspan.causal().compile(10)}),
+        (TypeError, r"longspan\.Dilated\(", {"pattern": DilatedAttention([8], [2])}),
         (ValueError, "diagonal", {"shards": "diagonal"}),
         (ValueError, "tokens is -1", {"tokens": -1}),
         (TypeError, "expected a torch.Tensor", {"x": x.numpy()}),

@@ -5,9 +5,12 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from longspan import Dilated
 from longspan.torch import attention, ring_attention, ring_positions
 
 TOKENS, HEADS = 97, 4
+#: Key heads, sinks and tables are shared by heads of different offsets, and by both branches.
+DILATED = Dilated([11, 40], [1, 3], within="causal", also="window(4, 0)")
 
 
 def main() -> None:
@@ -30,15 +33,15 @@ def main() -> None:
         return second, lse, *gradients
 
     options = {"enable_gqa": True, "return_lse": True}
-    for text in ("causal & window(20, 0)", "global_tokens(2) | window(5, 5)", "!full"):
+    for what in ("causal & window(20, 0)", "global_tokens(2) | window(5, 5)", "!full", DILATED):
         whole = both(
-            lambda q, k, v, sinks: attention(q, k, v, text, sink_logits=sinks, **options),
+            lambda q, k, v, sinks: attention(q, k, v, what, sink_logits=sinks, **options),
             (q, k, v), dout, dlse,
         )
         mine = ring_positions(TOKENS, rank, ranks, "zigzag")
         part = both(
             lambda q, k, v, sinks: ring_attention(
-                q, k, v, text, shards="zigzag", tokens=TOKENS, sink_logits=sinks, **options
+                q, k, v, what, shards="zigzag", tokens=TOKENS, sink_logits=sinks, **options
             ),
             [x[:, :, mine] for x in (q, k, v)], dout[:, :, mine], dlse[:, :, mine],
         )
@@ -50,8 +53,9 @@ def main() -> None:
             alone = got.clone()
             dist.all_reduce(got)
             torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
-            assert ranks == 1 or text == "!full" or not torch.equal(alone, got)
-    additions(rank, ranks, (q, k, v), dout)
+            assert ranks == 1 or what == "!full" or not torch.equal(alone, got)
+    for what in ("global_tokens(2) | window(15, 5)", DILATED):
+        additions(what, rank, ranks, (q, k, v), dout)
     # Refused on every rank before any of them waits for another.
     try:
         wrong = torch.full((HEADS,), torch.nan)
@@ -65,7 +69,7 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def additions(rank, ranks, inputs, dout):
+def additions(what, rank, ranks, inputs, dout):
     """A table, slopes and dropout, whose seed is that of the first rank's generator."""
     draw = torch.Generator().manual_seed(2)
     table, slopes = torch.randn(HEADS, 30, generator=draw), torch.rand(HEADS, generator=draw)
@@ -78,13 +82,12 @@ def additions(rank, ranks, inputs, dout):
         out = attend(*qkv, bias_table=one, alibi_slopes=other, **options)
         return out, *torch.autograd.grad(out, parameters, dout)
 
-    text = "global_tokens(2) | window(15, 5)"
     for shards in ("zigzag", "striped"):
-        whole = both(lambda q, k, v, **o: attention(q, k, v, text, **o), inputs, dout, 7)
+        whole = both(lambda q, k, v, **o: attention(q, k, v, what, **o), inputs, dout, 7)
         mine = ring_positions(TOKENS, rank, ranks, shards)
         parts = [x[:, :, mine] for x in inputs]
         part = both(
-            lambda q, k, v, **o: ring_attention(q, k, v, text, shards=shards, tokens=TOKENS, **o),
+            lambda q, k, v, **o: ring_attention(q, k, v, what, shards=shards, tokens=TOKENS, **o),
             parts, dout[:, :, mine], 7 + 100 * rank,
         )
         for got, expected in zip(part[:4], whole):

@@ -1,6 +1,6 @@
 """One sequence around real processes that the real ``torchrun`` starts.
 
-Ranks run ``ring_ranks.py``. Everything here is under a time limit: a hang is a failure.
+Ranks run ``ring_ranks.py``, ``ring_dilated.py`` and ``ring_sinks.py``. Everything here is under a time limit: a hang is a failure.
 """
 
 import contextlib
@@ -98,6 +98,21 @@ def test_equal_to_one_process(well, ranks):
 
 def test_ranks_that_disagree(well):
     assert "all mistakes are refused" in well
+
+
+@pytest.fixture(scope="module")
+def dilated(tmp_path_factory):
+    """What ranks write over LongNet's branches: 1 to 4 of them, in one launch."""
+    folder = tmp_path_factory.mktemp("dilated")
+    with Launch(folder, 4, HERE / "ring_dilated.py", "equal", folder) as started:
+        status, output = started.wait()
+    assert status == 0, output
+    return output
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_dilated_equal_to_one_process(dilated, ranks):
+    assert re.search(rf"\d+ dilated cases on {ranks} ranks", dilated), dilated
 
 
 @pytest.mark.parametrize("ranks", [1, 3])

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import longspan
 import torch
-from longspan.torch import attention, flash_attention, scaled_dot_product_attention
+from longspan.torch import attention, flash_attention, ring_attention, scaled_dot_product_attention
 from torch import Tensor
 
 
@@ -24,6 +24,12 @@ def either(return_lse: bool) -> Tensor:
     q = torch.ones(1, 2, 40, 8)
     result = attention(q, q, q, "causal", return_lse=return_lse)
     return result[0] if isinstance(result, tuple) else result
+
+
+def over_ranks(q: Tensor) -> Tensor:
+    dilated = longspan.Dilated([16, 32], [1, 2], within="causal")
+    out, lse = ring_attention(q, q, q, dilated, return_lse=True)
+    return ring_attention(out, out, out, "causal") + lse[..., None]
 
 
 if __name__ == "__main__":
