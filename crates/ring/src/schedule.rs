@@ -31,7 +31,7 @@ use self::step::{Event, Legs, in_order, steps};
 use crate::demand::Demand;
 use crate::problem::{Problem, Reduction};
 use crate::send_plan::{BroadcastTree, SendPlan};
-use crate::sparsity::Band;
+use crate::sparsity::{Band, Sparsity};
 use crate::tokens::{self, Tokens};
 
 /// What one rank sends, receives and computes in both passes.
@@ -220,12 +220,15 @@ impl Schedule {
         backward.extend(sized(&queries.returned, problem.query_gradient_bytes()));
         let (mut forward, mut backward) = (steps(forward), steps(backward));
         // Ranges of local keys with the steps after which they are computed, forward and backward.
-        let parts: Vec<(u32, u32, Range<usize>)> = match problem.reduction {
-            Reduction::Overlapped => {
+        let parts: Vec<(u32, u32, Range<usize>)> = match (problem.reduction, &problem.sparsity) {
+            // Most of the work is in segments within a shard, and ranks have their hops in different
+            // steps: those that kept local keys for one of them would wait for each other.
+            (Reduction::Overlapped, Sparsity::Dilated(_)) => vec![(0, 0, 0..held_here.len())],
+            (Reduction::Overlapped, Sparsity::Patterns(_)) => {
                 let parts = local::parts(held_here.len(), &local::uncovered(&backward));
                 parts.into_iter().map(|(label, part)| (0, label, part)).collect()
             }
-            Reduction::Reproducible => {
+            (Reduction::Reproducible, _) => {
                 let all = Positions::range(0, held_here.len());
                 let all = all.expect("token indices fit");
                 let parts = by_step(problem.reduction, 0, held_here, &all);
