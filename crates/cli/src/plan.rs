@@ -17,7 +17,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use longspan::{ElementType, Heads};
-use longspan_ring::{CommunicationPlan, CommunicationPlanner, PlannedHop, Problem, Sparsity};
+use longspan_ring::{CommunicationPlan, CommunicationPlanner, PlannedHop, Problem, Sparsity, Wire};
 
 use crate::args::{Map, Network, Plan};
 use crate::compile::{self, BadInput};
@@ -81,10 +81,23 @@ pub(crate) struct Planned {
 /// `longspan plan`
 pub(crate) fn run(args: &Plan) -> Result<()> {
     if args.calibrate {
+        if args.branches.are_given() || args.wire.wire != Wire::Exact {
+            let rule = "--calibrate measures this machine, whatever is planned later: remove \
+                        --branches and --wire";
+            return Err(BadInput(rule.into()).into());
+        }
         return calibrate::run(args);
     }
+    if args.threads.is_some() || args.out.is_some() {
+        let rule =
+            "--threads and --out are those of a measurement: add --calibrate, or remove them";
+        return Err(BadInput(rule.into()).into());
+    }
     let format = args.plot.as_deref().map(format_of).transpose()?;
-    let planned = plan(args)?;
+    let planned = match args.memory {
+        Some(memory) => longest(args, memory as u64)?,
+        None => plan(args, args.tokens.unwrap_or(0))?,
+    };
     if let (Some(path), Some(format)) = (&args.plot, format) {
         let picture = plot::render(&timeline::compose(&planned), format)?;
         std::fs::write(path, &picture.file)
@@ -111,9 +124,45 @@ fn format_of(path: &Path) -> Result<Format> {
     }
 }
 
-fn plan(args: &Plan) -> Result<Planned> {
+/// The plan of the longest sequence whose ranks need no more memory than given, to one percent.
+fn longest(args: &Plan, memory: u64) -> Result<Planned> {
     let pattern = compile::patterns(args.pattern.as_deref().unwrap_or_default())?;
-    let sizes = sizes(args, &pattern)?;
+    let one = sizes(args, &pattern, 1)?;
+    // Messages take more than tensors alone.
+    let unit = one.ranks * args.grain.max(1);
+    let most = memory / backward_bytes(&one, 1).max(1) * one.ranks as u64;
+    let (mut fits, mut too_long) = (None, most as usize / unit + 1);
+    let mut units = too_long - 1;
+    while units > 0 {
+        let planned = plan(args, units * unit)?;
+        let needed = planned.passes.iter().map(|pass| pass.memory).max().unwrap_or(0);
+        let least = fits.as_ref().map_or(0, |(units, _)| *units);
+        let least = if needed <= memory {
+            fits = Some((units, planned));
+            units
+        } else {
+            too_long = units;
+            least
+        };
+        if too_long - least <= (too_long / 100).max(1) {
+            break;
+        }
+        units = least.midpoint(too_long);
+    }
+    fits.map(|(_, planned)| planned).ok_or_else(|| {
+        let per_rank = crate::number::bytes(memory as usize);
+        let message = format!(
+            "--memory of {per_rank}: no sequence fits, not even {}; give ranks more memory, or use \
+             fewer heads",
+            crate::number::count(unit, "token")
+        );
+        BadInput(message).into()
+    })
+}
+
+fn plan(args: &Plan, tokens: usize) -> Result<Planned> {
+    let pattern = compile::patterns(args.pattern.as_deref().unwrap_or_default())?;
+    let sizes = sizes(args, &pattern, tokens)?;
     let sparsity = args.branches.sparsity(pattern)?;
     let machine = machine(args)?;
     let kernel = machine.kernel(sizes.element)?.clone();
@@ -158,7 +207,7 @@ fn plan(args: &Plan) -> Result<Planned> {
     Ok(Planned { sparsity, map: args.shards, sizes, machine, imbalance, passes })
 }
 
-fn sizes(args: &Plan, pattern: &Heads) -> Result<Sizes> {
+fn sizes(args: &Plan, pattern: &Heads, tokens: usize) -> Result<Sizes> {
     let (heads, kv_heads) = args.tensors.heads(pattern);
     pattern.get(0, heads)?;
     if !heads.is_multiple_of(kv_heads) {
@@ -167,7 +216,7 @@ fn sizes(args: &Plan, pattern: &Heads) -> Result<Sizes> {
     }
     let dim = args.tensors.head_dim();
     Ok(Sizes {
-        tokens: args.tokens.unwrap_or(0),
+        tokens,
         ranks: args.ranks.map_or(1, std::num::NonZeroUsize::get),
         batch: args.batch.get(),
         heads,

@@ -1,9 +1,11 @@
 //! LongNet's dilated attention: branches of segments and rates, joined by their denominators.
 
+mod branch;
 mod bytes;
 mod demand;
 mod parts;
 
+pub use self::branch::{Branch, Overlap};
 pub use self::demand::DilatedWork;
 
 use std::fmt;
@@ -30,60 +32,6 @@ use crate::tensor::{ViewMut, allocatable};
 
 /// Shapes whose layouts are kept.
 const KEPT: usize = 4;
-
-/// A segment length `w` and a dilation rate `r`.
-///
-/// ```
-/// use longspan::Branch;
-///
-/// let branch = Branch::new(4_096, 2)?;
-/// assert_eq!((branch.segment(), branch.rate()), (4_096, 2));
-/// assert!(Branch::new(4_096, 0).is_err());
-/// # Ok::<_, longspan::Error>(())
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Branch {
-    segment: u64,
-    rate: u64,
-}
-
-impl Branch {
-    /// Segments of `segment` tokens, of which every `rate`-th is seen; at least 1 each.
-    pub fn new(segment: u64, rate: u64) -> Result<Self> {
-        Pattern::dilated(segment, rate, 0)?;
-        Ok(Branch { segment, rate })
-    }
-
-    /// Tokens per segment.
-    pub fn segment(&self) -> u64 {
-        self.segment
-    }
-
-    /// From one seen token to the next.
-    pub fn rate(&self) -> u64 {
-        self.rate
-    }
-}
-
-impl TryFrom<(u64, u64)> for Branch {
-    type Error = Error;
-
-    fn try_from((segment, rate): (u64, u64)) -> Result<Self> {
-        Branch::new(segment, rate)
-    }
-}
-
-/// How branches that see the same key combine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Overlap {
-    /// Once per branch. This is the paper: its weights are the branches' softmax denominators, and
-    /// such a key is in each of them.
-    #[default]
-    Weighted,
-    /// Once: attention over the union of the branches' sets, which is what
-    /// `dilated(w₁, r₁, o₁) | dilated(w₂, r₂, o₂) | …` says as a [`Pattern`].
-    Union,
-}
 
 /// Dilated attention as LongNet defines it (arXiv 2307.02486).
 ///
@@ -147,9 +95,9 @@ pub struct Dilated {
 impl fmt::Display for Dilated {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("branches ")?;
-        for (index, Branch { segment, rate }) in self.branches.iter().enumerate() {
+        for (index, branch) in self.branches.iter().enumerate() {
             let comma = if index == 0 { "" } else { ", " };
-            write!(f, "{comma}({segment}, {rate})")?;
+            write!(f, "{comma}({}, {})", branch.segment(), branch.rate())?;
         }
         write!(f, " within {}", self.within)?;
         if let Some(also) = &self.also {
@@ -284,7 +232,7 @@ impl Dilated {
     /// What queries see besides, and the branches of a head, before they are cut.
     fn uncut(&self, head: usize) -> Result<Vec<Pattern>> {
         let branch = |branch: &Branch| {
-            Pattern::dilated(branch.segment, branch.rate, head as u64 % branch.rate)
+            Pattern::dilated(branch.segment(), branch.rate(), head as u64 % branch.rate())
         };
         let branches: Vec<_> = self.branches.iter().map(branch).collect::<Result<_, _>>()?;
         Ok(self.also.iter().cloned().chain(branches).collect())

@@ -35,6 +35,9 @@ Examples:
   LongNet's branches over 1,024 ranks
     longspan plan causal --branches 2k:1,8k:4,32k:16,128k:64 --tokens 256M --ranks 1024 --network 100
 
+  The longest sequence for eight ranks of 80 GiB
+    longspan plan causal --memory 80G --ranks 8 --machine h100
+
   As JSON
     longspan plan causal --tokens 10M --ranks 64 --machine h100 --json
 
@@ -50,8 +53,13 @@ pub(crate) struct Plan {
 
     /// Tokens of the sequence: 8192, 8_192, 64k (× 1,024), 1M (× 1,024²), 1G (× 1,024³)
     #[arg(long, short = 'n', value_name = "N", value_parser = tokens)]
-    #[arg(required_unless_present = "calibrate", conflicts_with = "calibrate")]
+    #[arg(required_unless_present_any = ["calibrate", "memory"], conflicts_with = "calibrate")]
     pub(crate) tokens: Option<usize>,
+
+    /// Memory per rank, such as 80G, in place of --tokens: plans the longest sequence that fits, to
+    /// one percent
+    #[arg(long, value_name = "BYTES", value_parser = tokens, conflicts_with_all = ["tokens", "calibrate"])]
+    pub(crate) memory: Option<usize>,
 
     /// Number of ranks
     #[arg(long, short = 'r', value_name = "N", value_parser = at_least_one)]

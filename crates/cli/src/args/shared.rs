@@ -50,6 +50,10 @@ pub(crate) enum OverlapRule {
 }
 
 impl Branches {
+    pub(crate) fn are_given(&self) -> bool {
+        !self.branches.is_empty()
+    }
+
     /// What queries attend to: a pattern, or the branches that it cuts.
     pub(crate) fn sparsity(&self, patterns: Heads) -> anyhow::Result<Sparsity> {
         if self.branches.is_empty() {

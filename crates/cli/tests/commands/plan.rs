@@ -56,6 +56,22 @@ fn needed(problem: &Problem) -> Vec<(u64, u64)> {
     })
 }
 
+/// The longest sequence that fits: it does, and one that is two percent longer doesn't.
+#[test]
+fn the_longest_sequence_of_a_memory() {
+    for rest in ["causal --ranks 4", "causal --ranks 3 --branches 1k:1,4k:4 --heads 4"] {
+        let rest = format!("{rest} --machine h100 --json");
+        let object = plan(&format!("{rest} --memory 64M")).json();
+        let (tokens, memory) = (number(&object, "tokens"), number(&object, "memory_bytes"));
+        assert!(tokens > 1_000.0 && memory <= f64::from(64 << 20), "{rest}: {object}");
+        let longer = (tokens * 1.02) as usize;
+        let object = plan(&format!("{rest} --tokens {longer}")).json();
+        assert!(number(&object, "memory_bytes") > f64::from(64 << 20), "{rest}: {object}");
+    }
+    plan("causal --ranks 4 --memory 9 --machine h100").refused(&["no sequence fits"]);
+    plan("causal --ranks 4 --memory 1G --tokens 9 --machine h100").refused(&["--tokens"]);
+}
+
 #[test]
 fn bytes_are_those_of_ring() {
     for pattern in
@@ -243,7 +259,10 @@ fn invalid_arguments_are_errors() {
         ("'documents([5])' --tokens 6 --ranks 2 --machine a100", &["add up", "5"]),
         ("causal --tokens 4k --machine a100", &["--ranks"]),
         ("causal --calibrate", &["cannot be used with"]),
-        ("causal --tokens 4k --ranks 2 --threads 3", &["--calibrate"]),
+        ("causal --tokens 4k --ranks 2 --machine a100 --threads 3", &["add --calibrate"]),
+        ("causal --tokens 4k --ranks 2 --machine a100 --out x.json", &["add --calibrate"]),
+        ("--calibrate --branches 64:1", &["remove --branches"]),
+        ("--calibrate --wire int8", &["--wire"]),
     ];
     for (args, parts) in cases {
         plan(args).refused(parts);

@@ -222,7 +222,7 @@ impl Maker<'_, '_> {
     /// Whether short segments are blocks of one layout: their tokens have one step then, all of
     /// them.
     fn whole(&self, branch: Branch) -> bool {
-        let Branch { segment, rate } = branch;
+        let (segment, rate) = (branch.segment(), branch.rate());
         segment.is_multiple_of(rate) && segment / rate <= SHORT as u64
     }
 
@@ -260,7 +260,7 @@ impl Maker<'_, '_> {
                 pattern = pattern & !also.clone();
             }
             for earlier in &self.branches[..index] {
-                let Branch { segment, rate } = *earlier;
+                let (segment, rate) = (earlier.segment(), earlier.rate());
                 pattern = pattern & !Pattern::dilated(segment, rate, head % rate)?;
             }
         }
