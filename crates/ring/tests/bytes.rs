@@ -35,10 +35,19 @@ struct Needed {
     remote: u64,
 }
 
-fn needed(pattern: &Pattern, shards: &Shards, rank: usize, owner: usize) -> Needed {
-    let keys = positions(shards, owner);
+/// The keys of every query, by position.
+fn attended(pattern: &Pattern, tokens: usize) -> Vec<Vec<usize>> {
+    let keys = |query: usize| {
+        (0..tokens).filter(|&key| pattern.allows(query as i64, key as i64)).collect()
+    };
+    (0..tokens).map(keys).collect()
+}
+
+fn needed(attended: &[Vec<usize>], shards: &Shards, rank: usize, owner: usize) -> Needed {
+    let mut held = vec![false; attended.len()];
+    positions(shards, owner).into_iter().for_each(|key| held[key] = true);
     let seen_by = |query: &usize| -> BTreeSet<usize> {
-        keys.iter().copied().filter(|&key| pattern.allows(*query as i64, key as i64)).collect()
+        attended[*query].iter().copied().filter(|&key| held[key]).collect()
     };
     let seen: Vec<_> = positions(shards, rank).iter().map(seen_by).collect();
     let most = seen.iter().map(BTreeSet::len).max().unwrap_or(0);
@@ -75,6 +84,7 @@ fn received_bytes_are_those_needed() {
     for (name, rule) in rules(tokens) {
         let case = case(rule, tokens);
         let pattern: Pattern = case.pattern_text().parse().unwrap();
+        let attended = attended(&pattern, tokens as usize);
         for ranks in [2, 5, 8] {
             for (map, shards) in maps(&case, ranks) {
                 let results = run(&case, &shards);
@@ -82,8 +92,8 @@ fn received_bytes_are_those_needed() {
                 for (rank, result) in results.iter().enumerate() {
                     let mut expected = 0;
                     for other in (0..ranks).filter(|&other| other != rank) {
-                        let mine = needed(&pattern, &shards, rank, other);
-                        let theirs = needed(&pattern, &shards, other, rank);
+                        let mine = needed(&attended, &shards, rank, other);
+                        let theirs = needed(&attended, &shards, other, rank);
                         expected += mine.keys * KEY + mine.remote * STATE + theirs.remote * QUERY;
                         all_keys += mine.keys;
                         all_remote += mine.remote;
