@@ -14,14 +14,14 @@ use crate::check;
 use crate::dims::Dims;
 use crate::driver::{self, gradients};
 use crate::dtype::Element;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::exec::{Hook, Monitor, Workers};
 use crate::layouts::Layouts;
 use crate::options::{Options, setters};
 use crate::rowwise;
 use crate::softmax::RowStatistics;
 use crate::state::State;
-use crate::tensor::{Memory, View, ViewMut};
+use crate::tensor::{View, ViewMut};
 
 /// Exact attention over the blocks of a layout.
 ///
@@ -260,19 +260,7 @@ impl Attention {
     ) -> Result<()> {
         let dims = check::inputs(&self.options, &self.layouts, &inputs)?;
         check::statistics(&dout, &rows, dims.output())?;
-        if gradients.dsink_logits.is_some() {
-            let why =
-                "sinks belong to whole rows, not to some of their keys; sink_gradients has them";
-            return Err(Error::Unexpected { what: "dsink_logits", why });
-        }
-        let read = [
-            ("dout", dout.memory()),
-            ("lse", Memory::of(rows.lse)),
-            ("lse_lo", Memory::of(rows.lse_lo.unwrap_or_default())),
-            ("delta", Memory::of(rows.delta)),
-        ];
-        check::gradients(&inputs, &read, &gradients)?;
-        check::option_gradients(&self.options, &gradients)?;
+        check::accumulated(&self.options, &inputs, &dout, &rows, &gradients)?;
         driver::backward(&self.options, &self.layouts, &inputs, dout, rows, gradients, monitor)
     }
 

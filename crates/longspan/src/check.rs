@@ -155,6 +155,29 @@ pub(crate) fn gradients<E: Element, G: Element>(
     apart(&outputs, inputs, read)
 }
 
+/// Whether gradients that a part of all keys is added to are those of the tensors and the options, and
+/// apart from what is read.
+pub(crate) fn accumulated<E: Element>(
+    options: &Options,
+    inputs: &Inputs<'_, E>,
+    dout: &View<'_, E>,
+    rows: &RowStatistics<'_>,
+    gradients: &GradientsMut<'_>,
+) -> Result<()> {
+    if gradients.dsink_logits.is_some() {
+        let why = "sinks belong to whole rows, not to some of their keys; sink_gradients has them";
+        return Err(Error::Unexpected { what: "dsink_logits", why });
+    }
+    let read = [
+        ("dout", dout.memory()),
+        ("lse", Memory::of(rows.lse)),
+        ("lse_lo", Memory::of(rows.lse_lo.unwrap_or_default())),
+        ("delta", Memory::of(rows.delta)),
+    ];
+    self::gradients(inputs, &read, gradients)?;
+    option_gradients(options, gradients)
+}
+
 /// Whether gradients have the shapes of their tensors.
 pub(crate) fn gradient_dims<E: Element, G: Element>(
     inputs: &Inputs<'_, E>,

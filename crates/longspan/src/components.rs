@@ -228,6 +228,7 @@ impl Components {
         hook: Hook<'_>,
     ) -> Result<()> {
         check::statistics(&dout, &rows, self.check(&inputs)?)?;
+        check::accumulated(&self.options, &inputs, &dout, &rows, &gradients)?;
         accumulate(&self.list, &self.options, &inputs, dout, rows, gradients, &Monitor::new(hook))
     }
 

@@ -37,7 +37,7 @@ pub(crate) trait Pass {
     /// Stores a received part.
     fn keep(&mut self, part: Part, received: ReceivedPart);
 
-    /// CompiledSchedule on a part that has come, or on this rank's own keys.
+    /// Computes on a part that was received, or on local keys.
     fn work(&mut self, on: Part, hook: Hook<'_>) -> Result<()>;
 
     /// Description for errors.

@@ -98,7 +98,7 @@ unsafe impl<E: Sync> Sync for Target<E> {}
 struct Stack<'a, E> {
     stream: &'a Stream<'a>,
     rows: (u32, u32),
-    /// FusedKernel a full row has.
+    /// Tiles of a full row.
     per_row: usize,
     target: Target<E>,
     /// Whether products leave out what is masked.

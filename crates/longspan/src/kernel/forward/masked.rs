@@ -142,7 +142,7 @@ impl<X: FusedKernel> Forward<'_, X> {
         let sizes = [(LANES, 100), (4, 100), (2, 108), (1, 150)];
         let (mut size, _) = *sizes.iter().min_by_key(|size| cost(size)).expect("there are four");
         if self.uniform {
-            // Sums are taken from the first key on, whoever else is in the tile.
+            // Sums are taken from the first key on, whatever other rows the tile has.
             (size, seen[0]) = (LANES, (0, bits.len()));
         }
         for (index, group) in seen[..vectors].chunks(size).enumerate() {
