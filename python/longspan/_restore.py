@@ -17,6 +17,19 @@ def layout(
     return _longspan.Pattern(text).compile(tokens_q, tokens_k, **options)
 
 
+def dilated(
+    branches: tuple[list[int], list[int]],
+    options: dict[str, Any],
+    key_padding: list[tuple[int, int]] | None,
+    cu_seqlens: tuple[list[int], list[int]] | None,
+) -> _longspan.Dilated:
+    """The branches of a pickle, for sequences of its lengths."""
+    made = _longspan.Dilated(*branches, **options)
+    if key_padding is not None:
+        return made.padded(key_padding)
+    return made if cu_seqlens is None else made.packed_cu_seqlens(*cu_seqlens)
+
+
 def array(shape: tuple[int, int, int, int], data: bytes) -> _longspan.Array:
     """The array of a pickle."""
     return _longspan.Array._from_bytes(shape, data)

@@ -6,7 +6,7 @@ use longspan::{Branch, Dilated as Engine, Overlap, Pattern as Rule};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
-use crate::arguments::Wholes;
+use crate::arguments::{Whole, Wholes, pairs};
 use crate::errors;
 use crate::pattern::Pattern;
 use crate::primitives::inner;
@@ -29,7 +29,7 @@ use crate::primitives::inner;
 /// `"union"` is attention over the union of the branches' sets.
 ///
 /// A query that no branch has (possible where no rate is 1) has output 0. Layouts of the last shapes
-/// are kept with the object.
+/// are kept with the object. `padded` and `packed_cu_seqlens` are for sequences of several lengths.
 ///
 /// >>> import longspan, numpy
 /// >>> dilated = longspan.Dilated([64, 128, 256], [1, 2, 4], within="causal")
@@ -45,12 +45,32 @@ pub(crate) struct Dilated {
     within: Rule,
     also: Option<Rule>,
     overlap: Overlap,
+    lengths: Option<Lengths>,
+}
+
+/// Sequences of several lengths.
+#[derive(Clone, PartialEq, Eq, Hash)]
+enum Lengths {
+    /// First and end of the valid keys of each batch entry.
+    Padded(Vec<(usize, usize)>),
+    /// Where queries and keys of each begin, and the end.
+    Packed(Vec<u64>, Vec<u64>),
 }
 
 impl Dilated {
     /// The engine, without what a call tells it; layouts stay shared.
     pub(crate) fn shared(&self) -> Engine {
         self.engine.clone()
+    }
+
+    /// Whether it is for sequences of given lengths.
+    pub(crate) fn has_lengths(&self) -> bool {
+        self.lengths.is_some()
+    }
+
+    fn with_lengths(&self, engine: Engine, lengths: Lengths) -> Self {
+        let (within, also) = (self.within.clone(), self.also.clone());
+        Dilated { engine, within, also, overlap: self.overlap, lengths: Some(lengths) }
     }
 
     fn list(&self, number: fn(&Branch) -> u64) -> Vec<u64> {
@@ -101,7 +121,7 @@ impl Dilated {
         if let Some(also) = &also {
             engine = engine.also(also.clone());
         }
-        Ok(Dilated { engine, within, also, overlap })
+        Ok(Dilated { engine, within, also, overlap, lengths: None })
     }
 
     /// Tokens per segment, of each branch.
@@ -137,6 +157,61 @@ impl Dilated {
         }
     }
 
+    /// The same for a batch with padding: `key_padding` has the first key of each batch entry that is a
+    /// token, and the end of them. They are a sequence of their own: segments, offsets, `within` and
+    /// `also` count from the first of them. Queries at other positions have output 0 and no gradient.
+    ///
+    /// >>> import longspan, numpy
+    /// >>> dilated = longspan.Dilated([8, 16], [1, 2], within="causal").padded([(0, 40), (10, 40)])
+    /// >>> x = numpy.random.default_rng(0).standard_normal((2, 2, 40, 8), dtype="float32")
+    /// >>> out = longspan.attention(x, x, x, dilated)
+    /// >>> bool((out[1, :, :10] == 0).all()), bool(numpy.allclose(out[1, :, 10], x[1, :, 10]))
+    /// (True, True)
+    fn padded(&self, key_padding: Vec<(Whole, Whole)>) -> Self {
+        let ranges = pairs(key_padding);
+        let engine = self.engine.clone().padded(ranges.iter().map(|&(first, end)| first..end));
+        self.with_lengths(engine, Lengths::Padded(ranges))
+    }
+
+    /// The same for sequences that lie side by side in tensors of batch 1: sequence `i` has the queries
+    /// from `cu_seqlens_q[i]` to `cu_seqlens_q[i + 1]`, and keys likewise; where left out, as queries.
+    /// Segments, offsets, `within` and `also` count from its first key. With fewer queries than keys the
+    /// queries of a sequence are its last.
+    ///
+    /// >>> import longspan
+    /// >>> longspan.Dilated([8, 16], [1, 2]).packed_cu_seqlens([0, 10, 40])
+    /// longspan.Dilated([8, 16], [1, 2]).packed_cu_seqlens([0, 10, 40])
+    #[pyo3(signature = (cu_seqlens_q, cu_seqlens_k=None))]
+    fn packed_cu_seqlens(
+        &self,
+        cu_seqlens_q: Wholes,
+        cu_seqlens_k: Option<Wholes>,
+    ) -> PyResult<Self> {
+        let queries = cu_seqlens_q.0;
+        let keys = cu_seqlens_k.map_or_else(|| queries.clone(), |keys| keys.0);
+        let engine = self.engine.clone().packed_cu_seqlens(&queries, &keys);
+        Ok(self.with_lengths(engine.map_err(errors::raise)?, Lengths::Packed(queries, keys)))
+    }
+
+    /// First and end of the valid keys of each batch entry, where `padded` has given them.
+    #[getter]
+    fn key_padding(&self) -> Option<Vec<(usize, usize)>> {
+        match &self.lengths {
+            Some(Lengths::Padded(ranges)) => Some(ranges.clone()),
+            _ => None,
+        }
+    }
+
+    /// Where sequences of queries and of keys begin, and the end, where `packed_cu_seqlens` has given
+    /// them.
+    #[getter]
+    fn cu_seqlens(&self) -> Option<(Vec<u64>, Vec<u64>)> {
+        match &self.lengths {
+            Some(Lengths::Packed(queries, keys)) => Some((queries.clone(), keys.clone())),
+            _ => None,
+        }
+    }
+
     fn __repr__(&self) -> String {
         let (segments, rates) = (self.segment_lengths(), self.dilation_rates());
         let mut text = format!("longspan.Dilated({segments:?}, {rates:?}");
@@ -150,6 +225,17 @@ impl Dilated {
             write!(text, ", overlap={:?}", self.overlap()).expect("a string takes everything");
         }
         text.push(')');
+        match &self.lengths {
+            None => Ok(()),
+            Some(Lengths::Padded(ranges)) => write!(text, ".padded({ranges:?})"),
+            Some(Lengths::Packed(queries, keys)) if queries == keys => {
+                write!(text, ".packed_cu_seqlens({queries:?})")
+            }
+            Some(Lengths::Packed(queries, keys)) => {
+                write!(text, ".packed_cu_seqlens({queries:?}, {keys:?})")
+            }
+        }
+        .expect("a string takes everything");
         text
     }
 
@@ -158,24 +244,27 @@ impl Dilated {
         let Ok(other) = other.cast::<Dilated>() else { return py.NotImplemented() };
         let other = other.get();
         let equal = self.engine.branches() == other.engine.branches()
-            && (&self.within, &self.also, self.overlap)
-                == (&other.within, &other.also, other.overlap);
+            && (&self.within, &self.also, self.overlap, &self.lengths)
+                == (&other.within, &other.also, other.overlap, &other.lengths);
         pyo3::types::PyBool::new(py, equal).to_owned().into_any().unbind()
     }
 
     fn __hash__(&self) -> u64 {
         use std::hash::{DefaultHasher, Hash, Hasher};
         let mut hasher = DefaultHasher::new();
-        (self.engine.branches(), &self.within, &self.also, self.overlap()).hash(&mut hasher);
+        let Dilated { engine, within, also, lengths, .. } = self;
+        (engine.branches(), within, also, self.overlap(), lengths).hash(&mut hasher);
         hasher.finish()
     }
 
-    fn __getnewargs_ex__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         let named = PyDict::new(py);
         named.set_item("within", self.within.to_string())?;
         named.set_item("also", self.also.as_ref().map(Rule::to_string))?;
         named.set_item("overlap", self.overlap())?;
-        ((self.segment_lengths(), self.dilation_rates()), named).into_pyobject(py)
+        let restore = py.import("longspan._restore")?.getattr("dilated")?;
+        let lists = (self.segment_lengths(), self.dilation_rates());
+        (restore, (lists, named, self.key_padding(), self.cu_seqlens())).into_pyobject(py)
     }
 
     fn __copy__(slf: Py<Self>) -> Py<Self> {

@@ -310,6 +310,10 @@ impl Options {
             Selection::Patterns(heads) => self.compile(pattern.py(), &heads, q, k)?,
             Selection::Dilated(dilated) => {
                 let mut dilated = *dilated;
+                if let Some(ranges) = &self.key_padding {
+                    let valid = ranges.iter().map(|&(first, end)| first..end);
+                    dilated = dilated.padded(valid);
+                }
                 if let Some(offset) = self.placement.query_offset {
                     dilated = dilated.query_offset(offset);
                 }
@@ -338,7 +342,14 @@ impl Options {
                 &["block", "query_offset", "key_offset", "key_padding"]
             }
             dilated if dilated.is_instance_of::<Dilated>() => {
-                &["block", "key_offset", "key_padding"]
+                let has_lengths =
+                    dilated.cast::<Dilated>().is_ok_and(|own| own.get().has_lengths());
+                if has_lengths && self.first_set(&["key_padding"]).is_some() {
+                    return Err(errors::value(
+                        "key_padding: the dilated attention is padded or packed already; leave it out",
+                    ));
+                }
+                &["block", "key_offset"]
             }
             _ => return Ok(()),
         };
@@ -348,8 +359,7 @@ impl Options {
                 "{name}: a layout has its own; leave it out, or give it to Pattern.compile"
             ))),
             Some(name) => Err(errors::value(format!(
-                "{name}: dilated attention has none, its segments begin at the first key and \
-                 every key holds a token; leave it out"
+                "{name}: dilated attention has none, its segments begin at the first key; leave it out"
             ))),
         }
     }

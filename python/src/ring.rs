@@ -59,8 +59,9 @@ impl Ring {
         let element =
             by_dtype(dtype).ok_or_else(|| errors::kind(format!("no kernel of {dtype}")))?;
         let (batch, heads, key_heads, dim, value_dim) = sizes;
-        let shards = self::shards(shards, tokens, carrier.size())?;
-        let mut problem = Problem::new(known(pattern)?, shards)
+        let sparsity = known(pattern)?;
+        let shards = self::shards(shards, tokens, carrier.size(), Some(&sparsity))?;
+        let mut problem = Problem::new(sparsity, shards)
             .batch(batch)
             .heads(heads, key_heads)
             .dims(dim, value_dim)
@@ -261,31 +262,48 @@ pub(crate) fn ring_wire(wire: &Bound<'_, PyAny>) -> PyResult<()> {
     self::wire(wire).map(drop)
 }
 
-fn shards(name: &str, tokens: usize, ranks: usize) -> PyResult<Shards> {
+fn shards(
+    name: &str,
+    tokens: usize,
+    ranks: usize,
+    sparsity: Option<&Sparsity>,
+) -> PyResult<Shards> {
     match name {
+        "balanced" => match sparsity {
+            Some(sparsity) => Shards::balanced(sparsity.clone(), tokens, ranks, 1),
+            None => {
+                return Err(errors::value(
+                    "shards is \"balanced\" without a pattern, expected the pattern whose work is \
+                     balanced",
+                ));
+            }
+        },
         "contiguous" => Shards::contiguous(tokens, ranks, 1),
         "zigzag" => Shards::zigzag(tokens, ranks, 1),
         "striped" => Shards::striped(tokens, ranks, 1),
         other => {
             return Err(errors::value(format!(
                 "shards is {other:?}, expected \"contiguous\" (one range per rank), \"zigzag\" (a \
-                 range from the front and one from the back) or \"striped\" (every n-th token of n \
-                 ranks)"
+                 range from the front and one from the back), \"striped\" (every n-th token of n \
+                 ranks) or \"balanced\" (equal work for a pattern)"
             )));
         }
     }
     .map_err(errors::raise_ring)
 }
 
-/// The positions that each rank holds, as progressions `(start, step, length)`. For the package's
-/// own glue.
+/// The positions that each rank holds, as progressions `(start, step, length)`; balanced ones are those
+/// of a pattern. For the package's own glue.
 #[pyfunction]
+#[pyo3(signature = (shards, tokens, ranks, pattern=None))]
 pub(crate) fn ring_shards(
     shards: &str,
     tokens: usize,
     ranks: usize,
+    pattern: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Vec<Vec<(i64, usize, usize)>>> {
-    let shards = self::shards(shards, tokens, ranks)?;
+    let sparsity = pattern.map(known).transpose()?;
+    let shards = self::shards(shards, tokens, ranks, sparsity.as_ref())?;
     let held = (0..ranks).map(|rank| {
         let progressions = shards.rank(rank).progressions();
         progressions.map(|part| (part.start, part.step, part.len)).collect()
@@ -296,12 +314,21 @@ pub(crate) fn ring_shards(
 /// Refuses a pattern or branches that aren't for so many tokens and heads: on every rank alike,
 /// before any of them waits for another. For the package's own glue.
 #[pyfunction]
-pub(crate) fn ring_check(pattern: &Bound<'_, PyAny>, tokens: usize, heads: usize) -> PyResult<()> {
+pub(crate) fn ring_check(
+    pattern: &Bound<'_, PyAny>,
+    tokens: usize,
+    batch: usize,
+    heads: usize,
+) -> PyResult<()> {
     let no_queries = Shape::new(tokens, tokens).query_map(Positions::default());
     let pattern = match known(pattern)? {
         Sparsity::Patterns(pattern) => pattern,
         // Those of other heads differ by offsets alone, which are valid for every head.
-        Sparsity::Dilated(dilated) => dilated.head_pattern(0).map_err(errors::raise)?.into(),
+        Sparsity::Dilated(dilated) => {
+            let pattern =
+                dilated.check_lengths(batch, tokens).and_then(|()| dilated.head_pattern(0));
+            pattern.map_err(errors::raise)?.into()
+        }
     };
     let compiled = match pattern {
         Heads::Same(pattern) => Layout::compile(&pattern, &no_queries).map(drop),

@@ -71,6 +71,8 @@ def test_dilated():
     for dilated in (
         longspan.Dilated([64, 128], [1, 2]),
         longspan.Dilated([64], [4], within="causal", also="window(9, 0)", overlap="union"),
+        longspan.Dilated([64], [4], within="causal").padded([(0, 10), (3, 10)]),
+        longspan.Dilated([64], [4]).packed_cu_seqlens([0, 4, 4, 10], [0, 5, 7, 20]),
     ):
         for again in copies(dilated):
             assert again == dilated and repr(again) == repr(dilated)

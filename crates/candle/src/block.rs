@@ -4,6 +4,7 @@ use candle_core::{Result, Tensor};
 use candle_nn::{Module, VarBuilder};
 
 use crate::gelu::gelu;
+use crate::lengths::Lengths;
 use crate::linear::Linear;
 use crate::multihead::{Attend, Multihead, MultiheadConfig};
 use crate::norm::LayerNorm;
@@ -81,6 +82,15 @@ impl<A: Attend> Block<A> {
     }
 }
 
+impl<A: Attend> Block<A> {
+    /// [`forward`](Module::forward) within each sequence of a batch.
+    pub fn forward_lengths(&self, x: &Tensor, lengths: &Lengths) -> Result<Tensor> {
+        let normed = self.self_attn_layer_norm.forward(x)?;
+        let x = (x + self.self_attn.forward_lengths(&normed, lengths)?)?;
+        &x + self.ffn.forward(&self.final_layer_norm.forward(&x)?)?
+    }
+}
+
 impl Module for FeedForward {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let inner = gelu(&self.fc1.forward(x)?)?;
@@ -90,7 +100,6 @@ impl Module for FeedForward {
 
 impl<A: Attend> Module for Block<A> {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let x = (x + self.self_attn.forward(&self.self_attn_layer_norm.forward(x)?)?)?;
-        &x + self.ffn.forward(&self.final_layer_norm.forward(&x)?)?
+        self.forward_lengths(x, &Lengths::Whole)
     }
 }

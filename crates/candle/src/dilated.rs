@@ -1,11 +1,13 @@
 //! LongNet's dilated attention on candle's tensors.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{Result, Tensor};
 use longspan::Dilated;
 
 use crate::call;
+use crate::tensor::foreign;
 
 /// Dilated attention as LongNet defines it: what a layer of a model holds.
 ///
@@ -44,6 +46,33 @@ impl DilatedAttention {
     /// [`attention`](crate::attention).
     pub fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
         call::attention(&self.0, q, k, v)
+    }
+
+    /// [`forward`](Self::forward) for a batch with padding: the keys `valid[entry]` of each batch entry
+    /// are a sequence of their own, in which branches count from the first: see [`Dilated::padded`].
+    pub fn forward_padded(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        valid: &[Range<usize>],
+    ) -> Result<Tensor> {
+        let padded = Dilated::clone(&self.0).padded(valid.iter().cloned());
+        call::attention(&Arc::new(padded), q, k, v)
+    }
+
+    /// [`forward`](Self::forward) within each of several sequences that lie side by side in tensors of
+    /// batch 1: see [`Dilated::packed_cu_seqlens`].
+    pub fn forward_packed(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        cu_seqlens_q: &[u64],
+        cu_seqlens_k: &[u64],
+    ) -> Result<Tensor> {
+        let packed = Dilated::clone(&self.0).packed_cu_seqlens(cu_seqlens_q, cu_seqlens_k);
+        call::attention(&Arc::new(packed.map_err(foreign)?), q, k, v)
     }
 }
 

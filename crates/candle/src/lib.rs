@@ -53,6 +53,7 @@
 //! | `sparse`, `dilated` | a pattern, compiled for the lengths that turn up; LongNet's branches |
 //! | `multihead`, `block`, [`longnet`] | projections around an attention; a layer; whole models |
 //! | `norm`, `gelu`, `rotary`, `linear`, `rows` | ops that candle has without gradients, or with coarse or slow ones |
+//! | `lengths` | sequences of several lengths in one batch |
 //! | `init` | how weights begin |
 //! | `tensor` | candle's tensors as Longspan's views and back; which ones are refused |
 
@@ -65,6 +66,7 @@ mod dilated;
 mod gelu;
 mod init;
 mod learned;
+mod lengths;
 mod linear;
 pub mod longnet;
 mod multihead;
@@ -81,6 +83,7 @@ pub use call::{attention, attention_with_lse};
 pub use dilated::DilatedAttention;
 pub use init::seeded;
 pub use learned::{Learned, attention_with_learned, attention_with_learned_and_lse};
+pub use lengths::Lengths;
 pub use longspan;
 pub use multihead::{
     Attend, InnerNorm, Multihead, MultiheadAttention, MultiheadConfig, MultiheadDilatedAttention,

@@ -39,6 +39,7 @@ pub use self::file::save;
 use crate::block::{Block, BlockConfig};
 use crate::dilated::DilatedAttention;
 use crate::init;
+use crate::lengths::Lengths;
 use crate::multihead::{Attend, InnerNorm, MultiheadConfig};
 use crate::norm::LayerNorm;
 use crate::sparse::SparseAttention;
@@ -58,10 +59,10 @@ enum Either {
 }
 
 impl Attend for Either {
-    fn attend(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
+    fn attend(&self, q: &Tensor, k: &Tensor, v: &Tensor, lengths: &Lengths) -> Result<Tensor> {
         match self {
-            Either::Dilated(attention) => attention.attend(q, k, v),
-            Either::Pattern(attention) => attention.attend(q, k, v),
+            Either::Dilated(attention) => attention.attend(q, k, v, lengths),
+            Either::Pattern(attention) => attention.attend(q, k, v, lengths),
         }
     }
 }
@@ -99,8 +100,8 @@ impl Stack {
         })
     }
 
-    fn forward(&self, x: Tensor) -> Result<Tensor> {
-        let x = self.layers.iter().try_fold(x, |x, layer| layer.forward(&x))?;
+    fn forward(&self, x: Tensor, lengths: &Lengths) -> Result<Tensor> {
+        let x = self.layers.iter().try_fold(x, |x, layer| layer.forward_lengths(&x, lengths))?;
         self.layer_norm.forward(&x)
     }
 }
@@ -144,17 +145,24 @@ impl LongNetEncoder {
     pub fn load(directory: impl AsRef<Path>, dtype: DType) -> Result<(Config, Self)> {
         file::load(directory.as_ref(), dtype, Self::new)
     }
+
+    /// [`forward`](Module::forward) within each sequence of a batch. Rows of padding mean nothing.
+    pub fn forward_lengths(&self, x: &Tensor, lengths: &Lengths) -> Result<Tensor> {
+        match *x.dims() {
+            [_, _, hidden] if hidden == self.hidden_size => {
+                self.stack.forward(x.contiguous()?, lengths)
+            }
+            ref other => {
+                bail!("a tensor of shape {other:?}, expected (batch, tokens, {})", self.hidden_size)
+            }
+        }
+    }
 }
 
 impl Module for LongNetEncoder {
     /// `x` is `(batch, tokens, hidden)`, as is what comes back.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        match *x.dims() {
-            [_, _, hidden] if hidden == self.hidden_size => self.stack.forward(x.contiguous()?),
-            ref other => {
-                bail!("a tensor of shape {other:?}, expected (batch, tokens, {})", self.hidden_size)
-            }
-        }
+        self.forward_lengths(x, &Lengths::Whole)
     }
 }
 
@@ -208,11 +216,9 @@ impl LongNetLM {
     pub fn load(directory: impl AsRef<Path>, dtype: DType) -> Result<(Config, Self)> {
         file::load(directory.as_ref(), dtype, Self::new)
     }
-}
 
-impl Module for LongNetLM {
-    /// `ids` are `(batch, tokens)` of u8, u32 or i64; logits are `(batch, tokens, vocabulary)`.
-    fn forward(&self, ids: &Tensor) -> Result<Tensor> {
+    /// [`forward`](Module::forward) within each sequence of a batch. Logits of padding mean nothing.
+    pub fn forward_lengths(&self, ids: &Tensor, lengths: &Lengths) -> Result<Tensor> {
         if ids.rank() != 2 || !ids.dtype().is_int() {
             bail!(
                 "ids of shape {:?} and type {}, expected whole numbers, (batch, tokens)",
@@ -221,6 +227,13 @@ impl Module for LongNetLM {
             )
         }
         let x = self.embed_tokens.forward(&ids.contiguous()?)?;
-        self.output_projection.forward(&self.stack.forward(x)?)
+        self.output_projection.forward(&self.stack.forward(x, lengths)?)
+    }
+}
+
+impl Module for LongNetLM {
+    /// `ids` are `(batch, tokens)` of u8, u32 or i64; logits are `(batch, tokens, vocabulary)`.
+    fn forward(&self, ids: &Tensor) -> Result<Tensor> {
+        self.forward_lengths(ids, &Lengths::Whole)
     }
 }

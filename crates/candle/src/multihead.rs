@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::dilated::DilatedAttention;
 use crate::init;
+use crate::lengths::Lengths;
 use crate::linear::Linear;
 use crate::norm::LayerNorm;
 use crate::rotary::Rotary;
@@ -16,25 +17,33 @@ use crate::sparse::SparseAttention;
 /// What stands between the projections: queries, keys and values, each `(batch, heads, tokens,
 /// dim)`, to as many outputs, with gradients.
 pub trait Attend {
-    /// Attention of `q` over `k` and `v`.
-    fn attend(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor>;
+    /// Attention of `q` over `k` and `v`, within each sequence.
+    fn attend(&self, q: &Tensor, k: &Tensor, v: &Tensor, lengths: &Lengths) -> Result<Tensor>;
 }
 
 impl Attend for SparseAttention {
-    fn attend(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
-        self.forward(q, k, v)
+    fn attend(&self, q: &Tensor, k: &Tensor, v: &Tensor, lengths: &Lengths) -> Result<Tensor> {
+        match lengths {
+            Lengths::Whole => self.forward(q, k, v),
+            Lengths::Padded(valid) => self.forward_padded(q, k, v, valid),
+            Lengths::Packed(bounds) => self.forward_packed(q, k, v, bounds, bounds),
+        }
     }
 }
 
 impl Attend for DilatedAttention {
-    fn attend(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
-        self.forward(q, k, v)
+    fn attend(&self, q: &Tensor, k: &Tensor, v: &Tensor, lengths: &Lengths) -> Result<Tensor> {
+        match lengths {
+            Lengths::Whole => self.forward(q, k, v),
+            Lengths::Padded(valid) => self.forward_padded(q, k, v, valid),
+            Lengths::Packed(bounds) => self.forward_packed(q, k, v, bounds, bounds),
+        }
     }
 }
 
 impl<A: Attend> Attend for Arc<A> {
-    fn attend(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
-        A::attend(self, q, k, v)
+    fn attend(&self, q: &Tensor, k: &Tensor, v: &Tensor, lengths: &Lengths) -> Result<Tensor> {
+        A::attend(self, q, k, v, lengths)
     }
 }
 
@@ -204,26 +213,33 @@ impl<A: Attend> Multihead<A> {
     pub fn attention(&self) -> &A {
         &self.attention
     }
-}
 
-impl<A: Attend> Module for Multihead<A> {
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+    /// [`forward`](Module::forward) within each sequence of a batch; positions count from its first
+    /// token.
+    pub fn forward_lengths(&self, x: &Tensor, lengths: &Lengths) -> Result<Tensor> {
         let (batch, tokens, hidden) = x.dims3()?;
+        let positions = lengths.positions(batch, tokens)?;
         let x = x.contiguous()?;
         let heads = |x: Tensor| x.reshape((batch, tokens, self.heads, hidden / self.heads));
         let turned = |x: Tensor| match &self.rotary {
-            Some(rotary) => rotary.forward(&x),
+            Some(rotary) => rotary.forward(&x, positions.clone()),
             None => Ok(x),
         };
         let q = turned(heads(self.q_proj.forward(&x)?)?)?.transpose(1, 2)?;
         let k = turned(heads(self.k_proj.forward(&x)?)?)?.transpose(1, 2)?;
         let v = heads(self.v_proj.forward(&x)?)?.transpose(1, 2)?;
-        let seen = self.attention.attend(&q, &k, &v)?;
+        let seen = self.attention.attend(&q, &k, &v, lengths)?;
         let seen = seen.transpose(1, 2)?.reshape((batch, tokens, hidden))?;
         let seen = match &self.inner_attn_ln {
             Some(norm) => norm.forward(&seen)?,
             None => seen,
         };
         self.out_proj.forward(&seen)
+    }
+}
+
+impl<A: Attend> Module for Multihead<A> {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.forward_lengths(x, &Lengths::Whole)
     }
 }

@@ -35,6 +35,8 @@ enum Direction {
 
 struct Rotate {
     table: Arc<Table>,
+    /// Of each token of each batch entry, where they aren't their numbers.
+    positions: Option<Arc<[usize]>>,
     direction: Direction,
 }
 
@@ -51,14 +53,15 @@ impl Rotary {
         Ok(Rotary { base, table: Mutex::new(Arc::new(table)) })
     }
 
-    /// `x` is `(batch, tokens, heads, dim)`, its tokens at positions from 0 on.
-    pub(crate) fn forward(&self, x: &Tensor) -> Result<Tensor> {
+    /// `x` is `(batch, tokens, heads, dim)`, its tokens at the given positions, `[batch, token]`, or
+    /// from 0 on.
+    pub(crate) fn forward(&self, x: &Tensor, positions: Option<Arc<[usize]>>) -> Result<Tensor> {
         let (_, tokens, _, dim) = x.dims4()?;
         let table = self.table(tokens);
         if dim != 2 * table.half {
             bail!("rotary positions for a head dim of {}, got {dim}", 2 * table.half)
         }
-        let op = Rotate { table, direction: Direction::Forth };
+        let op = Rotate { table, positions, direction: Direction::Forth };
         rows::in_f32("rotary positions", x, |x| x.apply_op1(op))
     }
 
@@ -95,7 +98,9 @@ impl Rotate {
         pieces.enumerate().for_each(|(piece, (y, x))| {
             let rows = y.chunks_exact_mut(size).zip(x.chunks_exact(size));
             for (row, (y, x)) in rows.enumerate() {
-                let first = (piece * PIECE + row) % tokens * half;
+                let row = piece * PIECE + row;
+                let position = self.positions.as_ref().map_or(row % tokens, |all| all[row]);
+                let first = position * half;
                 let (cos, sin) = (&cos[first..first + half], &sin[first..first + half]);
                 for (y, x) in y.chunks_exact_mut(2 * half).zip(x.chunks_exact(2 * half)) {
                     let ((low, high), (left, right)) = (y.split_at_mut(half), x.split_at(half));
@@ -125,7 +130,8 @@ impl CustomOp1 for Rotate {
     }
 
     fn bwd(&self, _x: &Tensor, _y: &Tensor, dy: &Tensor) -> Result<Option<Tensor>> {
-        let back = Rotate { table: self.table.clone(), direction: Direction::Back };
+        let (table, positions) = (self.table.clone(), self.positions.clone());
+        let back = Rotate { table, positions, direction: Direction::Back };
         Ok(Some(dy.contiguous()?.apply_op1_no_bwd(&back)?))
     }
 }
@@ -141,7 +147,7 @@ mod tests {
     fn one_pair() -> Result<()> {
         let rotary = Rotary::new(2, 10_000.0)?;
         let x = Var::new(&[[[[1_f32, 2.0]], [[1.0, 2.0]], [[1.0, 2.0]]]], &Device::Cpu)?;
-        let y = rotary.forward(&x)?;
+        let y = rotary.forward(&x, None)?;
         // What arrives is 1 and 10 for each token.
         let weights = Tensor::new(&[1_f32, 10.0], &Device::Cpu)?;
         let gradients = y.broadcast_mul(&weights)?.sum_all()?.backward()?;
@@ -165,8 +171,8 @@ mod tests {
         let rotary = Rotary::new(4, 100.0)?;
         let tokens = 150;
         let ones = |tokens| Tensor::ones((2, tokens, 3, 4), candle_core::DType::F32, &Device::Cpu);
-        rotary.forward(&ones(tokens + 20)?)?;
-        let y = rotary.forward(&ones(tokens)?)?;
+        rotary.forward(&ones(tokens + 20)?, None)?;
+        let y = rotary.forward(&ones(tokens)?, None)?;
         for entry in 0..2 {
             for (token, heads) in y.get(entry)?.to_vec3::<f32>()?.into_iter().enumerate() {
                 for head in heads {

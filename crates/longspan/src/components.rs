@@ -34,6 +34,16 @@ pub(crate) struct Component {
     pub(crate) part: Part,
     /// Active blocks × query heads.
     pub(crate) weight: usize,
+    /// The sequence whose tokens it has, where batch entries differ.
+    pub(crate) place: Option<Place>,
+}
+
+/// A sequence of a batch entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) entry: usize,
+    /// Dropout is that of the batch entry with this number.
+    pub(crate) sequence: usize,
 }
 
 /// What a component reads and writes of the tensors.
@@ -56,6 +66,7 @@ impl Component {
             let Steps { first, step, count } = queries.heads;
             options.score = all.score.of_heads(first, step, count);
             if let Some(dropout) = &mut options.dropout {
+                let entry = self.place.map_or(entry, |place| place.sequence);
                 dropout.part = Some(HeadPart { entry, first, step, of });
             }
         }
@@ -89,6 +100,8 @@ pub struct Components {
     heads: HeadMap,
     queries: usize,
     keys: usize,
+    /// Batch entries, where they differ.
+    batch: Option<usize>,
     options: Options,
 }
 
@@ -116,7 +129,7 @@ impl Components {
                         .into()
                 }
             };
-            list.push(Component { layouts, part: Part::All, weight: 1 });
+            list.push(Component { layouts, part: Part::All, weight: 1, place: None });
         } else {
             for (query_heads, key_heads) in heads.calls(|_| true) {
                 let mut layouts: Vec<Arc<Layout>> = Vec::with_capacity(query_heads.count);
@@ -146,19 +159,20 @@ impl Components {
                     queries: select(lens.0, query_heads),
                     keys: select(lens.1, key_heads),
                 };
-                list.push(Component { layouts: set.into(), part, weight: 1 });
+                list.push(Component { layouts: set.into(), part, weight: 1, place: None });
             }
         }
-        Ok(Self::new(list, heads.clone(), lens, Options::default()))
+        Ok(Self::new(list, heads.clone(), lens, None, Options::default()))
     }
 
     pub(crate) fn new(
         list: Vec<Component>,
         heads: HeadMap,
         (queries, keys): (usize, usize),
+        batch: Option<usize>,
         options: Options,
     ) -> Self {
-        Components { list: Arc::new(list), heads, queries, keys, options }
+        Components { list: Arc::new(list), heads, queries, keys, batch, options }
     }
 
     /// The same components with other options. Sink logits among them don't count: rows get their
@@ -183,7 +197,7 @@ impl Components {
         self.list.is_empty()
     }
 
-    /// The layouts of one batch entry: one per query head of each call.
+    /// The layouts of one batch entry, or of all where they differ: one per query head of each call.
     fn layouts(&self) -> impl Iterator<Item = &Layout> {
         self.list.iter().flat_map(|component| {
             let (entries, heads) = match &component.part {
@@ -196,7 +210,8 @@ impl Components {
         })
     }
 
-    /// Active pairs of queries and keys of one batch entry, over all query heads.
+    /// Active pairs of queries and keys over all query heads: of one batch entry, or of all where they
+    /// differ.
     pub fn active_pairs(&self) -> Result<u128> {
         let mut sum = 0;
         for layout in self.layouts() {
@@ -242,6 +257,7 @@ impl Components {
         check::axis("q", "heads", q.heads, self.heads.heads(), why)?;
         check::axis("k", "heads", k.heads, self.heads.key_heads(), why)?;
         check::axis("v", "heads", v.heads, self.heads.key_heads(), why)?;
+        check::axis("q", "batch", q.batch, self.batch.unwrap_or(q.batch), why)?;
         check::axis("k", "batch", k.batch, q.batch, "as q")?;
         check::axis("v", "batch", v.batch, q.batch, "as q")?;
         Ok(Dims { dim: v.dim, ..q })
@@ -355,18 +371,21 @@ fn select<'a, E: Element>(
     Inputs { q: q.select(queries), k: k.select(keys), v: v.select(keys) }
 }
 
-/// Runs `call` for every component, and for every batch entry where its part has one; `monitor` has
-/// the progress over all of them.
+/// Runs `call` for every component and each batch entry that it has; `monitor` has the progress over all
+/// of them.
 fn each(
     components: &[Component],
     batch: usize,
     monitor: &Monitor<'_>,
     mut call: impl FnMut(usize, &Component, &Monitor<'_>) -> Result<()>,
 ) -> Result<()> {
-    let total = batch * components.iter().map(|component| component.weight).sum::<usize>();
+    let runs = |component: &Component| if component.place.is_some() { 1 } else { batch };
+    let total = components.iter().map(|component| runs(component) * component.weight).sum();
     let mut before = 0;
     for entry in 0..batch {
-        for component in components {
+        let here =
+            |component: &&Component| component.place.is_none_or(|place| place.entry == entry);
+        for component in components.iter().filter(here) {
             let all = matches!(component.part, Part::All);
             let weight = component.weight;
             if all && entry > 0 {

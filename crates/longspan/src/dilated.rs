@@ -4,16 +4,19 @@ mod branch;
 mod bytes;
 mod demand;
 mod parts;
+mod sequences;
 
 pub use self::branch::{Branch, Overlap};
 pub use self::demand::DilatedWork;
 
+use std::cell::RefCell;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
-use longspan_pattern::{Pattern, Positions, Shape};
+use longspan_pattern::{Pattern, Positions};
 
-use self::parts::Maker;
+use self::parts::{CompiledLayouts, Maker};
+use self::sequences::{Sequence, Sequences};
 use crate::arguments::{
     Gradients, GradientsMut, Inputs, Output, OutputGradient, OutputMut, OutputRef,
 };
@@ -52,7 +55,8 @@ const KEPT: usize = 4;
 /// A [sink logit](Dilated::sink_logits) joins the denominator of a row once, not once per branch.
 ///
 /// Any length will do; last segments are short, and rates needn't divide segments. A query that no
-/// branch has (possible where no rate is 1) has output 0 and log-sum-exp −∞.
+/// branch has (possible where no rate is 1) has output 0 and log-sum-exp −∞. Sequences of several
+/// lengths are one call: [padded](Dilated::padded) or [packed](Dilated::packed_cu_seqlens).
 ///
 /// Nothing is gathered or copied: a branch reads and writes the tensors through views with a step.
 ///
@@ -78,6 +82,7 @@ pub struct Dilated {
     also: Option<Pattern>,
     overlap: Overlap,
     query_offset: Option<i64>,
+    sequences: Sequences,
     pub(crate) options: Options,
     /// The one that was used last is the last to go.
     made: Arc<Mutex<Vec<Made>>>,
@@ -106,12 +111,13 @@ impl fmt::Display for Dilated {
         f.write_str(match self.overlap {
             Overlap::Weighted => ", overlap weighted",
             Overlap::Union => ", overlap union",
-        })
+        })?;
+        self.sequences.fmt(f)
     }
 }
 
-/// The position of the first query; queries, keys, query heads, key heads.
-type Key = (i64, [usize; 4]);
+/// The position of the first query; queries, keys, query heads, key heads; what a sequence is.
+type Key = (i64, [usize; 4], Sequences);
 
 /// The parts of a call of given sizes.
 #[derive(Debug, Clone)]
@@ -138,6 +144,7 @@ impl Dilated {
             also: None,
             overlap: Overlap::default(),
             query_offset: None,
+            sequences: Sequences::default(),
             options: Options::default(),
             made: Arc::default(),
         })
@@ -203,7 +210,7 @@ impl Dilated {
     }
 
     /// What a query head attends to as a pattern, in which a key that several branches have counts
-    /// once: that of [`Overlap::Union`], and the pairs of both.
+    /// once: that of [`Overlap::Union`], and the pairs of both. Packed sequences count, padding does not.
     ///
     /// ```
     /// use longspan::{Dilated, Pattern};
@@ -216,7 +223,21 @@ impl Dilated {
     pub fn head_pattern(&self, head: usize) -> Result<Pattern> {
         let any = self.uncut(head)?.into_iter().reduce(|any, own| any | own);
         let any = any.expect("at least one branch");
-        Ok(if self.within == Pattern::full() { any } else { self.within.clone() & any })
+        self.per_sequence(if self.within == Pattern::full() {
+            any
+        } else {
+            self.within.clone() & any
+        })
+    }
+
+    /// A pattern of each of packed sequences.
+    fn per_sequence(&self, pattern: Pattern) -> Result<Pattern> {
+        Ok(match &self.sequences {
+            Sequences::Packed { queries, keys } => {
+                Pattern::packed_cu_seqlens(queries, keys, pattern)?
+            }
+            _ => pattern,
+        })
     }
 
     /// What a query head attends to, as patterns whose keys count once each: one per branch, and
@@ -225,8 +246,8 @@ impl Dilated {
         if self.overlap == Overlap::Union {
             return Ok(vec![self.head_pattern(head)?]);
         }
-        let cut = |pattern| self.within.clone() & pattern;
-        Ok(self.uncut(head)?.into_iter().map(cut).collect())
+        let cut = |pattern| self.per_sequence(self.within.clone() & pattern);
+        self.uncut(head)?.into_iter().map(cut).collect()
     }
 
     /// What queries see besides, and the branches of a head, before they are cut.
@@ -278,6 +299,8 @@ impl Dilated {
         if result.is_ok() {
             let sums = (!sums.is_empty()).then_some(&mut sums[..]);
             rowwise::finish(&self.options, sums, &mut out, lse, totals, &monitor)?;
+            let axis = self.query_axis(&sizes);
+            self.exclude(&Positions::range(axis.offset, axis.count)?, dims, lse, Some(totals))?;
         }
         [own, sums].into_iter().for_each(|rows| workspaces.give_back(rows));
         result
@@ -378,17 +401,21 @@ impl Dilated {
         hook: Hook<'_>,
     ) -> Result<Components> {
         let monitor = Monitor::new(hook);
-        let shape = Shape::new(tokens, tokens);
-        let list = self.make(tokens, &shape, (queries, keys), heads, &monitor)?;
-        let lens = (queries.len(), keys.len());
-        Ok(Components::new(list, heads.clone(), lens, self.options.clone()))
+        let list = self.make(&self.split(tokens, queries, keys)?, heads, &monitor)?;
+        let (lens, batch) = ((queries.len(), keys.len()), self.sequences.batch());
+        Ok(Components::new(list, heads.clone(), lens, batch, self.options.clone()))
     }
 
     /// The calls of the kernels for given sizes.
     fn parts(&self, sizes: &Sizes, monitor: &Monitor<'_>) -> Result<Arc<Vec<Component>>> {
-        let Sizes { queries, keys, heads, key_heads, .. } = *sizes;
-        let query_offset = self.query_offset.unwrap_or(keys as i64 - queries as i64);
-        let key = (query_offset, [queries, keys, heads, key_heads]);
+        let Sizes { batch, queries, keys, heads, key_heads, .. } = *sizes;
+        self.sequences.check(batch, queries, keys)?;
+        if matches!(self.sequences, Sequences::Packed { .. }) && self.query_offset.is_some() {
+            let why = "packed sequences count their own positions";
+            return Err(Error::Unexpected { what: "query_offset", why });
+        }
+        let axis = self.query_axis(sizes);
+        let key = (axis.offset, [queries, keys, heads, key_heads], self.sequences.clone());
         // No lock is held while layouts are compiled, and none is waited for, so that a child of
         // `fork` finds none that its parent has taken along.
         if let Some(mut made) = self.made()
@@ -398,10 +425,9 @@ impl Dilated {
             made.push(known.clone());
             return Ok(known.parts);
         }
-        let shape = Shape::new(queries, keys).query_offset(query_offset);
-        let positions = (Positions::range(query_offset, queries)?, Positions::range(0, keys)?);
-        let heads = HeadMap::all(heads, key_heads);
-        let parts = self.make(keys, &shape, (&positions.0, &positions.1), &heads, monitor)?;
+        let positions = (Positions::range(axis.offset, queries)?, Positions::range(0, keys)?);
+        let sequences = self.sequences.split(keys, axis, &positions.0, &positions.1);
+        let parts = self.make(&sequences, &HeadMap::all(heads, key_heads), monitor)?;
         let parts = Arc::new(parts);
         if let Some(mut made) = self.made() {
             if made.len() == KEPT {
@@ -414,30 +440,31 @@ impl Dilated {
 
     fn make(
         &self,
-        tokens: usize,
-        shape: &Shape,
-        (queries, keys): (&Positions, &Positions),
+        sequences: &[Sequence],
         heads: &HeadMap,
         monitor: &Monitor<'_>,
     ) -> Result<Vec<Component>> {
-        let maker = self.maker(tokens, shape, (queries, keys), heads, monitor);
-        maker.components().map_err(|error| match error {
-            Error::Pattern(longspan_pattern::Error::Stopped { .. }) => monitor.stopped_error(),
-            other => other,
-        })
+        let (compiled, mut components) = (RefCell::default(), Vec::new());
+        for sequence in sequences {
+            let maker = self.maker(sequence, heads, monitor, &compiled);
+            maker.components(&mut components).map_err(|error| match error {
+                Error::Pattern(longspan_pattern::Error::Stopped { .. }) => monitor.stopped_error(),
+                other => other,
+            })?;
+        }
+        Ok(components)
     }
 
     fn maker<'a, 'h>(
         &'a self,
-        tokens: usize,
-        shape: &'a Shape,
-        (queries, keys): (&'a Positions, &'a Positions),
+        sequence: &'a Sequence,
         heads: &'a HeadMap,
         monitor: &'a Monitor<'h>,
+        compiled: &'a RefCell<CompiledLayouts>,
     ) -> Maker<'a, 'h> {
         let Dilated { branches, within, overlap, .. } = self;
         let (also, overlap) = (self.also.as_ref(), *overlap);
-        Maker { branches, within, also, overlap, tokens, shape, queries, keys, heads, monitor }
+        Maker { branches, within, also, overlap, sequence, heads, monitor, compiled }
     }
 
     /// What is kept from call to call, unless another thread has it at the moment.

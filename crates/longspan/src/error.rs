@@ -147,6 +147,19 @@ pub enum Error {
         /// What was given.
         got: String,
     },
+    /// Valid keys of a batch entry that are not keys.
+    #[error(
+        "padding of batch entry {entry}: valid keys {valid:?}, expected an ascending range within {keys} \
+         keys"
+    )]
+    Padding {
+        /// Which entry.
+        entry: usize,
+        /// Its valid keys.
+        valid: std::ops::Range<usize>,
+        /// How many there are.
+        keys: usize,
+    },
     /// Dilated attention without a branch.
     #[error("no branches: dilated attention needs at least one segment length and rate")]
     NoBranches,

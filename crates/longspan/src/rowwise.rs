@@ -212,6 +212,10 @@ pub(crate) fn sink_gradients(
     Tasks::uncounted(heads, monitor).run(workers, &|head| {
         let sink = f64::from(logits[head]);
         let term = |row: usize| {
+            // A row outside of its batch entry's sequence has no sink.
+            if lse[row] == f32::NEG_INFINITY {
+                return 0.0;
+            }
             let low = lse_lo.map_or(0.0, |low| f64::from(low[row]));
             (sink - f64::from(lse[row]) - low).exp() * f64::from(delta[row])
         };

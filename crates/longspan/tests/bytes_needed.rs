@@ -110,7 +110,9 @@ fn check_all<E: Element>(wrong: &mut Vec<String>) {
         let one = [dims(1, 1, 8, 64), dims(1, 20_000, 2, 64), dims(1, 20_000, 2, 64)];
         check::<E, _>("decode", decode, one, wrong);
         for isa in Isa::available() {
-            check::<E, _>(&format!("{isa}"), || causal().isa(isa), grouped, wrong);
+            let window = || Attention::new(compile("causal & window(200, 0)", 1_500, 1_500));
+            let window = || window().threads(threads).isa(isa);
+            check::<E, _>(&format!("{isa}"), window, grouped, wrong);
         }
         let none = [dims(1, 0, 2, 8), dims(1, 5, 2, 8), dims(1, 5, 2, 8)];
         let empty = || Attention::new(compile("full", 0, 5)).threads(threads);
@@ -124,6 +126,8 @@ fn check_all<E: Element>(wrong: &mut Vec<String>) {
                     .threads(threads)
             };
             check::<E, _>(&format!("dilated, {overlap:?}"), dilated, grouped, wrong);
+            let padded = || dilated().padded([0..1_100, 300..1_500]);
+            check::<E, _>(&format!("padded, {overlap:?}"), padded, grouped, wrong);
         }
     }
 }

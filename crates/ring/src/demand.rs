@@ -48,7 +48,7 @@ pub(crate) struct Demands<'a> {
 
 impl<'a> Demands<'a> {
     pub(crate) fn new(problem: &'a Problem) -> Result<Self> {
-        problem.sparsity.check()?;
+        problem.sparsity.check(problem.batch, problem.shards.tokens())?;
         let bands = problem.bands()?;
         let union = |band: &Band| -> Result<Option<(Pattern, PatternCoverage)>> {
             if matches!(problem.sparsity, Sparsity::Dilated(_)) {

@@ -184,9 +184,13 @@ impl<T: Transport> Ring<T> {
             output.check(&inputs)?;
             Forward::new(compiled, inputs, previous, Hook::new(&mut |_| poll()))
         })?;
-        let kernels = &compiled.kernels;
+        let CompiledSchedule { kernels, problem, .. } = compiled;
         runner.finish(Phase::Forward, |poll| {
-            Ok(kernels.finish_state(&pass.state, output, Hook::new(&mut |_| poll()))?)
+            let OutputMut { out, lse, mut lse_lo } = output;
+            let written = OutputMut { out, lse: &mut *lse, lse_lo: lse_lo.as_deref_mut() };
+            kernels.finish_state(&pass.state, written, Hook::new(&mut |_| poll()))?;
+            let dims = pass.state.dims();
+            problem.sparsity.exclude(problem.shards.rank(rank), dims, lse, lse_lo)
         })?;
         self.state = Some(pass.state);
         Ok(())

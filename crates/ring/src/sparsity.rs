@@ -4,7 +4,7 @@
 use std::fmt;
 use std::ops::ControlFlow;
 
-use longspan::{Components, Dilated, HeadMap, Heads, Hook, Pattern, Positions};
+use longspan::{Components, Dilated, Dims, HeadMap, Heads, Hook, Pattern, Positions};
 
 use crate::error::{Error, Result};
 use crate::transport::Poll;
@@ -134,11 +134,27 @@ impl Sparsity {
         })
     }
 
-    /// Refuses options of dilated attention: a ring would not use them.
-    pub(crate) fn check(&self) -> Result<()> {
+    /// Refuses options of dilated attention, which a ring would not use, and padding or packed
+    /// sequences of another batch or length.
+    pub(crate) fn check(&self, batch: usize, tokens: usize) -> Result<()> {
         match self {
             Sparsity::Dilated(dilated) if dilated.has_options() => Err(Error::DilatedOptions),
-            _ => Ok(()),
+            Sparsity::Dilated(dilated) => Ok(dilated.check_lengths(batch, tokens)?),
+            Sparsity::Patterns(_) => Ok(()),
+        }
+    }
+
+    /// Sets log-sum-exps of padding to −∞: see [`Dilated::exclude`].
+    pub(crate) fn exclude(
+        &self,
+        queries: &Positions,
+        dims: Dims,
+        lse: &mut [f32],
+        lse_lo: Option<&mut [f32]>,
+    ) -> Result<()> {
+        match self {
+            Sparsity::Dilated(dilated) => Ok(dilated.exclude(queries, dims, lse, lse_lo)?),
+            Sparsity::Patterns(_) => Ok(()),
         }
     }
 }

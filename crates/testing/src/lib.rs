@@ -52,6 +52,6 @@ pub use attention::{
 };
 pub use case::{Case, Steps, Truth};
 pub use close::{assert_close, largest_difference};
-pub use longnet::LongNet;
+pub use longnet::{LongNet, Span};
 pub use rule::{Level, Rule, Sequences};
 pub use splitmix::{Random, seeded_bytes};

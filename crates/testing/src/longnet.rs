@@ -18,6 +18,8 @@
 //! have stands twice; with it [`truth`](crate::truth) and [`Measure`](crate::Measure) serve here
 //! too. That both agree is a test of each.
 
+use std::ops::Range;
+
 use crate::attention::{Problem, Seen, Sizes, Transform, Values};
 use crate::rule::Rule;
 
@@ -32,6 +34,42 @@ pub struct LongNet {
     pub also: Option<Rule>,
     /// Whether a key that several branches have counts once.
     pub once: bool,
+}
+
+/// One sequence of a batch entry: its queries and keys in the tensors, and the position of the first
+/// query in it. That of its first key is 0.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// Queries.
+    pub queries: Range<usize>,
+    /// Keys.
+    pub keys: Range<usize>,
+    /// Where the first query is.
+    pub first: i64,
+}
+
+impl Span {
+    /// The valid keys of a batch entry, and the queries among `queries` at their positions; that of the
+    /// first query is `offset`.
+    pub fn padded(valid: Range<usize>, queries: usize, offset: i64) -> Self {
+        let (start, end) = (valid.start as i64, valid.end as i64);
+        let inside = |query: &usize| (start..end).contains(&(*query as i64 + offset));
+        let first = (0..queries).find(inside).unwrap_or(0);
+        let count = (0..queries).filter(inside).count();
+        let position = first as i64 + offset - start;
+        Span { queries: first..first + count, keys: valid, first: position }
+    }
+
+    /// Sequences side by side, of which bounds are given.
+    pub fn packed(queries: &[u64], keys: &[u64]) -> Vec<Self> {
+        let range = |bounds: &[u64]| bounds[0] as usize..bounds[1] as usize;
+        let span = |(queries, keys): (&[u64], &[u64])| {
+            let (queries, keys) = (range(queries), range(keys));
+            let first = keys.len() as i64 - queries.len() as i64;
+            Span { queries, keys, first }
+        };
+        queries.windows(2).zip(keys.windows(2)).map(span).collect()
+    }
 }
 
 impl LongNet {
@@ -54,20 +92,41 @@ impl LongNet {
     pub fn seen(&self, problem: &Problem) -> Seen {
         let Problem { query_positions, key_positions, sizes, .. } = problem;
         let keys = |head: usize, query: i64| {
-            let mut keys = Vec::new();
-            for (number, &key) in key_positions.iter().enumerate() {
-                let times = (0..self.branches.len())
-                    .filter(|&branch| self.sees(branch, head, query, key))
-                    .count();
-                let besides = self.also.iter().any(|also| also.allows(query, key));
-                let times = times + usize::from(besides && self.within.allows(query, key));
-                let times = if self.once { times.min(1) } else { times };
-                keys.extend(std::iter::repeat_n(number as u32, times));
-            }
-            keys
+            let numbered = key_positions.iter().enumerate();
+            numbered.flat_map(|(number, &key)| self.times(head, query, key, number)).collect()
         };
         let rows = |head| query_positions.iter().map(|&query| keys(head, query)).collect();
         Seen::listed(sizes.batch, (0..sizes.heads_q).map(rows).collect())
+    }
+
+    /// The same within each sequence of a batch entry: positions count from its first key.
+    pub fn seen_in(&self, problem: &Problem, entries: &[Vec<Span>]) -> Seen {
+        let Sizes { heads_q, tokens_q, .. } = problem.sizes;
+        let keys = |spans: &[Span], head: usize, query: usize| {
+            let span = spans.iter().find(|span| span.queries.contains(&query));
+            let seen = |span: &Span| {
+                let position = span.first + (query - span.queries.start) as i64;
+                let numbered = span.keys.clone().enumerate();
+                numbered
+                    .flat_map(|(key, number)| self.times(head, position, key as i64, number))
+                    .collect()
+            };
+            span.map_or_else(Vec::new, seen)
+        };
+        let rows = |spans: &Vec<Span>, head| {
+            (0..tokens_q).map(|query| keys(spans, head, query)).collect::<Vec<_>>()
+        };
+        let heads = |spans| (0..heads_q).map(move |head| rows(spans, head));
+        Seen::listed_each(entries.iter().flat_map(heads).collect(), heads_q)
+    }
+
+    /// The number of a key, as often as it counts for a query.
+    fn times(&self, head: usize, query: i64, key: i64, number: usize) -> impl Iterator<Item = u32> {
+        let branches = 0..self.branches.len();
+        let times = branches.filter(|&branch| self.sees(branch, head, query, key)).count();
+        let besides = self.also.iter().any(|also| also.allows(query, key));
+        let times = times + usize::from(besides && self.within.allows(query, key));
+        std::iter::repeat_n(number as u32, if self.once { times.min(1) } else { times })
     }
 
     /// Output, log-sum-exp and gradients by the equations above; keys count once a branch.

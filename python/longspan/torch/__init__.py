@@ -12,28 +12,41 @@ other on every axis.
 ``DilatedAttention`` is LongNet's, ``MultiheadDilatedAttention`` the layer around it, and
 ``LongNetEncoder`` and ``LongNetLM`` are the models; their weights are those of ``longspan-candle``.
 
+``MultiheadAttention`` stands in for torch's module of that name, over a pattern or LongNet's branches.
+
 ``ring_attention`` is for one sequence that the ranks of a process group hold together, over a pattern
-or a ``longspan.Dilated``; ``ring_positions`` says which tokens are whose.
+or a ``longspan.Dilated``; ``ring_positions`` says which tokens are whose. Modules take a process group
+as ``group``. ``Shards``, ``ring_loss``, ``sum_gradients`` and ``scale_loss`` are the rest of a training
+step over ranks.
 """
 
 from longspan.torch._attention import attention
 from longspan.torch._compat import flash_attention, scaled_dot_product_attention
-from longspan.torch._dilated import DilatedAttention, MultiheadDilatedAttention, rotary_table
-from longspan.torch._longnet import LongNetConfig, LongNetEncoder, LongNetLM
+from longspan.torch._dilated import DilatedAttention, MultiheadDilatedAttention
+from longspan.torch._longnet import LongNetEncoder, LongNetLM
+from longspan.torch._longnet_config import LongNetConfig
+from longspan.torch._multihead import MultiheadAttention
 from longspan.torch._neighborhood import neighborhood_attention
 from longspan.torch._ring import ring_attention, ring_positions
+from longspan.torch._rotary import rotary_table
+from longspan.torch._shards import Shards, ring_loss, scale_loss, sum_gradients
 
 __all__ = [
     "DilatedAttention",
     "LongNetConfig",
     "LongNetEncoder",
     "LongNetLM",
+    "MultiheadAttention",
     "MultiheadDilatedAttention",
+    "Shards",
     "attention",
     "flash_attention",
     "neighborhood_attention",
     "ring_attention",
+    "ring_loss",
     "ring_positions",
     "rotary_table",
+    "scale_loss",
     "scaled_dot_product_attention",
+    "sum_gradients",
 ]

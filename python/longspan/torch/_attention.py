@@ -163,8 +163,9 @@ def attention(
     take one), and a constant of the graph: give as tensors what changes. A ``Layout`` is for eager
     mode, and has its own offsets and padding.
 
-    With a ``longspan.Dilated`` in place of a pattern it is LongNet's; there is neither padding nor
-    packing then, and ``query_offset`` is the only offset. ``DilatedAttention`` is the module.
+    With a ``longspan.Dilated`` in place of a pattern it is LongNet's: the keys of a batch entry that hold
+    tokens, or each packed sequence, are a sequence of their own, in which branches count from the first
+    key. ``query_offset`` is the only offset. ``DilatedAttention`` is the module.
     """
     q, k, v = checked(q, k, v)
     if q.shape[1] != k.shape[1] and not enable_gqa:
@@ -184,7 +185,7 @@ def attention(
     if isinstance(pattern, Layout):
         found = _over_layout(q, k, v, pattern, scores, places)
     elif isinstance(pattern, Dilated):
-        found = over_branches(q, k, v, _branches(pattern), scores, places)
+        found = over_branches(q, k, v, _branches(pattern), scores, _with_lengths(pattern, places))
     elif _is_direct(q, k, v, scores.learned):
         found = _run.empty_output(q, v)
         _run.forward(found, q, k, v, _known(pattern), scores, places)
@@ -326,7 +327,7 @@ def _known(pattern: Any) -> Pattern | str:
     )
 
 
-@torch.compiler.assume_constant_result
+@_run.constant
 def text_of(pattern: Any) -> str:
     """A constant of compiled graphs: those who compile keep the pattern as it is."""
     return str(_known(pattern))
@@ -366,31 +367,60 @@ class Branches(NamedTuple):
     overlap: str
 
 
-@torch.compiler.assume_constant_result
+@_run.constant
 def _branches(dilated: Dilated) -> Branches:
     lengths, rates = dilated.segment_lengths, dilated.dilation_rates
     also = None if dilated.also is None else str(dilated.also)
     return Branches(tuple(lengths), tuple(rates), str(dilated.within), also, dilated.overlap)
 
 
+@_run.constant
+def _lengths(dilated: Dilated) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Padding and packed sequences of an object, as tensors."""
+    padding, bounds = dilated.key_padding, dilated.cu_seqlens
+    queries, keys = (None, None) if bounds is None else map(torch.tensor, bounds)
+    return None if padding is None else torch.tensor(padding).view(-1, 2), queries, keys
+
+
+def _with_lengths(dilated: Dilated, places: Places) -> Places:
+    own = _lengths(dilated)
+    if all(tensor is None for tensor in own):
+        return places
+    if places.key_padding is not None or places.cu_seqlens_q is not None:
+        raise ValueError(
+            "key_padding or cu_seqlens beside a Dilated that is padded or packed already: expected one "
+            "of both"
+        )
+    padding, queries, keys = own
+    rest = (places.query_offset, places.key_offset, places.global_tokens, places.prefix)
+    return Places(padding, queries, keys, *rest)
+
+
 def over_branches(
     q: Tensor, k: Tensor, v: Tensor, branches: Branches, scores: Scores, places: Places
 ) -> tuple[Tensor, ...]:
     """Dilated attention of tensors that were checked."""
-    for name, value in zip(Places._fields, places):
-        if value is not None and name != "query_offset":
+    for name in ("key_offset", "global_tokens", "prefix"):
+        if getattr(places, name) is not None:
             raise ValueError(
-                f"{name}: expected None, dilated attention has none: its segments begin at the "
-                'first key; keep packed sequences apart with within="documents([…])"'
+                f"{name}: expected None, dilated attention has none: its segments begin at the first key"
             )
+    if places.cu_seqlens_q is not None:
+        for name in ("key_padding", "query_offset"):
+            if getattr(places, name) is not None:
+                raise ValueError(
+                    f"{name} beside cu_seqlens: expected one of both, packed sequences are as long as "
+                    "their tokens and count their own positions"
+                )
     if _is_direct(q, k, v, scores.learned):
         found = _run.empty_output(q, v)
         return _run.forward(found, q, k, v, _run.dilated(*branches), scores, places)
     offset = _tensor(places.query_offset)
+    taken = (places.key_padding, places.cu_seqlens_q, places.cu_seqlens_k, offset)
     if _functional.is_transformed():
-        place = {"query_offset": offset}
-        return _functional.attention(q, k, v, "dilated_attention", branches, place, scores)
-    return _op.dilated_attention(q, k, v, *branches, offset, *scores)
+        named = dict(zip(Places._fields, taken))
+        return _functional.attention(q, k, v, "dilated_attention", branches, named, scores)
+    return _op.dilated_attention(q, k, v, *branches, *taken, *scores)
 
 
 class _OverLayout(torch.autograd.Function):

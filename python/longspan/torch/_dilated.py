@@ -8,18 +8,28 @@ arithmetic is the paper's, which is neither's: ``docs/longnet.md`` has the diffe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from longspan import Pattern
+from longspan import Dilated, Pattern
 from longspan.torch import _run
 from longspan.torch._attention import Branches, attention, checked, checked_scores, over_branches
+from longspan.torch._context import (
+    checkpointed,
+    context_of,
+    own_part,
+    sharding,
+    whole_length,
+)
+from longspan.torch._lengths import Bounds
+from longspan.torch._rotary import Table, turn
 from longspan.torch._run import Learned, Places
+from longspan.torch._shards import Shards
 
-#: Cosines and sines of rotary positions, ``(tokens, dim / 2)`` each.
-Table = tuple[Tensor, Tensor]
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 class DilatedAttention(nn.Module):
@@ -44,6 +54,10 @@ class DilatedAttention(nn.Module):
     place of ``"weighted"``, the paper's, where a key that two branches have counts twice. In
     training, ``attention_dropout`` is the ``dropout_p`` of ``attention``. There is one way to compute:
     ``op`` is None.
+
+    With a ``group`` the tensors are this rank's tokens of a sequence that the ranks of a process group hold
+    together, and it calls ``ring_attention``; ``shards`` is its argument. ``checkpoint=True`` keeps no
+    activations for the backward pass, which computes them once more.
     """
 
     def __init__(
@@ -59,8 +73,12 @@ class DilatedAttention(nn.Module):
         within: Pattern | str = "full",
         also: Pattern | str | None = None,
         overlap: str = "weighted",
+        group: ProcessGroup | None = None,
+        shards: str = "contiguous",
+        checkpoint: bool = False,
     ):
         super().__init__()
+        self.context, self.checkpoint = context_of(group, shards), checkpoint
         self.attention_dropout = probability("attention_dropout", attention_dropout)
         if op is not None:
             raise ValueError(f"op is {op!r}, expected None: there is one way to compute here")
@@ -81,23 +99,59 @@ class DilatedAttention(nn.Module):
         is_causal: bool = False,
         *,
         sink_logits: Tensor | None = None,
+        key_padding: Tensor | None = None,
+        cu_seqlens: Bounds | None = None,
+        tokens: int | None = None,
     ) -> Tensor:
         """Tensors are ``(batch, token, head, dim)``; with fewer queries than keys the queries are
         the last positions. Query heads may be a multiple of key heads. ``sink_logits`` is that of
-        ``attention``: a sink counts once per row, not once per branch."""
-        for name, x in (("query", query), ("key", key), ("value", value)):
-            if x.ndim != 4:
-                raise ValueError(
-                    f"{name} has {x.ndim} axes, expected 4: (batch, token, head, dim)"
-                )
-        q, k, v = checked(*(x.transpose(1, 2) for x in (query, key, value)))
-        branches = self.causal if is_causal else self.branches
+        ``attention``: a sink counts once per row, not once per branch.
+
+        ``key_padding`` and ``cu_seqlens`` are those of ``attention``. The keys of a batch entry that hold
+        tokens, or each packed sequence, are a sequence of their own: branches count from its first key,
+        and queries outside of it give zeros. With a group both are those of the whole sequence, and so is
+        ``tokens``, its length; left out, ranks tell each other."""
+        given = (query, key, value, is_causal, sink_logits, key_padding, cu_seqlens, tokens)
+        return checkpointed(self.checkpoint, self._forward, *given)
+
+    def _forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        is_causal: bool,
+        sink_logits: Tensor | None,
+        key_padding: Tensor | None,
+        cu_seqlens: Bounds | None,
+        tokens: int | None,
+    ) -> Tensor:
+        q, k, v = own_part(self.context, _turned, query, key, value)
         dropout_p = self.attention_dropout if self.training else 0
+        if self.context is not None:
+            return self.context.attend(
+                q,
+                k,
+                v,
+                self.over(is_causal),
+                tokens=tokens,
+                key_padding=key_padding,
+                cu_seqlens=cu_seqlens,
+                scale=self.softmax_scale,
+                sink_logits=sink_logits,
+                dropout_p=dropout_p,
+            ).transpose(1, 2)
+        whole_length(k.shape[2], tokens)
+        q, k, v = checked(q, k, v)
         scores = checked_scores(
             q, self.softmax_scale, None, Learned(sink_logits), dropout_p=dropout_p
         )
-        found = over_branches(q, k, v, branches, scores, Places())
-        return found[0].transpose(1, 2)
+        places = Places(key_padding, *pair(cu_seqlens))
+        branches = self.causal if is_causal else self.branches
+        return over_branches(q, k, v, branches, scores, places)[0].transpose(1, 2)
+
+    def over(self, is_causal: bool) -> Dilated:
+        """What it attends over."""
+        return _run.dilated(*(self.causal if is_causal else self.branches))
 
     def extra_repr(self) -> str:
         segments, rates, within, also, overlap = self.branches
@@ -108,26 +162,84 @@ class DilatedAttention(nn.Module):
             shown += f", within={within!r}"
         if also is not None:
             shown += f", also={also!r}"
-        return shown if overlap == "weighted" else f"{shown}, overlap={overlap!r}"
+        if overlap != "weighted":
+            shown += f", overlap={overlap!r}"
+        if self.context is not None:
+            shown += f", {self.context}"
+        return f"{shown}, checkpoint=True" if self.checkpoint else shown
 
 
 class PatternAttention(nn.Module):
     """Attention over a pattern, called as ``DilatedAttention`` is."""
 
-    def __init__(self, pattern: Pattern | str):
+    def __init__(
+        self,
+        pattern: Pattern | str,
+        *,
+        group: ProcessGroup | None = None,
+        shards: str = "contiguous",
+        checkpoint: bool = False,
+    ):
         super().__init__()
+        self.context, self.checkpoint = context_of(group, shards), checkpoint
         self.pattern = str(pattern)
         self.causal = cut_causal(self.pattern)
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        is_causal: bool = False,
+        *,
+        key_padding: Tensor | None = None,
+        cu_seqlens: Bounds | None = None,
+        tokens: int | None = None,
     ) -> Tensor:
-        q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-        pattern = self.causal if is_causal else self.pattern
-        return attention(q, k, v, pattern, enable_gqa=True).transpose(1, 2)
+        given = (query, key, value, is_causal, key_padding, cu_seqlens, tokens)
+        return checkpointed(self.checkpoint, self._forward, *given)
+
+    def _forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        is_causal: bool,
+        key_padding: Tensor | None,
+        cu_seqlens: Bounds | None,
+        tokens: int | None,
+    ) -> Tensor:
+        q, k, v = own_part(self.context, _turned, query, key, value)
+        places = {"key_padding": key_padding, "cu_seqlens": cu_seqlens}
+        pattern = self.over(is_causal)
+        if self.context is not None:
+            return self.context.attend(q, k, v, pattern, tokens=tokens, **places).transpose(1, 2)
+        whole_length(k.shape[2], tokens)
+        return attention(q, k, v, pattern, enable_gqa=True, **places).transpose(1, 2)
+
+    def over(self, is_causal: bool) -> str:
+        """What it attends over."""
+        return self.causal if is_causal else self.pattern
 
     def extra_repr(self) -> str:
-        return self.pattern
+        shown = self.pattern if self.context is None else f"{self.pattern}, {self.context}"
+        return f"{shown}, checkpoint=True" if self.checkpoint else shown
+
+
+def _turned(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Heads before tokens."""
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if x.ndim != 4:
+            raise ValueError(f"{name} has {x.ndim} axes, expected 4: (batch, token, head, dim)")
+    return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+
+
+def pair(cu_seqlens: Bounds | None) -> tuple[Tensor | None, Tensor | None]:
+    """Those of queries and of keys."""
+    if isinstance(cu_seqlens, (tuple, list)):
+        cu_q, cu_k = cu_seqlens
+        return cu_q, cu_k
+    return cu_seqlens, cu_seqlens
 
 
 class KeysAndValues:
@@ -164,8 +276,10 @@ class Multihead(nn.Module):
         gamma_init: float,
         device: Any,
         dtype: torch.dtype | None,
+        checkpoint: bool = False,
     ):
         super().__init__()
+        self.checkpoint = checkpoint
         if num_heads < 1 or embed_dim % num_heads:
             raise ValueError(
                 f"embed_dim is {embed_dim}, expected a multiple of num_heads, which is {num_heads}"
@@ -202,22 +316,68 @@ class Multihead(nn.Module):
         *,
         rotary: Table | None = None,
         cache: KeysAndValues | None = None,
+        key_padding: Tensor | None = None,
+        cu_seqlens: Bounds | None = None,
+        tokens: int | None = None,
     ) -> tuple[Tensor, None]:
         """Tensors are ``(batch, token, embed_dim)``. Returns the output and None, where
         ``torch.nn.MultiheadAttention`` has weights. ``rotary`` is a table of ``rotary_table`` that
-        queries and keys are turned by, in a self-attention. ``cache`` has the tokens before these."""
+        queries and keys are turned by, in a self-attention. ``cache`` has the tokens before these.
+        ``key_padding``, ``cu_seqlens`` and ``tokens`` are those of the attention inside."""
+        given = (query, key, value, is_causal, rotary, cache, key_padding, cu_seqlens, tokens)
+        return checkpointed(self.checkpoint, self._forward, *given), None
+
+    def _forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        is_causal: bool,
+        rotary: Table | None,
+        cache: KeysAndValues | None,
+        key_padding: Tensor | None,
+        cu_seqlens: Bounds | None,
+        tokens: int | None,
+    ) -> Tensor:
+        q, k, v = own_part(self.attention.context, self._project, query, key, value, rotary)
+        if cache is not None:
+            k, v = cache.append(k, v)
+        x = self.attention(
+            q,
+            k,
+            v,
+            is_causal=is_causal,
+            key_padding=key_padding,
+            cu_seqlens=cu_seqlens,
+            tokens=tokens,
+        ).flatten(2)
+        if self.inner_attn_ln is not None:
+            x = self.inner_attn_ln(x)
+        return self.out_proj(x)
+
+    def _project(
+        self, query: Tensor, key: Tensor, value: Tensor, rotary: Table | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = (
             project(x).unflatten(-1, (self.num_heads, -1))
             for project, x in ((self.q_proj, query), (self.k_proj, key), (self.v_proj, value))
         )
         if rotary is not None:
             q, k = turn(q, rotary), turn(k, rotary)
-        if cache is not None:
-            k, v = cache.append(k, v)
-        x = self.attention(q, k, v, is_causal=is_causal).flatten(2)
-        if self.inner_attn_ln is not None:
-            x = self.inner_attn_ln(x)
-        return self.out_proj(x), None
+        return q, k, v
+
+    def sharding(
+        self,
+        tokens: int,
+        is_causal: bool = False,
+        *,
+        key_padding: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> Shards:
+        """Which tokens this rank of the group holds of a sequence of ``tokens``, for calls with these
+        arguments."""
+        context, pattern = self.attention.context, self.attention.over(is_causal)
+        return sharding(context, tokens, pattern, key_padding, cu_seqlens)
 
 
 class MultiheadDilatedAttention(Multihead):
@@ -236,7 +396,8 @@ class MultiheadDilatedAttention(Multihead):
     ``layer_norm=False`` leaves the norm out. ``gamma_init`` is the gain that projections of values
     and outputs begin with: MAGNETO's is ``sqrt(log(2 * layers))`` in a model of so many layers.
     ``softmax_scale``, ``within``, ``also`` and ``overlap`` are those of ``DilatedAttention``;
-    ``dropout`` is its ``attention_dropout``, and ``op`` is None.
+    ``dropout`` is its ``attention_dropout``, and ``op`` is None. ``group``, ``shards`` and ``checkpoint``
+    are those of ``DilatedAttention``, with the activations of the whole layer.
     """
 
     def __init__(
@@ -260,6 +421,9 @@ class MultiheadDilatedAttention(Multihead):
         within: Pattern | str = "full",
         also: Pattern | str | None = None,
         overlap: str = "weighted",
+        group: ProcessGroup | None = None,
+        shards: str = "contiguous",
+        checkpoint: bool = False,
     ):
         attention = DilatedAttention(
             segment_lengths,
@@ -272,6 +436,8 @@ class MultiheadDilatedAttention(Multihead):
             within=within,
             also=also,
             overlap=overlap,
+            group=group,
+            shards=shards,
         )
         super().__init__(
             embed_dim,
@@ -283,33 +449,8 @@ class MultiheadDilatedAttention(Multihead):
             gamma_init=gamma_init,
             device=device,
             dtype=dtype,
+            checkpoint=checkpoint,
         )
-
-
-def rotary_table(
-    tokens: int, dim: int, base: float = 10000.0, device: Any = None, *, first: int = 0
-) -> Table:
-    """Cosines and sines for positions from ``first`` on and heads of ``dim`` numbers, angles in f64.
-
-    >>> import longspan.torch
-    >>> cosines, sines = longspan.torch.rotary_table(100, 16)
-    >>> cosines.shape, cosines[0, 0].item(), sines[0, 0].item()
-    (torch.Size([100, 8]), 1.0, 0.0)
-    """
-    if dim % 2:
-        raise ValueError(f"dim is {dim}, expected an even number: pairs of numbers are turned")
-    steps = torch.arange(0, dim, 2, dtype=torch.float64, device=device) / dim
-    positions = torch.arange(first, first + tokens, dtype=torch.float64, device=device)
-    angles = positions[:, None] * base**-steps
-    return angles.cos().float(), angles.sin().float()
-
-
-def turn(x: Tensor, table: Table) -> Tensor:
-    """Numbers ``j`` and ``j + dim / 2`` of a head turned by its position's angle, in f32."""
-    cosines, sines = (numbers[:, None] for numbers in table)
-    first, second = x.float().chunk(2, -1)
-    turned = (first * cosines - second * sines, second * cosines + first * sines)
-    return torch.cat(turned, -1).to(x.dtype)
 
 
 def begin_linear(linear: nn.Linear, gain: float) -> None:

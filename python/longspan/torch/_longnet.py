@@ -12,145 +12,30 @@ import json
 import math
 import pathlib
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longspan.torch._dilated import (
-    DilatedAttention,
-    KeysAndValues,
-    Multihead,
-    PatternAttention,
-    Table,
-    begin_linear,
-    one_of,
-    rotary_table,
+from longspan.torch._context import (
+    Context,
+    checkpointed,
+    context_of,
+    own_part,
+    sharding,
+    whole_length,
 )
+from longspan.torch._dilated import KeysAndValues, Multihead, begin_linear
+from longspan.torch._lengths import one_of_both, placed, places_in_sequences
+from longspan.torch._longnet_config import LongNetConfig
+from longspan.torch._rotary import Table, rotary_at
+from longspan.torch._shards import Shards
 
-#: The paper's five branches.
-SEGMENT_LENGTHS = (2048, 4096, 8192, 16384, 32768)
-DILATION_RATES = (1, 2, 4, 6, 12)
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
-
-#: What can be said of branches.
-_NAMES = {"segment_lengths", "dilation_rates", "also", "overlap"}
-#: Names and values of earlier files.
-_RENAMED = {"counting": "overlap", "each branch": "weighted", "once": "union"}
-
-
-def _dilated(segment_lengths=SEGMENT_LENGTHS, dilation_rates=DILATION_RATES) -> dict[str, Any]:
-    lists = {"segment_lengths": segment_lengths, "dilation_rates": dilation_rates}
-    return {"dilated": {name: list(value) for name, value in lists.items()}}
-
-
-@dataclasses.dataclass(frozen=True)
-class LongNetConfig:
-    """What a LongNet is made of; the defaults are the paper's, and bytes as its vocabulary.
-
-    >>> from longspan.torch import LongNetConfig
-    >>> LongNetConfig(hidden_size=96, num_attention_heads=4).head_dim
-    24
-
-    ``positions`` is ``{"rotary": {"base": 10000.0}}`` or ``"none"``. ``attention`` is
-    ``{"dilated": {"segment_lengths": […], "dilation_rates": […]}}``, with ``"also"`` and
-    ``"overlap"`` if need be, or ``{"pattern": "…"}`` with the text of a pattern.
-    """
-
-    vocab_size: int = 256
-    hidden_size: int = 768
-    num_hidden_layers: int = 12
-    num_attention_heads: int = 12
-    intermediate_size: int = 3072
-    layer_norm_eps: float = 1e-5
-    positions: dict[str, Any] | str = dataclasses.field(
-        default_factory=lambda: {"rotary": {"base": 10000.0}}
-    )
-    attention: dict[str, Any] = dataclasses.field(default_factory=_dilated)
-
-    def __post_init__(self):
-        for name in ("vocab_size", "hidden_size", "num_attention_heads", "intermediate_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, expected 1 or more")
-        if self.num_hidden_layers < 1:
-            raise ValueError(f"num_hidden_layers is {self.num_hidden_layers}, expected 1 or more")
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"hidden_size is {self.hidden_size}, expected a multiple of num_attention_heads, "
-                f"which is {self.num_attention_heads}"
-            )
-        if self.rotary_base is not None and self.head_dim % 2:
-            raise ValueError(
-                f"hidden_size / num_attention_heads is {self.head_dim}, expected an even number "
-                'with rotary positions, or positions="none"'
-            )
-        self.make_attention()
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_attention_heads
-
-    @property
-    def gamma(self) -> float:
-        """MAGNETO's gain for a stack of so many layers."""
-        return math.sqrt(math.log(2 * self.num_hidden_layers))
-
-    @property
-    def rotary_base(self) -> float | None:
-        if self.positions == "none":
-            return None
-        if isinstance(self.positions, dict) and list(self.positions) == ["rotary"]:
-            inner = self.positions["rotary"]
-            if isinstance(inner, dict) and set(inner) <= {"base"}:
-                return float(inner.get("base", 10000.0))
-        raise ValueError(
-            f'positions is {self.positions!r}, expected {{"rotary": {{"base": 10000.0}}}} or "none"'
-        )
-
-    def make_attention(self) -> nn.Module:
-        """What a layer attends with."""
-        if isinstance(self.attention, dict) and list(self.attention) == ["pattern"]:
-            return PatternAttention(self.attention["pattern"])
-        if isinstance(self.attention, dict) and list(self.attention) == ["dilated"]:
-            inner = self.attention["dilated"]
-            if isinstance(inner, dict):
-                inner = {_RENAMED.get(name, name): value for name, value in inner.items()}
-            if isinstance(inner, dict) and set(inner) <= _NAMES:
-                if inner.get("overlap") in _RENAMED:
-                    inner["overlap"] = _RENAMED[inner["overlap"]]
-                return DilatedAttention(**_dilated()["dilated"] | inner)
-        raise ValueError(
-            f'attention is {self.attention!r}, expected {{"dilated": {{"segment_lengths": […], '
-            '"dilation_rates": […]}} or {"pattern": "…"}'
-        )
-
-    @classmethod
-    def of(cls, **names: Any) -> LongNetConfig:
-        """From fields, with ``segment_lengths`` and ``dilation_rates`` (or ``segment_length`` and
-        ``dilated_ratio``) as a short way to write ``attention``."""
-        spelled = ("segment_lengths", "segment_length", "dilation_rates", "dilated_ratio")
-        lists = [names.pop(name, None) for name in spelled]
-        given = [name for name, value in zip(spelled, lists) if value is not None]
-        if given:
-            if "attention" in names:
-                raise ValueError(
-                    f"attention and {', '.join(given)}: expected one of both, they say the same"
-                )
-            segments = one_of(spelled[0], lists[0], spelled[1], lists[1])
-            names["attention"] = _dilated(segments, one_of(spelled[2], lists[2], spelled[3], lists[3]))
-        return cls.from_fields(names)
-
-    @classmethod
-    def from_fields(cls, names: dict[str, Any]) -> LongNetConfig:
-        """From what ``config.json`` holds; a name that isn't a field is refused."""
-        known = sorted(field.name for field in dataclasses.fields(cls))
-        for name in names:
-            if name not in known:
-                raise ValueError(
-                    f"{name}: LongNet has no such setting, expected {', '.join(known)}"
-                )
-        return cls(**names)
+T = TypeVar("T", bound="Stack")
 
 
 class FeedForward(nn.Module):
@@ -172,14 +57,14 @@ class FeedForward(nn.Module):
 class Layer(nn.Module):
     """A pre-norm block."""
 
-    def __init__(self, config: LongNetConfig):
+    def __init__(self, config: LongNetConfig, context: Context | None):
         super().__init__()
         hidden, eps = config.hidden_size, config.layer_norm_eps
         self.self_attn_layer_norm = nn.LayerNorm(hidden, eps=eps)
         self.self_attn = Multihead(
             hidden,
             config.num_attention_heads,
-            config.make_attention(),
+            config.make_attention(*(() if context is None else (context.group, context.shards))),
             bias=True,
             layer_norm=True,
             layer_norm_eps=eps,
@@ -195,17 +80,38 @@ class Layer(nn.Module):
         x: Tensor,
         is_causal: bool,
         rotary: Table | None,
-        cache: KeysAndValues | None = None,
+        cache: KeysAndValues | None,
+        key_padding: Tensor | None,
+        cu_seqlens: Tensor | None,
+        tokens: int | None,
     ) -> Tensor:
         y = self.self_attn_layer_norm(x)
-        x = x + self.self_attn(y, y, y, is_causal, rotary=rotary, cache=cache)[0]
+        x = x + self.self_attn(
+            y,
+            y,
+            y,
+            is_causal,
+            rotary=rotary,
+            cache=cache,
+            key_padding=key_padding,
+            cu_seqlens=cu_seqlens,
+            tokens=tokens,
+        )[0]
         return x + self.ffn(self.final_layer_norm(x))
 
 
 class Stack(nn.Module):
     """What encoder and language model have in common."""
 
-    def __init__(self, config: LongNetConfig | None = None, **names: Any):
+    def __init__(
+        self,
+        config: LongNetConfig | None = None,
+        *,
+        group: ProcessGroup | None = None,
+        shards: str = "contiguous",
+        checkpoint: bool = False,
+        **names: Any,
+    ):
         super().__init__()
         if config is not None and names:
             raise ValueError(
@@ -213,21 +119,67 @@ class Stack(nn.Module):
                 "a configuration"
             )
         self.config = config = LongNetConfig.of(**names) if config is None else config
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
+        self.context, self.checkpoint = context_of(group, shards), checkpoint
+        self.layers = nn.ModuleList(
+            Layer(config, self.context) for _ in range(config.num_hidden_layers)
+        )
         self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def run(
-        self, x: Tensor, is_causal: bool, caches: list[KeysAndValues] | None = None
+        self,
+        x: Tensor,
+        is_causal: bool,
+        caches: list[KeysAndValues] | None = None,
+        key_padding: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        tokens: int | None = None,
     ) -> Tensor:
         """``caches`` of the layers have the tokens before these."""
+        before = caches[0].length if caches else 0
+        if self.context is None:
+            one_of_both(key_padding, cu_seqlens)
+            whole_length(x.shape[1], tokens)
+            places = places_in_sequences(x.shape[1], key_padding, cu_seqlens, x.device) + before
+        else:
+            tokens = self.context.length(x.shape[1], tokens)
+            places = self.context.own_part(
+                self._places, x, is_causal, key_padding, cu_seqlens, tokens
+            )
         config, rotary = self.config, None
         if config.rotary_base is not None:
-            before = caches[0].length if caches else 0
-            base, dim = config.rotary_base, config.head_dim
-            rotary = rotary_table(x.shape[1], dim, base, x.device, first=before)
+            rotary = rotary_at(places, config.head_dim, config.rotary_base)
         for index, layer in enumerate(self.layers):
-            x = layer(x, is_causal, rotary, caches[index] if caches else None)
+            cache = caches[index] if caches else None
+            given = (x, is_causal, rotary, cache, key_padding, cu_seqlens, tokens)
+            x = checkpointed(self.checkpoint, layer, *given)
         return self.layer_norm(x)
+
+    def _places(
+        self,
+        x: Tensor,
+        is_causal: bool,
+        key_padding: Tensor | None,
+        cu_seqlens: Tensor | None,
+        tokens: int,
+    ) -> Tensor:
+        """Positions of this rank's tokens in their sequences."""
+        over = self.layers[0].self_attn.attention.over(is_causal)
+        over = placed(over, key_padding, cu_seqlens, x.shape[0], tokens)
+        mine = self.context.positions(tokens, over)
+        if len(mine) != x.shape[1]:
+            raise ValueError(
+                f"x has {x.shape[1]} tokens, expected {len(mine)}, this rank's of {tokens} with "
+                f"{self.context.shards} shards: cut the sequence with the model's sharding(…)"
+            )
+        return places_in_sequences(tokens, key_padding, cu_seqlens, x.device)[..., mine]
+
+    def _sharding(self, tokens: int, is_causal: bool, *lengths: Tensor | None) -> Shards:
+        over = self.layers[0].self_attn.attention.over(is_causal)
+        return sharding(self.context, tokens, over, *lengths)
+
+    def extra_repr(self) -> str:
+        shown = [] if self.context is None else [str(self.context)]
+        return ", ".join([*shown, "checkpoint=True"] if self.checkpoint else shown)
 
     def save(self, directory: str | pathlib.Path) -> None:
         """Writes ``config.json`` and ``model.safetensors``, which ``longspan-candle`` loads too."""
@@ -241,13 +193,21 @@ class Stack(nn.Module):
         save_file(tensors, directory / "model.safetensors")
 
     @classmethod
-    def load(cls, directory: str | pathlib.Path) -> Stack:
+    def load(
+        cls: type[T],
+        directory: str | pathlib.Path,
+        *,
+        group: ProcessGroup | None = None,
+        shards: str = "contiguous",
+        checkpoint: bool = False,
+    ) -> T:
         """The model of a directory that ``save`` wrote, or ``longspan-candle``."""
         from safetensors.torch import load_file
 
         directory = pathlib.Path(directory)
         config = json.loads((directory / "config.json").read_text())
-        model = cls(LongNetConfig.from_fields(config))
+        options = {"group": group, "shards": shards, "checkpoint": checkpoint}
+        model = cls(LongNetConfig.from_fields(config), **options)
         model.load_state_dict(load_file(directory / "model.safetensors"))
         return model
 
@@ -265,10 +225,39 @@ class LongNetEncoder(Stack):
 
     Arguments are a ``LongNetConfig``, or its fields. ``save`` and ``load`` are for a directory with
     ``config.json`` and ``model.safetensors``.
+
+    Batches may hold sequences of different lengths: ``key_padding`` or ``cu_seqlens`` of ``attention``. Branches
+    and rotary positions count from the first token of each. Rows of padding hold what the layers make of
+    zeros from attention: mask them in the loss.
+
+    With a ``group`` the input is this rank's tokens, those that ``sharding(tokens)`` says, with ``shards`` as
+    in ``ring_attention``. ``checkpoint=True`` keeps the activations of no layer: the backward pass computes
+    them once more. None of the three is saved.
     """
 
-    def forward(self, x: Tensor, is_causal: bool = False) -> Tensor:
-        return self.run(x, is_causal)
+    def forward(
+        self,
+        x: Tensor,
+        is_causal: bool = False,
+        *,
+        key_padding: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        tokens: int | None = None,
+    ) -> Tensor:
+        """With a group ``tokens`` is the length of the whole sequence; left out, ranks tell each other.
+        ``key_padding`` and ``cu_seqlens`` are those of the whole sequence."""
+        return self.run(x, is_causal, None, key_padding, cu_seqlens, tokens)
+
+    def sharding(
+        self,
+        tokens: int,
+        is_causal: bool = False,
+        *,
+        key_padding: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> Shards:
+        """Which of so many tokens this rank of the group holds, for calls with these arguments."""
+        return self._sharding(tokens, is_causal, key_padding, cu_seqlens)
 
 
 class LongNetLM(Stack):
@@ -288,18 +277,54 @@ class LongNetLM(Stack):
 
     Arguments are a ``LongNetConfig``, or its fields. ``save`` and ``load`` are for a directory with
     ``config.json`` and ``model.safetensors``.
+
+    Batches may hold sequences of different lengths: ``key_padding`` or ``cu_seqlens`` of ``attention``. Branches
+    and rotary positions count from the first token of each. Rows of padding hold what the layers make of
+    zeros from attention: mask them in the loss.
+
+    With a ``group`` the input is this rank's tokens, those that ``sharding(tokens)`` says, with ``shards`` as
+    in ``ring_attention``. ``checkpoint=True`` keeps the activations of no layer: the backward pass computes
+    them once more. None of the three is saved.
     """
 
-    def __init__(self, config: LongNetConfig | None = None, **names: Any):
-        super().__init__(config, **names)
+    def __init__(
+        self,
+        config: LongNetConfig | None = None,
+        *,
+        group: ProcessGroup | None = None,
+        shards: str = "contiguous",
+        checkpoint: bool = False,
+        **names: Any,
+    ):
+        super().__init__(config, group=group, shards=shards, checkpoint=checkpoint, **names)
         vocab, hidden = self.config.vocab_size, self.config.hidden_size
         self.embed_tokens = nn.Embedding(vocab, hidden)
         self.output_projection = nn.Linear(hidden, vocab, bias=False)
         for weight in (self.embed_tokens.weight, self.output_projection.weight):
             nn.init.normal_(weight, std=hidden**-0.5)
 
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.output_projection(self.run(self.embed_tokens(ids), is_causal=True))
+    def forward(
+        self,
+        ids: Tensor,
+        *,
+        key_padding: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        tokens: int | None = None,
+    ) -> Tensor:
+        """With a group ``tokens`` is the length of the whole sequence; left out, ranks tell each other.
+        ``key_padding`` and ``cu_seqlens`` are those of the whole sequence."""
+        x = own_part(self.context, self.embed_tokens, ids)
+        return self.output_projection(self.run(x, True, None, key_padding, cu_seqlens, tokens))
+
+    def sharding(
+        self,
+        tokens: int,
+        *,
+        key_padding: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> Shards:
+        """Which of so many tokens this rank of the group holds, for calls with these arguments."""
+        return self._sharding(tokens, True, key_padding, cu_seqlens)
 
     @torch.no_grad()
     def generate(
@@ -327,6 +352,11 @@ class LongNetLM(Stack):
         >>> model.generate(torch.randint(256, (1, 100)), 20).shape
         torch.Size([1, 120])
         """
+        if self.context is not None:
+            raise ValueError(
+                "generate: this model has a group, expected one process: load its state_dict() into a "
+                "LongNetLM without group"
+            )
         if ids.ndim != 2 or ids.shape[1] == 0:
             raise ValueError(
                 f"ids have shape {tuple(ids.shape)}, expected (batch, token) with one token or more"

@@ -123,9 +123,9 @@ attention = _define(
 dilated_attention = _define(
     "dilated_attention",
     "int[] segment_lengths, int[] dilation_rates, str within, str? also, str overlap, "
-    "Tensor? query_offset",
-    lambda segments, rates, within, also, overlap, query_offset: (
+    "Tensor? key_padding, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? query_offset",
+    lambda segments, rates, within, also, overlap, *places: (
         _run.dilated(tuple(segments), tuple(rates), within, also, overlap),
-        Places(query_offset=query_offset),
+        Places(*places),
     ),
 )

@@ -43,6 +43,9 @@ _TAG = 0x4C53_0000
 #: Tags of rings repeat after so many: long after the last message of an earlier one.
 _TAGS = 0xFFFF
 
+#: Seconds that ranks wait for what another tells them, where a caller has no say in it.
+TIMEOUT = 60.0
+
 
 class Problem(NamedTuple):
     """What a ring computes, the same on every rank; and how this rank does its part."""
@@ -167,11 +170,27 @@ class Ranks:
             )
 
     def raised(self, timeout: float) -> None:
-        """Tells the others that this rank's own arguments are wrong."""
+        """Tells the others that this rank's own arguments are wrong, where they can hear it."""
+        if self._broken is not None:
+            return
         try:
             self._tell(State.RAISED, 0, {}, timeout)
         except RingError:
             pass
+
+    def numbers(self, what: str, find: Callable[[], tuple[int, Any]]) -> list[int]:
+        """A number of each rank, which ``find`` returns with what has to be the same for all; an error of
+        one rank's is an error on all of them."""
+        with self.lock:
+            self.check()
+            try:
+                mine, same = find()
+            except Exception:
+                self.raised(TIMEOUT)
+                raise
+            topics = {"which pass comes next": what, "shapes and types": same}
+            told = self._tell(State.READY, mine, topics, TIMEOUT)
+        return [rank.tokens for rank in told]
 
     def before_forward(
         self, problem: Problem, tokens: int, gradients: bool, additions: Any, seed: int
@@ -194,7 +213,7 @@ class Ranks:
         # From here on all ranks know the same: what one refuses, all refuse.
         self._check_tokens(problem, [rank.tokens for rank in told])
         if number == -1 or any(rank.ring != number for rank in told):
-            ring_check(problem.pattern, problem.tokens, problem.sizes[1])
+            ring_check(problem.pattern, problem.tokens, *problem.sizes[:2])
             made = self._make(problem)
         self._rings[problem] = made
         self._rings.move_to_end(problem)
@@ -262,7 +281,8 @@ class Ranks:
         return told
 
     def _check_tokens(self, problem: Problem, held: list[int]) -> None:
-        expected = shard_lengths(problem.shards, problem.tokens, self.size)
+        held_by = shard_ranges(problem.shards, problem.tokens, self.size, problem.pattern)
+        expected = [sum(length for _, _, length in ranges) for ranges in held_by]
         for rank, (got, right) in enumerate(zip(held, expected)):
             if got != right:
                 raise ValueError(
@@ -276,10 +296,18 @@ def _ranks(ranks: list[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {some}"
 
 
+def shard_ranges(
+    shards: str, tokens: int, ranks: int, pattern: str | Dilated | None
+) -> list[list[tuple[int, int, int]]]:
+    """What each rank holds, as ``(first, step, length)``. Only balanced shards depend on a pattern."""
+    return _shard_ranges(shards, tokens, ranks, pattern if shards == "balanced" else None)
+
+
 @functools.lru_cache(maxsize=64)
-def shard_lengths(shards: str, tokens: int, ranks: int) -> tuple[int, ...]:
-    """Tokens that each rank holds."""
-    return tuple(sum(part[2] for part in held) for held in ring_shards(shards, tokens, ranks))
+def _shard_ranges(
+    shards: str, tokens: int, ranks: int, pattern: str | Dilated | None
+) -> list[list[tuple[int, int, int]]]:
+    return ring_shards(shards, tokens, ranks, pattern)
 
 
 _known: weakref.WeakKeyDictionary[ProcessGroup, Ranks] = weakref.WeakKeyDictionary()

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from longspan import Dilated, Layout, Pattern
-from longspan._longspan import ring_shards, ring_wire
+from longspan._longspan import ring_wire
 from longspan.torch import _op, _run
 from longspan.torch._attention import checked_scores, no_tangents, same_type, text_of
-from longspan.torch._ranks import Made, Problem, Ranks, ranks_of
+from longspan.torch._lengths import placed
+from longspan.torch._ranks import Made, Problem, Ranks, ranks_of, shard_ranges
 from longspan.torch._run import Found, Learned, Places, Scores
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ def ring_attention(
     group: ProcessGroup | None = None,
     shards: str = "contiguous",
     tokens: int | None = None,
+    key_padding: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     scale: float | None = None,
     enable_gqa: bool = False,
     softcap: float | None = None,
@@ -52,6 +55,8 @@ def ring_attention(
     group: ProcessGroup | None = None,
     shards: str = "contiguous",
     tokens: int | None = None,
+    key_padding: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     scale: float | None = None,
     enable_gqa: bool = False,
     softcap: float | None = None,
@@ -74,6 +79,8 @@ def ring_attention(
     group: ProcessGroup | None = None,
     shards: str = "contiguous",
     tokens: int | None = None,
+    key_padding: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     scale: float | None = None,
     enable_gqa: bool = False,
     softcap: float | None = None,
@@ -95,6 +102,8 @@ def ring_attention(
     group: ProcessGroup | None = None,
     shards: str = "contiguous",
     tokens: int | None = None,
+    key_padding: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     scale: float | None = None,
     enable_gqa: bool = False,
     softcap: float | None = None,
@@ -129,9 +138,15 @@ def ring_attention(
 
     ``group`` is a process group with Gloo for the CPU, the default one where left out. ``shards`` says
     which tokens a rank holds, in the order of ``ring_positions``: ``"contiguous"`` (one range each),
-    ``"zigzag"`` (one from the front and one from the back, so that causal work is even) or
-    ``"striped"`` (every n-th). ``tokens`` is the length of the whole sequence; left out, ranks tell
+    ``"zigzag"`` (one from the front and one from the back, so that causal work is even), ``"striped"``
+    (every n-th) or ``"balanced"`` (as many ranges each as make the work for the pattern even). ``tokens``
+    is the length of the whole sequence; left out, ranks tell
     each other what they hold, which takes a round of messages more.
+
+    ``cu_seqlens``, ``(sequences + 1,)``, packs sequences side by side: each sees itself, and the pattern, or
+    the branches, count positions within it. ``key_padding`` is for a ``longspan.Dilated`` alone: int64
+    ``(batch, 2)`` of the first key with a token and the end of them, or bool ``(batch, tokens)``; branches
+    count from the first. Both are those of the whole sequence, the same on every rank.
 
     ``wire`` is how keys and values are sent: ``"exact"``, ``"bf16"``, ``"int8"`` (with a scale per 64
     tokens of a head), or the largest error of an element, a float, for the smallest of these formats
@@ -165,10 +180,12 @@ def ring_attention(
             learned = Learned(sink_logits, bias_table, alibi_slopes)
             scores = Scores(scale, softcap, *learned, bias_right, dropout_p)
             q, k, v, scores = _checked(q, k, v, enable_gqa, scores)
+            length = _length(tokens)
+            known = known_pattern(pattern)
             problem = Problem(
-                pattern=_known_pattern(pattern),
-                shards=_known_shards(shards, ranks.size),
-                tokens=_length(tokens),
+                pattern=placed(known, key_padding, cu_seqlens, q.shape[0], length),
+                shards=known_shards(shards, ranks.size),
+                tokens=length,
                 sizes=(q.shape[0], q.shape[1], k.shape[1], q.shape[3], v.shape[3]),
                 dtype=_run.NAMES[q.dtype],
                 scale=None if scale is None else float(scale),
@@ -194,7 +211,14 @@ def ring_attention(
     return (out, lse) if return_lse else out
 
 
-def ring_positions(tokens: int, rank: int, ranks: int, shards: str = "contiguous") -> Tensor:
+def ring_positions(
+    tokens: int,
+    rank: int,
+    ranks: int,
+    shards: str = "contiguous",
+    *,
+    pattern: Pattern | Dilated | str | None = None,
+) -> Tensor:
     """The positions of the tokens that a rank holds, in the order in which it holds them: int64.
 
     >>> import longspan.torch
@@ -205,8 +229,17 @@ def ring_positions(tokens: int, rank: int, ranks: int, shards: str = "contiguous
 
     A rank's share of the data is ``x[:, mine]`` where ``mine`` are its positions, and position
     embeddings are those of ``mine``.
+
+    ``"balanced"`` shards are those for a ``pattern``, with sequences packed or padded as in the calls of
+    ``ring_attention``; the other shards are the same for all patterns.
     """
-    held = ring_shards(shards, _length(tokens), ranks)
+    known = None if pattern is None else known_pattern(pattern)
+    if known is None and shards == "balanced":
+        raise ValueError(
+            'pattern is None with shards="balanced", expected the pattern, its text, or the '
+            "longspan.Dilated that the work is balanced for"
+        )
+    held = shard_ranges(shards, _length(tokens), ranks, known)
     if not 0 <= rank < ranks:
         raise ValueError(f"rank is {rank}, expected 0 to {ranks - 1}: there are {ranks} ranks")
     parts = [torch.arange(length) * step + start for start, step, length in held[rank]]
@@ -251,7 +284,8 @@ def _checked(
     return q, k, v, scores
 
 
-def _known_pattern(pattern: Any) -> str | Dilated:
+def known_pattern(pattern: Any) -> str | Dilated:
+    """A pattern as ranks compare it, or an error."""
     if isinstance(pattern, Layout):
         raise TypeError(
             "pattern is a longspan.Layout, expected a Pattern, its text, or a Dilated: a layout is of "
@@ -271,8 +305,9 @@ def _known_pattern(pattern: Any) -> str | Dilated:
     return str(_run.read(text_of(pattern)))
 
 
-def _known_shards(shards: Any, ranks: int) -> str:
-    ring_shards(shards, 0, ranks)
+def known_shards(shards: Any, ranks: int) -> str:
+    """A name of shards, or an error."""
+    shard_ranges(shards, 0, ranks, "full")
     return shards
 
 

@@ -12,8 +12,8 @@ which then copies nothing.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,9 +24,18 @@ from longspan._longspan import raw_backward, raw_forward
 #: The types that kernels have, by the names that the compiled part knows.
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
+T = TypeVar("T")
+
 #: Texts up to this length are read once. Longer ones list lengths or blocks, which are best given
 #: as tensors or as a layout.
 _SHORT = 1_000
+
+
+def constant(function: Callable[..., T]) -> Callable[..., T]:
+    """``torch.compiler.assume_constant_result``, which would import dynamo, in seconds, for those too who never
+    compile: a mark that dynamo looks for."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 class Places(NamedTuple):
@@ -220,6 +229,8 @@ def _what(pattern: Any, places: Places, k: Tensor) -> Any:
     """The pattern with what is said in tensors: sequences, global tokens, prefixes, holes of padding."""
     if isinstance(pattern, str):
         pattern = read(pattern)
+    if isinstance(pattern, longspan.Dilated):
+        return _packed_branches(pattern, places, k)
     said = (places.cu_seqlens_q, places.global_tokens, places.prefix, places.key_padding)
     if all(tensor is None for tensor in said):
         return pattern
@@ -234,6 +245,25 @@ def _what(pattern: Any, places: Places, k: Tensor) -> Any:
     if not changes.differ:
         return changes.applied(pattern, 0)
     return longspan.batch([changes.applied(pattern, entry) for entry in range(k.shape[0])])
+
+
+def _packed_branches(dilated: longspan.Dilated, places: Places, k: Tensor) -> longspan.Dilated:
+    """Branches of each of packed sequences; ranges of padding are an option."""
+    if places.key_padding is not None and places.key_padding.dtype == torch.bool:
+        ranges = _ranges("key_padding", places.key_padding, k.shape[0], k.shape[2], 0)
+        for entry, row in enumerate(ranges):
+            if len(row) > 1:
+                raise ValueError(
+                    f"key_padding has {len(row)} ranges of tokens in batch entry {entry}, expected one: "
+                    "branches count within it"
+                )
+    if places.cu_seqlens_q is None:
+        return dilated
+    queries = places.cu_seqlens_q
+    keys = queries if places.cu_seqlens_k is None else places.cu_seqlens_k
+    for name, bounds in (("cu_seqlens_q", queries), ("cu_seqlens_k", keys)):
+        _lengths(name, bounds)  # what is wrong is an error by name
+    return dilated.packed_cu_seqlens(queries.tolist(), keys.tolist())
 
 
 class _Changes(NamedTuple):

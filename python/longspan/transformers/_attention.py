@@ -68,27 +68,11 @@ def attention(
     those of the name under which transformers found this function.
     """
     packing = _packing.taken(others)
-    _refuse(module, others)
-    mask = _whole(module, query, key, others) if attention_mask is None else attention_mask
-    _check(module, mask, query, key, sliding_window)
+    mask = checked_mask(module, query, key, attention_mask, sliding_window, others)
     if packing:
         mask = _packing.applied(packing, mask)
-    user = _pattern.of_layer(module, registered)
-    if user is not None:
-        if attention_mask is None and mask.tokens_q != mask.tokens_k:
-            raise NotImplementedError(
-                f"the pattern {user} for {type(module).__name__}, which has {mask.tokens_q} queries, {mask.tokens_k} "
-                "keys and no mask, so where its queries stand among the keys is unknown: expected as many of both"
-            )
-        mask = replace(mask, pattern=_pattern.joined(mask.pattern, user))
-    scores = {
-        "scale": scaling,
-        "softcap": softcap,
-        "enable_gqa": True,
-        "sink_logits": s_aux,
-        **_bias.table(module, position_bias)._asdict(),
-        "dropout_p": dropout if module.training else 0.0,
-    }
+    mask = with_pattern(module, mask, attention_mask, _pattern.of_layer(module, registered))
+    scores = scores_of(module, scaling, dropout, softcap, s_aux, position_bias)
     if selector is not None and query.shape[2] >= _SELECTED_FROM:
         out = _select.attention(selector, mask, query, key, value, scores)
     elif mask.cu_seqlens is None:
@@ -113,6 +97,52 @@ def attention(
             ]
         )
     return out.transpose(1, 2).contiguous(), None
+
+
+def checked_mask(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    attention_mask: Mask | None,
+    sliding_window: int | None,
+    others: dict[str, Any],
+) -> Mask:
+    """The mask of a layer, or an error about what else it hands over."""
+    _refuse(module, others)
+    mask = _whole(module, query, key, others) if attention_mask is None else attention_mask
+    _check(module, mask, query, key, sliding_window)
+    return mask
+
+
+def with_pattern(module: torch.nn.Module, mask: Mask, attention_mask: Mask | None, user: str | None) -> Mask:
+    """The mask of a layer, which it was given or not, and the user's pattern."""
+    if user is None:
+        return mask
+    if attention_mask is None and mask.tokens_q != mask.tokens_k:
+        raise NotImplementedError(
+            f"the pattern {user} for {type(module).__name__}, which has {mask.tokens_q} queries, {mask.tokens_k} "
+            "keys and no mask, so where its queries stand among the keys is unknown: expected as many of both"
+        )
+    return replace(mask, pattern=_pattern.joined(mask.pattern, user))
+
+
+def scores_of(
+    module: torch.nn.Module,
+    scaling: float | None,
+    dropout: float,
+    softcap: float | None,
+    s_aux: Tensor | None,
+    position_bias: _bias.PositionBias | None,
+) -> dict[str, Any]:
+    """What scores are made with, as arguments of ``longspan.torch``."""
+    return {
+        "scale": scaling,
+        "softcap": softcap,
+        "enable_gqa": True,
+        "sink_logits": s_aux,
+        **_bias.table(module, position_bias)._asdict(),
+        "dropout_p": dropout if module.training else 0.0,
+    }
 
 
 def _refuse(module: torch.nn.Module, others: dict[str, Any]) -> None:

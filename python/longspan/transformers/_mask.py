@@ -88,6 +88,26 @@ def mask(
 ) -> Mask:
     """Called by transformers, by keyword. ``hints`` are for masks of every pair: their type, when
     to leave them out, and the width that ``mask_function`` has too."""
+    found, reading = read(
+        batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, device
+    )
+    if reading.ids:
+        return _packed(found, reading)
+    return replace(found, key_padding=key_padding(found, reading.padding))
+
+
+def read(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: Callable | None = None,
+    attention_mask: Tensor | Mask | None = None,
+    device: torch.device | str = "cpu",
+    **hints: Any,
+) -> tuple[Mask, _read.Reading]:
+    """A mask without padding and packing, and what was read of them."""
     if torch.device(device).type != "cpu":
         raise ValueError(f"the model is on {device}, expected the CPU: model.to('cpu')")
     if mask_function is None:
@@ -111,12 +131,10 @@ def mask(
     )
     if attention_mask is not None:
         reading.padding.append(attention_mask)
-    if reading.ids:
-        return _packed(found, reading)
-    return replace(found, key_padding=_key_padding(found, reading.padding))
+    return found, reading
 
 
-def _key_padding(found: Mask, paddings: list[Tensor]) -> Tensor | None:
+def key_padding(found: Mask, paddings: list[Tensor]) -> Tensor | None:
     """The keys at hand that hold tokens; none where all do."""
     if not paddings:
         return None

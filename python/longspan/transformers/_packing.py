@@ -25,7 +25,7 @@ def taken(others: dict[str, Any]) -> dict[str, Any]:
 
 def applied(packing: dict[str, Any], mask: Mask) -> Mask:
     """The mask with the packing, or an error where they differ."""
-    bounds = _bounds(packing)
+    bounds = bounds_of(packing)
     if mask.cu_seqlens is not None:
         if len(mask.cu_seqlens) != 1 or mask.cu_seqlens[0].tolist() != bounds.tolist():
             raise ValueError(
@@ -48,7 +48,7 @@ def applied(packing: dict[str, Any], mask: Mask) -> Mask:
     return replace(mask, cu_seqlens=(bounds,))
 
 
-def _bounds(packing: dict[str, Any]) -> Tensor:
+def bounds_of(packing: dict[str, Any]) -> Tensor:
     """Where sequences begin, and the last one ends."""
     queries, keys = packing.get("cu_seq_lens_q"), packing.get("cu_seq_lens_k")
     if queries is None or keys is None:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import functools
 import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 
 import longspan
-from longspan.transformers import _pattern, _read, _support
+from longspan.transformers import _pattern, _read, _ring, _support
 from longspan.transformers._attention import attention
 from longspan.transformers._mask import mask
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 #: Positions looked at: past the window and past the chunk of the samples below.
 _POSITIONS = 11
@@ -22,6 +27,8 @@ def register(
     pattern: _pattern.UserPattern = None,
     *,
     selector: longspan.BlockSelector | None = None,
+    group: ProcessGroup | None = None,
+    shards: str = "contiguous",
 ) -> None:
     """Makes ``attn_implementation="longspan"`` known to transformers, or whatever ``name`` says.
 
@@ -47,6 +54,13 @@ def register(
     >>> selector = longspan.BlockSelector("full", always="window(64, 0) | sinks(1)", mass=0.95)
     >>> longspan.transformers.register("longspan_adaptive", selector=selector)
 
+    With ``group``, a process group of torch with Gloo, models that use the name take this rank's tokens of one sequence
+    that all ranks of the group hold together (context parallel), and their ``position_ids`` in the whole sequence.
+    ``shards`` says which tokens a rank holds, as in ``longspan.torch.Shards``: ``"contiguous"``, ``"zigzag"`` or
+    ``"striped"``. Masks and ``pattern`` are of positions in the whole sequence. Gradients of parameters are this rank's
+    part, which ``longspan.torch.sum_gradients`` sums. Caches, ``generate``, padding, ``labels`` and ``selector`` are
+    refused, and an error of one rank is one of all: ``docs/context-parallel.md``.
+
     Both halves are registered, attention and mask: with the first alone transformers would hand
     over no mask at all. Models that would ignore the name or its pattern are refused when they are made.
     """
@@ -65,14 +79,37 @@ def register(
         )
     if selector is not None and not isinstance(selector, longspan.BlockSelector):
         raise TypeError(f"selector is a {type(selector).__name__}, expected a longspan.BlockSelector")
+    ring = _ring_of(name, group, shards, selector)
     _check_meanings()
     _support.extend()
     registered = None if pattern is None else _pattern.Registered(pattern, uuid.uuid4().hex)
     _support.patterns[name] = registered
-    given = {"registered": registered, "selector": selector}
+    given: dict[str, Any] = {"registered": registered, "selector": selector}
     given = {key: value for key, value in given.items() if value is not None}
-    AttentionInterface.register(name, functools.partial(attention, **given) if given else attention)
-    AttentionMaskInterface.register(name, mask)
+    call: Callable = attention
+    if ring is not None:
+        _ring.extend()
+        _ring.rings[name] = given["ring"] = ring
+        call = _ring.attention
+    AttentionInterface.register(name, functools.partial(call, **given) if given else call)
+    AttentionMaskInterface.register(name, mask if ring is None else functools.partial(_ring.mask, ring=ring))
+
+
+def _ring_of(
+    name: str, group: ProcessGroup | None, shards: str, selector: longspan.BlockSelector | None
+) -> _ring.Ring | None:
+    """What a name does over ranks, or an error."""
+    if group is None:
+        if name in _ring.rings:
+            raise ValueError(
+                f"name is {name!r}, which is registered with a process group, and group is None: expected another name"
+            )
+        if shards != "contiguous":
+            raise ValueError(f"shards is {shards!r} and group is None: expected a process group of torch.distributed")
+        return None
+    if selector is not None:
+        raise NotImplementedError("selector and group: expected one of both, a choice of blocks is of one process")
+    return _ring.Ring(name, group, shards)
 
 
 def set_pattern(model: torch.nn.Module, pattern: _pattern.UserPattern) -> None:

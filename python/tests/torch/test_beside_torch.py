@@ -17,6 +17,12 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 posix = pytest.mark.skipif(os.name != "posix", reason="there is no fork")
 
 
+def test_importing_takes_no_compiler():
+    """Dynamo takes longer to import than torch itself."""
+    with run("import sys, longspan.torch; print('torch._dynamo' in sys.modules)") as process:
+        assert process.communicate(timeout=60)[0].split() == ["False"]
+
+
 def run(code, **environment):
     """Another process, in a folder where no sources stand in for the installed package."""
     return subprocess.Popen(

@@ -276,18 +276,22 @@ def test_what_call_refuses(rng):
     with pytest.raises(ValueError, match="heads"):
         module(q[:, :, :3], k, v)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    dilated = spec([(16, 1)])
     for name, value in {
-        "key_padding": torch.tensor([[0, 71], [3, 50]]),
-        "cu_seqlens": torch.tensor([0, 30, 71]),
         "key_offset": 3,
+        "prefix": torch.tensor([3, 4]),
+        "global_tokens": torch.ones(2, 71, dtype=torch.bool),
     }.items():
         with pytest.raises(ValueError, match=f"{name}.*dilated attention has none"):
-            attention(q, k, v, spec([(16, 1)]), **{name: value})
-        if name in ("key_padding", "key_offset"):
-            with pytest.raises(ValueError, match=f"{name}: dilated attention has none"):
-                value = [(0, 71), (3, 50)] if name == "key_padding" else 3
-                x = q.detach()
-                longspan.attention(x, x, x, spec([(16, 1)]), **{name: value})
+            attention(q, k, v, dilated, **{name: value})
+    x = q.detach()
+    with pytest.raises(ValueError, match="key_offset: dilated attention has none"):
+        longspan.attention(x, x, x, dilated, key_offset=3)
+    both = {"key_padding": torch.tensor([[0, 71], [3, 50]]), "cu_seqlens": torch.tensor([0, 30, 71])}
+    with pytest.raises(ValueError, match="key_padding beside cu_seqlens: expected one of both"):
+        attention(q, k, v, dilated, **both)
+    with pytest.raises(ValueError, match="padded or packed already"):
+        attention(q, k, v, dilated.packed_cu_seqlens([0, 30, 71]), key_padding=both["key_padding"])
 
 
 def test_offsets_of_queries(rng):
@@ -381,8 +385,10 @@ def test_opcheck(rng, offset, dtype, sinks):
     made = dense.tensors(rng, (2, 6, 2, 47, 61, 13, 7), dtype)
     q, k, v, dout = made
     also = "window(3, 0)" if offset is None else None
+    key_padding = torch.tensor([[0, 61], [7, 50]]) if offset is None else None
     none = (None, None, 0, None, None)
-    how = ([16, 32], [1, 2], "causal", also, "weighted", offset, 0.3, 2.0, sinks, *none)
+    places = (key_padding, None, None, offset)
+    how = ([16, 32], [1, 2], "causal", also, "weighted", *places, 0.3, 2.0, sinks, *none)
     torch.library.opcheck(torch.ops.longspan.dilated_attention.default, (q, k, v, *how))
     out, lse, rest = (x.detach() for x in torch.ops.longspan.dilated_attention(q, k, v, *how))
     q, k, v = (x.detach() for x in (q, k, v))

@@ -20,11 +20,11 @@ def test_docstring(item):
     assert runner.failures == 0
 
 
-@pytest.mark.parametrize("file", ["python/README.md", "docs/cookbook.md"])
+@pytest.mark.parametrize("file", ["python/README.md", "docs/cookbook.md", "docs/longnet.md"])
 def test_readme(file):
     readme = pathlib.Path(__file__).parents[3] / file
     blocks = re.findall(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)
-    # That of a ring runs under torchrun, in test_ring.py.
+    # Those of rings run under torchrun, in test_ring.py and ring_modules.py.
     blocks = [block for block in blocks if "import torch" in block and "ring_" not in block]
     assert blocks
     for block in blocks:

@@ -13,6 +13,8 @@ import torch
 import transformers
 from tiny import VOCABULARY, WINDOW
 
+from longspan.transformers._families import FAMILIES as RING_FAMILIES
+
 TABLE = pathlib.Path(__file__).parents[3] / "docs" / "transformers.md"
 
 #: What fields of configs are set to, where a config has them.
@@ -347,6 +349,12 @@ def table():
         "\n## Models that compute their attention themselves\n\nThey don't use transformers' `AttentionInterface`, "
         'so making one with `attn_implementation="longspan"` is an error. `set_attn_implementation` warns, and is an '
         f"error too if a pattern would be ignored. The modules of transformers that have such models:\n\n{own}\n"
+    )
+    lines.append(
+        "\n## Context parallel\n\n`register(name, group=…, shards=…)` makes a name under which the ranks of a process "
+        f"group hold one sequence together: {len(RING_FAMILIES)} of the families above, decoders whose layers get "
+        "`position_ids` and mix tokens by attention alone. Others, caches and `generate` are refused. "
+        "[Context-parallel training](context-parallel.md) says how.\n"
     )
     return "".join(lines)
 

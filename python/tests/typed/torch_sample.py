@@ -5,8 +5,24 @@ from __future__ import annotations
 
 import longspan
 import torch
-from longspan.torch import attention, flash_attention, ring_attention, scaled_dot_product_attention
+from longspan.torch import (
+    DilatedAttention,
+    LongNetEncoder,
+    LongNetLM,
+    MultiheadAttention,
+    MultiheadDilatedAttention,
+    Shards,
+    attention,
+    flash_attention,
+    ring_attention,
+    ring_loss,
+    ring_positions,
+    scale_loss,
+    scaled_dot_product_attention,
+    sum_gradients,
+)
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 
 def calls() -> None:
@@ -29,9 +45,47 @@ def either(return_lse: bool) -> Tensor:
 def over_ranks(q: Tensor) -> Tensor:
     dilated = longspan.Dilated([16, 32], [1, 2], within="causal")
     out, lse = ring_attention(q, q, q, dilated, return_lse=True)
-    return ring_attention(out, out, out, "causal") + lse[..., None]
+    bounds = torch.tensor([0, 10, 40])
+    out = ring_attention(out, out, out, dilated, key_padding=torch.tensor([[0, 40]]))
+    return ring_attention(out, out, out, "causal", cu_seqlens=bounds) + lse[..., None]
+
+
+def modules() -> None:
+    x = torch.ones(1, 40, 16)
+    layer = MultiheadAttention(16, 2, pattern=longspan.causal(), num_kv_heads=1, batch_first=True)
+    out, nothing = layer.forward(x, x, x, is_causal=True, cu_seqlens=torch.tensor([0, 10, 40]))
+    dilated = DilatedAttention([8, 16], [1, 2], checkpoint=True)
+    heads = x.view(1, 40, 2, 8)
+    padding = torch.tensor([[3, 40]])
+    rows: Tensor = dilated.forward(heads, heads, heads, key_padding=padding)
+    wide = MultiheadDilatedAttention(16, 2, [1, 2], [8, 16])
+    same: Tensor = wide.forward(x, x, x, key_padding=padding)[0]
+    encoder = LongNetEncoder(
+        hidden_size=16,
+        num_attention_heads=2,
+        num_hidden_layers=1,
+        segment_lengths=[8, 16],
+        dilation_rates=[1, 2],
+    )
+    encoded: Tensor = encoder.forward(x, key_padding=padding)
+    assert nothing is None and rows.shape == heads.shape
+    assert out.shape == same.shape == encoded.shape
+
+
+def training(ids: Tensor, group: ProcessGroup) -> Tensor:
+    model = LongNetLM(hidden_size=32, group=group, shards="balanced", checkpoint=True)
+    shards: Shards = model.sharding(1000)
+    mine: Tensor = ring_positions(1000, 0, 2, "balanced", pattern="causal")
+    assert mine.equal(shards.positions)
+    logits: Tensor = model.forward(shards.shard(ids), tokens=1000)
+    loss: Tensor = ring_loss(logits, shards.next_tokens(ids), group=group)
+    scale_loss(loss, group=group).backward()  # type: ignore[no-untyped-call]
+    sum_gradients(model, group=group)
+    sum_gradients(model.parameters(), group=group)
+    return shards.gather(logits)
 
 
 if __name__ == "__main__":
     calls()
+    modules()
     assert either(True).shape == either(False).shape

@@ -31,7 +31,8 @@ impl Dilated {
         // Entries and parts follow one another, in one workspace.
         let mut workspace = 0;
         for part in parts.iter().filter(|_| sizes.batch > 0) {
-            let (options, selected) = part.call(&self.options, &inputs, 0);
+            let entry = part.place.map_or(0, |place| place.entry);
+            let (options, selected) = part.call(&self.options, &inputs, entry);
             let (inputs, rows) = (selected, selected.q.dims().rows());
             let bytes = match pass {
                 Pass::Forward => driver::forward_bytes(&options, &part.layouts, &inputs)?,

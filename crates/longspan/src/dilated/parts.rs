@@ -9,11 +9,13 @@
 //! Tokens of a shard, or of some keys of another one, are several progressions: every one of the
 //! queries with every one of the keys.
 
+use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use longspan_pattern::{Layout, LayoutSet, Pattern, Positions, Progression, Shape};
 
+use super::sequences::{Members, Sequence};
 use super::{Branch, Overlap};
 use crate::components::{Component, HeadMap, Part};
 use crate::error::Result;
@@ -31,14 +33,15 @@ pub(super) struct Maker<'a, 'h> {
     pub(super) within: &'a Pattern,
     pub(super) also: Option<&'a Pattern>,
     pub(super) overlap: Overlap,
-    /// Tokens of the sequence, and its shape without maps.
-    pub(super) tokens: usize,
-    pub(super) shape: &'a Shape,
-    pub(super) queries: &'a Positions,
-    pub(super) keys: &'a Positions,
+    pub(super) sequence: &'a Sequence,
     pub(super) heads: &'a HeadMap,
     pub(super) monitor: &'a Monitor<'h>,
+    /// Of all sequences: those of one length have the same.
+    pub(super) compiled: &'a RefCell<CompiledLayouts>,
 }
+
+/// Layouts by pattern and shape.
+pub(super) type CompiledLayouts = HashMap<(Pattern, Shape), Arc<Layout>>;
 
 /// Tokens of a tensor whose positions are those of one offset in a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,39 +87,46 @@ fn alike(segments: &[Segment]) -> usize {
 
 impl Maker<'_, '_> {
     /// All calls: those of `also` first, then branch by branch.
-    pub(super) fn components(&self) -> Result<Vec<Component>> {
-        let mut components = Vec::new();
+    pub(super) fn components(&self, components: &mut Vec<Component>) -> Result<()> {
         if let Some(also) = self.also {
-            self.everywhere(&(self.within.clone() & also.clone()), &mut components)?;
+            self.everywhere(&(self.within.clone() & also.clone()), components)?;
         }
         for (index, branch) in self.branches.iter().enumerate() {
             for offset in self.offsets(*branch) {
-                self.offset(index, offset, &mut components)?;
+                self.offset(index, offset, components)?;
             }
         }
-        Ok(components)
+        Ok(())
     }
 
     /// The calls over all tokens of all heads, if they attend to anything.
     fn everywhere(&self, pattern: &Pattern, components: &mut Vec<Component>) -> Result<()> {
-        let (queries, keys) = (self.queries, self.keys);
-        let layout = Arc::new(self.compile(pattern, queries.clone(), keys.clone())?);
-        let blocks = self.blocks(&layout)?;
-        if blocks == 0 {
-            return Ok(());
-        }
-        let all = |count| Steps { first: 0, step: 1, count };
-        let select =
-            |tokens, heads| Selection { entry: 0, segments: all(1), tokens: all(tokens), heads };
-        for (query_heads, key_heads) in self.heads.calls(|_| true) {
-            components.push(Component {
-                layouts: layout.clone().into(),
-                part: Part::Some {
-                    queries: select(queries.len(), query_heads),
-                    keys: select(keys.len(), key_heads),
-                },
-                weight: blocks * query_heads.count,
-            });
+        let select = |first, tokens, heads| Selection {
+            entry: 0,
+            segments: Steps { first, step: 1, count: 1 },
+            tokens: Steps { first: 0, step: 1, count: tokens },
+            heads,
+        };
+        let key_runs = self.sequence.keys.runs()?;
+        for (first_query, queries) in self.sequence.queries.runs()? {
+            for (first_key, keys) in &key_runs {
+                let layout = self.compile(pattern, &queries, keys)?;
+                let blocks = self.blocks(&layout)?;
+                if blocks == 0 {
+                    continue;
+                }
+                for (query_heads, key_heads) in self.heads.calls(|_| true) {
+                    components.push(Component {
+                        layouts: layout.clone().into(),
+                        part: Part::Some {
+                            queries: select(first_query, queries.len(), query_heads),
+                            keys: select(*first_key, keys.len(), key_heads),
+                        },
+                        weight: blocks * query_heads.count,
+                        place: self.sequence.place,
+                    });
+                }
+            }
         }
         Ok(())
     }
@@ -166,7 +176,8 @@ impl Maker<'_, '_> {
                 let (queries, keys) =
                     (select(|s| s.queries, query_heads), select(|s| s.keys, key_heads));
                 let part = Part::Some { queries, keys };
-                components.push(Component { layouts: layouts.into(), part, weight });
+                let place = self.sequence.place;
+                components.push(Component { layouts: layouts.into(), part, weight, place });
             }
         }
         Ok(())
@@ -181,12 +192,10 @@ impl Maker<'_, '_> {
         if let Some(also) = self.also {
             let pattern = self.within.clone() & also.clone();
             let heads = self.heads.pairs().count();
-            for queries in self.queries.progressions() {
-                let mut first = 0;
-                for keys in self.keys.progressions() {
+            for (_, queries) in self.sequence.queries.progressions() {
+                for (first, keys) in self.sequence.keys.progressions() {
                     let indices = Steps { first, step: 1, count: keys.len };
                     call(&pattern, heads, (queries, keys), indices)?;
-                    first += keys.len;
                 }
             }
         }
@@ -229,18 +238,19 @@ impl Maker<'_, '_> {
     /// The segments that have queries and keys of an offset: every progression of queries with
     /// every progression of keys.
     fn segments(&self, branch: Branch, offset: u64, whole: bool) -> Vec<Segment> {
-        let (tokens, rate) = (self.tokens as i128, i128::from(branch.rate()));
+        let Sequence { tokens, queries, keys, .. } = self.sequence;
+        let (tokens, rate) = (*tokens as i128, i128::from(branch.rate()));
         let length = if whole { tokens } else { i128::from(branch.segment()).min(tokens) };
-        let of = |positions: &Positions, range: (i128, i128)| {
-            tokens_of(positions, range, length, rate, offset.into())
+        let of = |members: &Members, range: (i128, i128)| {
+            tokens_of(members, range, length, rate, offset.into())
         };
-        let all_queries = of(self.queries, (0, tokens));
+        let all_queries = of(queries, (0, tokens));
         let starts = || all_queries.iter().map(|tokens| i128::from(tokens.segment));
         let (Some(first), Some(last)) = (starts().min(), starts().max()) else {
             return Vec::new();
         };
         let mut by_segment: HashMap<i64, Vec<Tokens>> = HashMap::new();
-        for tokens in of(self.keys, (first, (last + length).min(tokens))) {
+        for tokens in of(keys, (first, (last + length).min(tokens))) {
             by_segment.entry(tokens.segment).or_default().push(tokens);
         }
         let mut segments = Vec::new();
@@ -267,9 +277,21 @@ impl Maker<'_, '_> {
         Ok(pattern)
     }
 
-    fn compile(&self, pattern: &Pattern, queries: Positions, keys: Positions) -> Result<Layout> {
-        let shape = self.shape.clone().query_map(queries).key_map(keys);
-        Ok(Layout::compile_with(pattern, &shape, |_, _| self.monitor.flow())?)
+    fn compile(
+        &self,
+        pattern: &Pattern,
+        queries: &Positions,
+        keys: &Positions,
+    ) -> Result<Arc<Layout>> {
+        let shape = self.sequence.shape.clone().query_map(queries.clone()).key_map(keys.clone());
+        let key = (pattern.clone(), shape);
+        if let Some(known) = self.compiled.borrow().get(&key) {
+            return Ok(known.clone());
+        }
+        let layout = Layout::compile_with(pattern, &key.1, |_, _| self.monitor.flow())?;
+        let layout = Arc::new(layout);
+        self.compiled.borrow_mut().insert(key, layout.clone());
+        Ok(layout)
     }
 
     /// Active blocks of a layout.
@@ -287,7 +309,7 @@ impl Maker<'_, '_> {
             for (head, pattern) in patterns.iter().enumerate() {
                 let layout = match patterns[..head].iter().position(|earlier| earlier == pattern) {
                     Some(known) => layouts[own + known].clone(),
-                    None => Arc::new(self.compile(pattern, queries.clone(), keys.clone())?),
+                    None => self.compile(pattern, &queries, &keys)?,
                 };
                 layouts.push(layout);
             }
@@ -300,15 +322,14 @@ impl Maker<'_, '_> {
 /// Tokens at positions `offset` modulo `rate` of each segment of `length` positions between two, the
 /// first of which starts a segment; in the order of progressions and segments.
 fn tokens_of(
-    positions: &Positions,
+    members: &Members,
     (first_position, tokens): (i128, i128),
     length: i128,
     rate: i128,
     offset: i128,
 ) -> Vec<Tokens> {
     let mut found = Vec::new();
-    let mut index = 0;
-    for progression in positions.progressions() {
+    for (index, progression) in members.progressions() {
         let (start, step) = (i128::from(progression.start), progression.step as i128);
         let end = start + step * (progression.len as i128 - 1) + 1;
         let start_at = start.max(first_position);
@@ -336,7 +357,6 @@ fn tokens_of(
             }
             segment += length;
         }
-        index += progression.len;
     }
     found
 }
@@ -371,7 +391,7 @@ mod tests {
             let all = Positions::new([before, Progression { start, step, len }]).unwrap();
             for (length, rate) in [(100, 1), (16, 4), (10, 3), (7, 7), (100, 64), (5, 6)] {
                 for offset in 0..rate {
-                    let found = tokens_of(&all, (0, 100), length, rate, offset);
+                    let found = tokens_of(&Members::all(&all), (0, 100), length, rate, offset);
                     let mut indices = Vec::new();
                     for tokens in &found {
                         for i in 0..tokens.indices.count {

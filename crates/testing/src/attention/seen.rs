@@ -54,6 +54,12 @@ impl Seen {
         Seen { distinct: rows.into_iter().map(Rows::Each).collect(), choice, heads }
     }
 
+    /// The same for batch entries that differ: the rows of entry `b` and head `h` at `b · heads + h`.
+    pub fn listed_each(rows: Vec<Vec<Vec<u32>>>, heads: usize) -> Seen {
+        let choice = (0..rows.len()).collect();
+        Seen { distinct: rows.into_iter().map(Rows::Each).collect(), choice, heads }
+    }
+
     /// The keys that a query sees, ascending.
     pub fn keys(&self, batch: usize, head: usize, query: usize) -> &[u32] {
         let number = self.choice.get(batch * self.heads + head).copied().unwrap_or(0);
