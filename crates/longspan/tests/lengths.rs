@@ -245,10 +245,9 @@ fn equal_to_one_call_per_sequence() {
                 let one = of_batch(one, sizes, sequence, own, &cut(&dlse, shapes[1], false));
                 for (index, (list, expected)) in got.lists.iter().zip(&one.lists).enumerate() {
                     let found = cut(list, shapes[index], index > 2);
-                    assert_eq!(found.len(), expected.len());
-                    let same =
-                        found.iter().zip(expected).all(|(a, b)| a == b || (a - b).abs() < 1e-5);
-                    assert!(same, "list {index} of sequence {number} of entry {entry}: {case:?}");
+                    // The same kernel calls, so the same bits.
+                    let at = format!("list {index} of sequence {number} of entry {entry}");
+                    assert_eq!(&found, expected, "{at}: {case:?}");
                     covered += found.iter().filter(|x| **x != 0.0 && x.is_finite()).count();
                 }
                 for (sums, own) in learned.iter_mut().zip(&one.learned) {
@@ -257,7 +256,8 @@ fn equal_to_one_call_per_sequence() {
             }
         }
         for (found, expected) in got.learned.iter().zip(&learned) {
-            let close = |(a, b): (&f32, &f32)| (a - b).abs() < 2e-4 * b.abs().max(1.0);
+            // Sums over sequences in f32, one rounding each: three times the largest of 1.4e-6.
+            let close = |(a, b): (&f32, &f32)| (a - b).abs() < 4.5e-6 * b.abs().max(1.0);
             assert!(found.iter().zip(expected).all(close), "{found:?} {expected:?}: {case:?}");
         }
         let nonzero = |list: &Vec<f32>| list.iter().filter(|x| **x != 0.0 && x.is_finite()).count();

@@ -178,10 +178,9 @@ class PatternAttention(nn.Module):
         *,
         group: ProcessGroup | None = None,
         shards: str = "contiguous",
-        checkpoint: bool = False,
     ):
         super().__init__()
-        self.context, self.checkpoint = context_of(group, shards), checkpoint
+        self.context = context_of(group, shards)
         self.pattern = str(pattern)
         self.causal = cut_causal(self.pattern)
 
@@ -196,19 +195,6 @@ class PatternAttention(nn.Module):
         cu_seqlens: Bounds | None = None,
         tokens: int | None = None,
     ) -> Tensor:
-        given = (query, key, value, is_causal, key_padding, cu_seqlens, tokens)
-        return checkpointed(self.checkpoint, self._forward, *given)
-
-    def _forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        is_causal: bool,
-        key_padding: Tensor | None,
-        cu_seqlens: Bounds | None,
-        tokens: int | None,
-    ) -> Tensor:
         q, k, v = own_part(self.context, _turned, query, key, value)
         places = {"key_padding": key_padding, "cu_seqlens": cu_seqlens}
         pattern = self.over(is_causal)
@@ -222,8 +208,7 @@ class PatternAttention(nn.Module):
         return self.causal if is_causal else self.pattern
 
     def extra_repr(self) -> str:
-        shown = self.pattern if self.context is None else f"{self.pattern}, {self.context}"
-        return f"{shown}, checkpoint=True" if self.checkpoint else shown
+        return self.pattern if self.context is None else f"{self.pattern}, {self.context}"
 
 
 def _turned(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -73,7 +73,8 @@ def compare(module, call, x, places, sequences, seed=7):
         held[entry, first:end] = True
         alone[entry, first:end] = call(x[entry : entry + 1, first:end])[0]
     weights = drawn(*out.shape, seed=seed) * held.view(*held.shape, *[1] * (out.ndim - 2))
-    torch.testing.assert_close(out * (weights != 0), alone * (weights != 0), atol=1e-4, rtol=1e-4)
+    # Matrix products of other sizes round otherwise, here and in gradients.
+    torch.testing.assert_close(out * (weights != 0), alone * (weights != 0), atol=1e-5, rtol=1e-5)
     found, expected = (
         torch.autograd.grad((y * weights).sum(), [x, *parameters], retain_graph=True)
         for y in (out, alone)
