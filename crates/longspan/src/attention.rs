@@ -11,7 +11,8 @@ use crate::arguments::{
     Gradients, GradientsMut, Inputs, Output, OutputGradient, OutputMut, OutputRef, Pass,
 };
 use crate::check;
-use crate::dims::Dims;
+use crate::components::{self, Component};
+use crate::dims::{Dims, Sizes};
 use crate::driver::{self, gradients};
 use crate::dtype::Element;
 use crate::error::Result;
@@ -73,6 +74,32 @@ impl Attention {
 
     setters!(options);
 
+    /// Whether `strided` and `dilated` terms of patterns are computed in an order of positions in which
+    /// they are dense ([`Layout::split`](crate::Layout::split)): wherever there are such terms, or
+    /// nowhere. By default where a cost model finds that faster. Outputs differ by rounding.
+    ///
+    /// ```
+    /// use longspan::{Attention, Dims, Inputs, Layout, Order, Shape, Tensor};
+    ///
+    /// let layout = Layout::compile(&"strided(16) | window(8, 8)".parse()?, &Shape::new(500, 500))?;
+    /// let dims = Dims { batch: 1, tokens: 500, heads: 1, dim: 8 };
+    /// let data: Vec<f32> = (0..4_000).map(|i| (i as f32).sin()).collect();
+    /// let x = Tensor::new(data, dims, Order::Bhsd)?;
+    /// let inputs = Inputs::new(x.view(), x.view(), x.view());
+    /// let attention = Attention::new(layout);
+    /// let split = attention.clone().split(true).forward(inputs)?;
+    /// let whole = attention.split(false).forward(inputs)?;
+    /// for (a, b) in split.out.as_slice().iter().zip(whole.out.as_slice()) {
+    ///     assert!((a - b).abs() < 1e-6);
+    /// }
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn split(mut self, split: impl Into<Option<bool>>) -> Self {
+        self.options.split = split.into();
+        self
+    }
+
     /// The layouts it runs over.
     pub fn layouts(&self) -> &Layouts {
         &self.layouts
@@ -93,10 +120,27 @@ impl Attention {
         output: OutputMut<'_, E>,
         hook: Hook<'_>,
     ) -> Result<()> {
-        check::inputs(&self.options, &self.layouts, &inputs)?;
+        let sizes = check::inputs(&self.options, &self.layouts, &inputs)?;
         check::output(&inputs, &output)?;
-        let rows = driver::Target::Finish(output);
-        driver::forward(&self.options, &self.layouts, &inputs, rows, &Monitor::new(hook))
+        let monitor = Monitor::new(hook);
+        match self.components::<E>(&sizes, &monitor)? {
+            Some(list) => {
+                components::forward_into(&list, &self.options, &inputs, output, &monitor)
+            }
+            None => {
+                let rows = driver::Target::Finish(output);
+                driver::forward(&self.options, &self.layouts, &inputs, rows, &monitor)
+            }
+        }
+    }
+
+    /// The components that layouts are computed as, where they are not computed as they are.
+    fn components<E: Element>(
+        &self,
+        sizes: &Sizes,
+        monitor: &Monitor<'_>,
+    ) -> Result<Option<Vec<Component>>> {
+        components::split(&self.options, E::TYPE, &self.layouts, sizes, monitor)
     }
 
     /// Bytes that the first call of a pass over queries, keys and values of these dims allocates:
@@ -122,6 +166,9 @@ impl Attention {
         let element = [E::default()];
         let inputs = driver::bytes::inputs(&element, dims)?;
         let sizes = check::inputs(&self.options, &self.layouts, &inputs)?;
+        if let Some(list) = self.components::<E>(&sizes, &Monitor::new(Hook::none()))? {
+            return components::bytes_needed(&list, &self.options, &inputs, &sizes, pass);
+        }
         let workspace = match pass {
             Pass::Forward => driver::forward_bytes(&self.options, &self.layouts, &inputs)?,
             Pass::Backward => driver::backward_bytes(&self.options, &self.layouts, &inputs)?,
@@ -166,10 +213,18 @@ impl Attention {
         state: &mut State,
         hook: Hook<'_>,
     ) -> Result<()> {
-        let dims = check::inputs(&self.options, &self.layouts, &inputs)?;
-        check::same("the state", state.dims(), dims.output())?;
-        let rows = driver::Target::Extend(state.as_mut());
-        driver::forward(&self.options, &self.layouts, &inputs, rows, &Monitor::new(hook))
+        let sizes = check::inputs(&self.options, &self.layouts, &inputs)?;
+        check::same("the state", state.dims(), sizes.output())?;
+        let monitor = Monitor::new(hook);
+        match self.components::<E>(&sizes, &monitor)? {
+            Some(list) => {
+                components::extend(&list, &self.options, &inputs, &mut state.as_mut(), &monitor)
+            }
+            None => {
+                let rows = driver::Target::Extend(state.as_mut());
+                driver::forward(&self.options, &self.layouts, &inputs, rows, &monitor)
+            }
+        }
     }
 
     /// Gradients with respect to queries, keys, values and sink logits, if there are any.
@@ -258,10 +313,16 @@ impl Attention {
         gradients: GradientsMut<'_>,
         monitor: &Monitor<'_>,
     ) -> Result<()> {
-        let dims = check::inputs(&self.options, &self.layouts, &inputs)?;
-        check::statistics(&dout, &rows, dims.output())?;
+        let sizes = check::inputs(&self.options, &self.layouts, &inputs)?;
+        check::statistics(&dout, &rows, sizes.output())?;
         check::accumulated(&self.options, &inputs, &dout, &rows, &gradients)?;
-        driver::backward(&self.options, &self.layouts, &inputs, dout, rows, gradients, monitor)
+        let Attention { layouts, options } = self;
+        match self.components::<E>(&sizes, monitor)? {
+            Some(list) => {
+                components::accumulate(&list, options, &inputs, dout, rows, gradients, monitor)
+            }
+            None => driver::backward(options, layouts, &inputs, dout, rows, gradients, monitor),
+        }
     }
 
     /// Forgets what the rows of a state have seen, on the threads of this attention.

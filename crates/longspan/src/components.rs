@@ -5,27 +5,33 @@
 //! gradients, given the final statistics of rows. [`Dilated`](crate::Dilated) is a list of them, and
 //! so is what a rank of a ring computes over the keys of a hop.
 
+mod bytes;
 mod heads;
+mod split;
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use longspan_pattern::residues::Steps;
 use longspan_pattern::{Heads, Layout, LayoutSet, Padding, Positions, Shape};
 
+pub(crate) use self::bytes::bytes_needed;
 pub use self::heads::HeadMap;
-use crate::arguments::{GradientsMut, Inputs};
+pub(crate) use self::split::split;
+use crate::arguments::{GradientsMut, Inputs, OutputMut};
 use crate::check;
-use crate::dims::Dims;
+use crate::dims::{Dims, Order};
 use crate::driver;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::exec::{Hook, Monitor, Progress};
 use crate::layouts::Layouts;
 use crate::options::Options;
+use crate::rowwise;
 use crate::score::HeadPart;
 use crate::softmax::RowStatistics;
 use crate::state::{State, StateMut};
-use crate::tensor::{Selection, Steps, View, allocate};
+use crate::tensor::{Selection, View, ViewMut, allocatable, allocate};
 
 /// One call.
 #[derive(Debug)]
@@ -262,6 +268,40 @@ impl Components {
         check::axis("v", "batch", v.batch, q.batch, "as q")?;
         Ok(Dims { dim: v.dim, ..q })
     }
+}
+
+/// Output and log-sum-exp of all components. f32 outputs hold the state of their rows meanwhile.
+pub(crate) fn forward_into<E: Element>(
+    components: &[Component],
+    options: &Options,
+    inputs: &Inputs<'_, E>,
+    output: OutputMut<'_, E>,
+    monitor: &Monitor<'_>,
+) -> Result<()> {
+    let OutputMut { mut out, lse, lse_lo } = output;
+    let (dims, workspaces) = (out.dims(), &options.workspaces);
+    // A row's maximum and total stand where its log-sum-exp and the rest of it will.
+    let mut own = if lse_lo.is_none() { workspaces.rows(dims.rows())? } else { Vec::new() };
+    let totals = lse_lo.unwrap_or(&mut own);
+    let mut sums = Vec::new();
+    let from_nothing = |mut state: StateMut<'_>| {
+        state.clear(options.workers()?, monitor)?;
+        extend(components, options, inputs, &mut state, monitor)
+    };
+    let result = match out.reborrow().into_f32() {
+        Ok(out) if out.strides().dim == 1 => from_nothing(StateMut::over(lse, totals, out)?),
+        _ => {
+            sums = workspaces.rows(allocatable::<f32>(dims)?)?;
+            let sums = ViewMut::new(&mut sums, dims, Order::Bhsd)?;
+            from_nothing(StateMut::over(lse, totals, sums)?)
+        }
+    };
+    if result.is_ok() {
+        let sums = (!sums.is_empty()).then_some(&mut sums[..]);
+        rowwise::finish(options, sums, &mut out, lse, totals, monitor)?;
+    }
+    [own, sums].into_iter().for_each(|rows| workspaces.give_back(rows));
+    result
 }
 
 /// Continues a state with all components.

@@ -22,16 +22,13 @@ use crate::arguments::{
 };
 use crate::check;
 use crate::components::{self, Component, Components, HeadMap};
-use crate::dims::{Order, Sizes};
+use crate::dims::Sizes;
 use crate::driver::gradients;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::exec::{Hook, Monitor};
 use crate::options::{Options, setters};
-use crate::rowwise;
 use crate::softmax::RowStatistics;
-use crate::state::StateMut;
-use crate::tensor::{ViewMut, allocatable};
 
 /// Shapes whose layouts are kept.
 const KEPT: usize = 4;
@@ -278,32 +275,11 @@ impl Dilated {
         check::output(&inputs, &output)?;
         let monitor = Monitor::new(hook);
         let parts = self.parts(&sizes, &monitor)?;
-        let OutputMut { mut out, lse, lse_lo } = output;
-        let (dims, workspaces) = (sizes.output(), &self.options.workspaces);
-        // A row's maximum and total stand where its log-sum-exp and the rest of it will.
-        let mut own = if lse_lo.is_none() { workspaces.rows(dims.rows())? } else { Vec::new() };
-        let totals = lse_lo.unwrap_or(&mut own);
-        let mut sums = Vec::new();
-        let result = match out.reborrow().into_f32() {
-            Ok(out) if out.strides().dim == 1 => {
-                let mut state = StateMut::over(lse, totals, out)?;
-                self.extend(&parts, &inputs, &mut state, &monitor)
-            }
-            _ => {
-                sums = workspaces.rows(allocatable::<f32>(dims)?)?;
-                let sums = ViewMut::new(&mut sums, dims, Order::Bhsd)?;
-                let mut state = StateMut::over(lse, totals, sums)?;
-                self.extend(&parts, &inputs, &mut state, &monitor)
-            }
-        };
-        if result.is_ok() {
-            let sums = (!sums.is_empty()).then_some(&mut sums[..]);
-            rowwise::finish(&self.options, sums, &mut out, lse, totals, &monitor)?;
-            let axis = self.query_axis(&sizes);
-            self.exclude(&Positions::range(axis.offset, axis.count)?, dims, lse, Some(totals))?;
-        }
-        [own, sums].into_iter().for_each(|rows| workspaces.give_back(rows));
-        result
+        let OutputMut { out, lse, mut lse_lo } = output;
+        let output = OutputMut { out, lse, lse_lo: lse_lo.as_deref_mut() };
+        components::forward_into(&parts, &self.options, &inputs, output, &monitor)?;
+        let axis = self.query_axis(&sizes);
+        self.exclude(&Positions::range(axis.offset, axis.count)?, sizes.output(), lse, lse_lo)
     }
 
     /// Gradients with respect to queries, keys and values, through branches and their weights; see
@@ -366,18 +342,6 @@ impl Dilated {
         gradients::differentiate(&self.options, dims, (output, gradient), gradients, monitor, add)
     }
 
-    /// Sets the state to nothing, and continues it with all branches.
-    fn extend<E: Element>(
-        &self,
-        parts: &[Component],
-        inputs: &Inputs<'_, E>,
-        state: &mut StateMut<'_>,
-        monitor: &Monitor<'_>,
-    ) -> Result<()> {
-        state.clear(self.options.workers()?, monitor)?;
-        components::extend(parts, &self.options, inputs, state, monitor)
-    }
-
     /// The components of some queries and keys of a sequence of `tokens` tokens: those at the given
     /// positions, in this order. Joined over all keys they are this attention; rows get no sinks.
     ///
@@ -401,7 +365,7 @@ impl Dilated {
         hook: Hook<'_>,
     ) -> Result<Components> {
         let monitor = Monitor::new(hook);
-        let list = self.make(&self.split(tokens, queries, keys)?, heads, &monitor)?;
+        let list = self.make(&self.sequences_of(tokens, queries, keys)?, heads, &monitor)?;
         let (lens, batch) = ((queries.len(), keys.len()), self.sequences.batch());
         Ok(Components::new(list, heads.clone(), lens, batch, self.options.clone()))
     }

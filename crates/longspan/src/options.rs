@@ -35,6 +35,8 @@ pub struct Options {
     pub(crate) executor: Option<Arc<dyn Executor>>,
     pub(crate) isa: Option<Isa>,
     pub(crate) precision: Precision,
+    /// Whether layouts are split into components; by their cost if `None`.
+    pub(crate) split: Option<bool>,
     /// Whether the bits of a row must not depend on which other rows a call has.
     pub(crate) uniform: bool,
     pub(crate) workspaces: Arc<Workspaces>,
@@ -160,6 +162,13 @@ pub(crate) use setters;
 impl Options {
     setters!();
 
+    /// [`Attention::split`](crate::Attention::split). Only [`Attention`](crate::Attention) has a choice.
+    #[must_use]
+    pub fn split(mut self, split: impl Into<Option<bool>>) -> Self {
+        self.split = split.into();
+        self
+    }
+
     /// Refuses a scale, a score transform or sink logits that are not valid for this number of query
     /// heads. Calls of this library check that themselves.
     ///
@@ -180,10 +189,11 @@ impl Options {
     /// Whether any option differs from the default.
     pub(crate) fn any_set(&self) -> bool {
         let Options {
-            scale, score, dropout, sink_logits, threads, executor, isa, precision, ..
+            scale, score, dropout, sink_logits, threads, executor, isa, precision, split, ..
         } = self;
         let of_scores = scale.is_some() || *score != Score::default() || dropout.is_some();
         let of_calls = executor.is_some() || isa.is_some() || *precision != Precision::default();
+        let of_calls = of_calls || split.is_some();
         of_scores || of_calls || sink_logits.is_some() || *threads != Threads::default()
     }
 

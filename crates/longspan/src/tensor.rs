@@ -24,6 +24,6 @@ pub(crate) use self::allocate::{allocatable, size_of_list};
 pub(crate) use self::memory::Memory;
 pub use self::owned::Tensor;
 pub(crate) use self::raw::{Raw, Strided};
-pub(crate) use self::select::{Selection, Steps};
+pub(crate) use self::select::Selection;
 pub use self::view::View;
 pub use self::view_mut::ViewMut;

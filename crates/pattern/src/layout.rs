@@ -15,7 +15,7 @@
 //! digest.rs       content hash                   compare.rs       equality of layouts
 //! picture.rs      down-sampled pictures          shade.rs         their colors
 //! limits.rs       shares of the memory limit     score_positions.rs  positions of score biases
-//! keep.rs         some blocks of a layout
+//! keep.rs         some blocks of a layout        components.rs    strided terms in orders of residues
 //! ```
 
 use std::ops::{ControlFlow, Range};
@@ -32,6 +32,7 @@ mod block_ranges;
 mod blocks;
 mod compare;
 mod compile;
+mod components;
 mod contents;
 mod count;
 mod diagonal;
@@ -49,6 +50,7 @@ mod shade;
 mod transpose;
 
 pub use blocks::{BlockMasks, Blocks};
+pub use components::{Component, PositionOrder, Split, TileCounts, TokenSteps};
 pub use count::Counts;
 pub use digest::LayoutHash;
 pub use masks::Masks;
@@ -123,8 +125,17 @@ impl Run {
 pub struct Layout {
     frame: Frame,
     /// Source of on-demand masks; `None` if all masks are stored.
-    pattern: Option<Pattern>,
+    pattern: Option<Arc<Pattern>>,
+    /// Whether it has all blocks of the pattern.
+    whole: bool,
     positioning: Positioning,
+    content: Arc<Content>,
+    split: OnceLock<Result<Option<Split>>>,
+}
+
+/// The blocks of a layout, which do not depend on where its tokens are; layouts of the same blocks
+/// at other positions share them.
+struct Content {
     /// The runs of row `r` are `starts[r]..starts[r + 1]`, rows relative to the first compiled one.
     starts: Vec<u32>,
     runs: Vec<Run>,
@@ -140,7 +151,7 @@ pub struct Layout {
 impl Layout {
     fn new(
         frame: Frame,
-        pattern: Option<Pattern>,
+        pattern: Option<Arc<Pattern>>,
         starts: Vec<u32>,
         runs: Vec<Run>,
         table: impl Into<Arc<MaskTable>>,
@@ -148,22 +159,26 @@ impl Layout {
     ) -> Self {
         Layout {
             frame,
-            positioning: pattern.as_ref().map_or(Positioning::Global, Pattern::positioning),
+            positioning: pattern.as_ref().map_or(Positioning::Global, |pattern| pattern.positioning()),
+            whole: pattern.is_some(),
             pattern,
-            starts,
-            runs,
-            table: table.into(),
-            coverage_queries,
-            work,
-            transpose: OnceLock::new(),
-            counts: OnceLock::new(),
-            hash: OnceLock::new(),
+            content: Arc::new(Content {
+                starts,
+                runs,
+                table: table.into(),
+                coverage_queries,
+                work,
+                transpose: OnceLock::new(),
+                counts: OnceLock::new(),
+                hash: OnceLock::new(),
+            }),
+            split: OnceLock::new(),
         }
     }
 
     /// Compiles `pattern` for `shape`.
     pub fn compile(pattern: &Pattern, shape: &Shape) -> Result<Self> {
-        compile::compile(pattern, shape, &mut ignore_progress)
+        Self::compile_with(pattern, shape, ignore_progress)
     }
 
     /// Compiles `pattern` for `shape` and calls `progress` with the completed and the total number
@@ -184,7 +199,10 @@ impl Layout {
         shape: &Shape,
         mut progress: impl FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<Self> {
-        compile::compile(pattern, shape, &mut progress)
+        pattern.check()?;
+        let frame = shape.resolve()?;
+        pattern.fits(frame.tokens_q, frame.query_offset, frame.key_end)?;
+        compile::compile(&Arc::new(pattern.clone()), frame, &mut progress)
     }
 
     /// Number of local queries, including those of rows that were not compiled.
@@ -240,12 +258,12 @@ impl Layout {
     pub fn row(&self, row: u32) -> &[Run] {
         assert!(self.frame.rows.contains(&row), "row {row} outside {:?}", self.frame.rows);
         let index = (row - self.frame.rows.start) as usize;
-        &self.runs[self.starts[index] as usize..self.starts[index + 1] as usize]
+        &self.content.runs[self.content.starts[index] as usize..self.content.starts[index + 1] as usize]
     }
 
     /// Number of runs in all rows.
     pub fn run_count(&self) -> usize {
-        self.runs.len()
+        self.content.runs.len()
     }
 
     /// Local indices of the queries in a row of blocks.
@@ -287,7 +305,7 @@ impl Layout {
 
     /// Number of stored masks.
     pub fn stored_masks(&self) -> usize {
-        self.table.len()
+        self.content.table.len()
     }
 
     /// A stored mask by its number ([`Run::stored`]), [`BlockSize::words`] words per query.
@@ -296,7 +314,7 @@ impl Layout {
     ///
     /// If there is no such mask.
     pub fn stored_mask(&self, number: u32) -> &[u64] {
-        self.table.get(number)
+        self.content.table.get(number)
     }
 
     /// Columns of runs, for the backward pass; computed on first use.
@@ -309,7 +327,37 @@ impl Layout {
         &self,
         progress: impl FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<&Transpose> {
-        self.lazy(&self.transpose, progress, transpose::transpose)
+        self.lazy(&self.content.transpose, progress, |progress| transpose::transpose(self, self.meter(progress)))
+    }
+
+    /// The layout as components over disjoint pairs, where its pattern has terms that are dense in an
+    /// order of residues (`strided`, `dilated`); computed on first use. `None` for other patterns,
+    /// for layouts that have not all rows and blocks of their pattern, and where components would
+    /// exceed the limits of the shape.
+    ///
+    /// ```
+    /// use longspan_pattern::{Layout, PositionOrder, Pattern, RunKind, Shape};
+    ///
+    /// let pattern: Pattern = "causal & (window(64, 0) | strided(128))".parse()?;
+    /// let layout = Layout::compile(&pattern, &Shape::new(16_384, 16_384))?;
+    /// let components = layout.split()?.unwrap().components();
+    /// assert_eq!(components[0].order(), PositionOrder::Natural);
+    /// assert_eq!(components[1].order(), PositionOrder::Residues { modulus: 128, segment: None });
+    /// let layouts = components[1].layouts();
+    /// assert_eq!((layouts.len(), layouts[0].queries()), (128, 128));
+    /// assert_eq!(layouts[0].row(1)[0].kind(), RunKind::Full);
+    /// # Ok::<_, longspan_pattern::Error>(())
+    /// ```
+    pub fn split(&self) -> Result<Option<&Split>> {
+        self.split_with(ignore_progress)
+    }
+
+    /// The same with a progress hook: see [`compile_with`](Self::compile_with).
+    pub fn split_with(
+        &self,
+        progress: impl FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<Option<&Split>> {
+        Ok(self.lazy(&self.split, progress, |progress| components::split(self, progress))?.as_ref())
     }
 
     /// Active blocks and pairs; computed on first use.
@@ -322,7 +370,7 @@ impl Layout {
         &self,
         progress: impl FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<&Counts> {
-        self.lazy(&self.counts, progress, count::count)
+        self.lazy(&self.content.counts, progress, |progress| count::count(self, self.meter(progress)))
     }
 
     /// The value in `cell`, computed on first use. Stopped computations are not stored. Concurrent
@@ -331,10 +379,10 @@ impl Layout {
         &'a self,
         cell: &'a OnceLock<Result<T>>,
         mut progress: impl FnMut(u64, u64) -> ControlFlow<()>,
-        compute: fn(&Layout, Meter<'_>) -> Result<T>,
+        compute: impl FnOnce(&mut Progress<'_>) -> Result<T>,
     ) -> Result<&'a T> {
         if cell.get().is_none() {
-            let result = compute(self, self.meter(&mut progress));
+            let result = compute(&mut progress);
             if let Err(Error::Stopped { row, rows }) = result {
                 return Err(Error::Stopped { row, rows });
             }
@@ -391,29 +439,34 @@ impl Layout {
         &self,
         progress: impl FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<LayoutHash> {
-        self.lazy(&self.hash, progress, digest::digest).copied()
+        self.lazy(&self.content.hash, progress, |progress| digest::digest(self, self.meter(progress))).copied()
     }
 
-    /// Memory of the layout in bytes, including the transpose once computed.
+    /// Memory of the layout in bytes, including transpose and components once computed.
     pub fn bytes(&self) -> usize {
-        let transpose = match self.transpose.get() {
+        let transpose = match self.content.transpose.get() {
             Some(Ok(transpose)) => transpose.bytes(),
             _ => 0,
         };
-        self.starts.capacity() * size_of::<u32>()
-            + self.runs.capacity() * size_of::<Run>()
-            + self.table.bytes()
+        let split = match self.split.get() {
+            Some(Ok(Some(split))) => split.bytes(),
+            _ => 0,
+        };
+        split
+            + self.content.starts.capacity() * size_of::<u32>()
+            + self.content.runs.capacity() * size_of::<Run>()
+            + self.content.table.bytes()
             + transpose
     }
 
     /// Coverage queries during compilation: its cost, independent of the machine.
     pub fn coverage_queries(&self) -> u64 {
-        self.coverage_queries
+        self.content.coverage_queries
     }
 
     /// Units of work of the compilation: see [`Shape::max_work`].
     pub fn work(&self) -> u64 {
-        self.work
+        self.content.work
     }
 }
 
@@ -424,8 +477,8 @@ impl std::fmt::Debug for Layout {
             .field("keys", &self.keys())
             .field("block", &self.block().get())
             .field("rows", &self.rows())
-            .field("runs", &self.runs.len())
-            .field("stored_masks", &self.table.len())
+            .field("runs", &self.content.runs.len())
+            .field("stored_masks", &self.content.table.len())
             .finish_non_exhaustive()
     }
 }

@@ -23,6 +23,7 @@
 //! |---|---|
 //! | `error`, `arith`, `svg` | errors; gcd, congruences, division; SVG files of pictures |
 //! | `positions`, `meter` | global positions of local tokens; the work budget and progress hooks |
+//! | `residues` | tokens of one residue, as views with a step |
 //! | `pattern`, `heads`, `text` | the expression, one per query head, parser and printer |
 //! | `shape` | what a layout is compiled for: lengths, offsets, position maps, padding |
 //! | `coverage` | coverage queries over a pattern: intervals of keys, mask bits, signatures |
@@ -40,6 +41,7 @@ mod layout;
 mod meter;
 mod pattern;
 mod positions;
+pub mod residues;
 mod set;
 mod shape;
 #[doc(hidden)]
@@ -53,8 +55,8 @@ pub use coverage::{BlockCoverage, PatternCoverage};
 pub use error::{Error, ParseError, Result};
 pub use heads::Heads;
 pub use layout::{
-    BlockMasks, Blocks, Cell, Counts, Layout, LayoutHash, Masks, Picture, Run, RunKind,
-    ScorePositions, Shade, Transpose,
+    BlockMasks, Blocks, Cell, Component, Counts, Layout, LayoutHash, Masks, PositionOrder, Picture, Run,
+    RunKind, ScorePositions, Shade, Split, TileCounts, TokenSteps, Transpose,
 };
 pub use pattern::{Level, Pattern, Reach};
 pub use positions::{Positions, Progression};

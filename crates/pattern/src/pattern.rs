@@ -15,11 +15,13 @@ mod operators;
 mod primitives;
 mod reach;
 mod sequences;
+mod terms;
 
 pub(crate) use block_rows::BlockRows;
 pub(crate) use lengths::Lengths;
 pub use reach::Reach;
 pub(crate) use sequences::{Positioning, Sequences};
+pub(crate) use terms::{Residues, Term};
 
 /// Maximum argument of a primitive: the sum of a position and an argument fits into 64 bits.
 pub(crate) const MAX_ARGUMENT: u64 = 1 << 61;

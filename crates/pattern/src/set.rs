@@ -157,6 +157,25 @@ impl LayoutSet {
         Ok(set)
     }
 
+    /// A set of one layout per batch entry, for all of `heads` query heads. Layouts are not compared.
+    pub fn per_entry(heads: usize, layouts: Vec<Arc<Layout>>) -> Result<Self> {
+        if let Some((first, others)) = layouts.split_first() {
+            others.iter().try_for_each(|layout| same_tokens(first, layout))?;
+        }
+        let batch = layouts.len();
+        let choice = (0..batch as u32).flat_map(|entry| std::iter::repeat_n(entry, heads)).collect();
+        Ok(LayoutSet { batch, heads, layouts, choice })
+    }
+
+    /// The same set with another layout in the place of each distinct one.
+    pub fn map(&self, new: impl FnMut(&Arc<Layout>) -> Result<Arc<Layout>>) -> Result<Self> {
+        let layouts: Vec<_> = self.layouts.iter().map(new).collect::<Result<_>>()?;
+        if let Some((first, others)) = layouts.split_first() {
+            others.iter().try_for_each(|layout| same_tokens(first, layout))?;
+        }
+        Ok(LayoutSet { layouts, ..self.clone() })
+    }
+
     /// The index of a layout equal to this one, which is added if there is none. `digests` has the
     /// block digest of each layout.
     fn intern(

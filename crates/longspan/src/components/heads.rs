@@ -1,6 +1,6 @@
 //! Which query heads a call has, and which key head each attends to.
 
-use crate::tensor::Steps;
+use longspan_pattern::residues::Steps;
 
 /// Query heads of a call, and the key head that each attends to.
 ///

@@ -3,9 +3,10 @@
 use super::Dilated;
 use crate::arguments::Pass;
 use crate::check;
+use crate::components;
 use crate::dims::Dims;
 use crate::driver;
-use crate::dtype::{Element, ElementType};
+use crate::dtype::Element;
 use crate::error::Result;
 use crate::exec::{Hook, Monitor};
 
@@ -28,29 +29,6 @@ impl Dilated {
         let inputs = driver::bytes::inputs(&element, dims)?;
         let sizes = check::tensors(&self.options, &inputs)?;
         let parts = self.parts(&sizes, &Monitor::new(Hook::none()))?;
-        // Entries and parts follow one another, in one workspace.
-        let mut workspace = 0;
-        for part in parts.iter().filter(|_| sizes.batch > 0) {
-            let entry = part.place.map_or(0, |place| place.entry);
-            let (options, selected) = part.call(&self.options, &inputs, entry);
-            let (inputs, rows) = (selected, selected.q.dims().rows());
-            let bytes = match pass {
-                Pass::Forward => driver::forward_bytes(&options, &part.layouts, &inputs)?,
-                Pass::Backward => {
-                    // Log-sum-exp in two parts, and delta.
-                    let biases: usize = options.gradient_lens().into_iter().flatten().sum();
-                    driver::backward_bytes(&options, &part.layouts, &inputs)?
-                        + (3 * rows + biases) * size_of::<f32>()
-                }
-            };
-            workspace = workspace.max(bytes);
-        }
-        let sums = match (pass, E::TYPE) {
-            (Pass::Forward, ElementType::Bf16 | ElementType::F16) => {
-                sizes.output().rows() * sizes.value_dim * size_of::<f32>()
-            }
-            _ => 0,
-        };
-        Ok(driver::bytes::of_results::<E>(&self.options, &sizes, pass) + sums + workspace)
+        components::bytes_needed(&parts, &self.options, &inputs, &sizes, pass)
     }
 }

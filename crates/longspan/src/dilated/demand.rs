@@ -55,7 +55,7 @@ impl Dilated {
         let mut coverages = Coverages::default();
         // What earlier branches have is needed all the same.
         let weighted = self.clone().overlap(super::Overlap::Weighted);
-        for sequence in &self.split(tokens, queries, keys)? {
+        for sequence in &self.sequences_of(tokens, queries, keys)? {
             let (maker, shape) =
                 (weighted.maker(sequence, heads, &monitor, &compiled), &sequence.shape);
             maker.each_segment(|pattern, _, (queries, keys), indices| {
@@ -91,7 +91,7 @@ impl Dilated {
         let (monitor, compiled) = (Monitor::new(hook), RefCell::default());
         let mut sum = DilatedWork::default();
         let mut coverages = Coverages::default();
-        for sequence in &self.split(tokens, queries, keys)? {
+        for sequence in &self.sequences_of(tokens, queries, keys)? {
             let (maker, shape) =
                 (self.maker(sequence, heads, &monitor, &compiled), &sequence.shape);
             maker.each_segment(|pattern, heads, (queries, keys), _| {

@@ -5,6 +5,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+use longspan_pattern::residues::Members;
 use longspan_pattern::{Pattern, Positions, Progression, Shape};
 
 use super::Dilated;
@@ -101,7 +102,7 @@ impl Dilated {
     }
 
     /// The sequences of some queries and keys of a sequence of `tokens` tokens.
-    pub(super) fn split(
+    pub(super) fn sequences_of(
         &self,
         tokens: usize,
         queries: &Positions,
@@ -170,40 +171,6 @@ pub(super) struct Sequence {
     pub(super) keys: Members,
 }
 
-/// Tokens of a tensor that belong to one sequence: progressions of positions in it, each with the
-/// index of its first token.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Members(Vec<(usize, Progression)>);
-
-impl Members {
-    pub(super) fn all(positions: &Positions) -> Self {
-        let mut first = 0;
-        let with_index = |progression: Progression| {
-            let index = first;
-            first += progression.len;
-            (index, progression)
-        };
-        Members(positions.progressions().map(with_index).collect())
-    }
-
-    pub(super) fn progressions(&self) -> impl Iterator<Item = (usize, Progression)> + '_ {
-        self.0.iter().copied()
-    }
-
-    /// Tokens that lie side by side: the index of the first, and the positions of all.
-    pub(super) fn runs(&self) -> Result<Vec<(usize, Positions)>> {
-        let adjacent = |a: &(usize, Progression), b: &(usize, Progression)| a.0 + a.1.len == b.0;
-        let run = |run: &[(usize, Progression)]| {
-            Ok((run[0].0, Positions::new(run.iter().map(|member| member.1))?))
-        };
-        self.0.chunk_by(adjacent).map(run).collect()
-    }
-
-    fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-}
-
 impl Sequences {
     pub(super) fn packed(queries: &[u64], keys: &[u64]) -> Result<Self> {
         Pattern::packed_cu_seqlens(queries, keys, Pattern::full())?;
@@ -260,10 +227,10 @@ impl Sequences {
             }],
             Sequences::Padded(valid) => {
                 let of_entry = |(entry, valid): (usize, &Range<usize>)| {
-                    let bounds = [valid.start as u64, valid.end as u64];
-                    let [first, end] = bounds.map(|bound| bound as i64);
-                    let [Some(queries), Some(keys)] =
-                        [queries, keys].map(|all| members(all, &bounds, |_| -first).pop())
+                    let bounds = [valid.start as i64, valid.end as i64];
+                    let [first, end] = bounds;
+                    let [Some(queries), Some(keys)] = [queries, keys]
+                        .map(|all| Members::in_ranges(all, &bounds, |_| -first).pop())
                     else {
                         unreachable!("one range");
                     };
@@ -287,8 +254,10 @@ impl Sequences {
                     let before = cu_seqlens_q[sequence] as i64;
                     length(cu_seqlens_k, sequence) - length(cu_seqlens_q, sequence) - before
                 };
-                let queries = members(queries, cu_seqlens_q, shift);
-                let keys = members(keys, cu_seqlens_k, |sequence| -(cu_seqlens_k[sequence] as i64));
+                let bounds = |list: &[u64]| list.iter().map(|&b| b as i64).collect::<Vec<_>>();
+                let queries = Members::in_ranges(queries, &bounds(cu_seqlens_q), shift);
+                let starts = bounds(cu_seqlens_k);
+                let keys = Members::in_ranges(keys, &starts, |sequence| -starts[sequence]);
                 let sequence = |(sequence, (queries, keys))| {
                     let tokens = length(cu_seqlens_k, sequence) as usize;
                     Sequence {
@@ -314,76 +283,5 @@ impl Sequences {
             }
             _ => false,
         }
-    }
-}
-
-/// The tokens whose positions are in each of the ranges between ascending bounds; positions are moved
-/// by `shift` of their range.
-fn members(positions: &Positions, bounds: &[u64], shift: impl Fn(usize) -> i64) -> Vec<Members> {
-    let mut members = vec![Members::default(); bounds.len().saturating_sub(1)];
-    let mut before = 0;
-    for Progression { start, step, len } in positions.progressions() {
-        let (first, stride) = (i128::from(start), step as i128);
-        let behind = first + stride * len as i128;
-        // Tokens of the progression before a bound.
-        let count = |bound: u64| {
-            let distance = (i128::from(bound) - first).max(0) + stride - 1;
-            (distance / stride).min(len as i128) as usize
-        };
-        let range = bounds.partition_point(|&bound| i128::from(bound) <= first).saturating_sub(1);
-        for (range, own) in members.iter_mut().enumerate().skip(range) {
-            if i128::from(bounds[range]) >= behind {
-                break;
-            }
-            let (from, to) = (count(bounds[range]), count(bounds[range + 1]));
-            if from < to {
-                let start = start + (step * from) as i64 + shift(range);
-                own.0.push((before + from, Progression { start, step, len: to - from }));
-            }
-        }
-        before += len;
-    }
-    members
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Every token is in the range of its position, at its index.
-    #[test]
-    fn tokens_are_in_the_ranges_of_their_positions() {
-        let progressions = [(3, 1, 40), (90, 3, 9), (44, 7, 6), (-2, 2, 4), (50, 1, 1)];
-        let positions =
-            Positions::new(progressions.map(|(start, step, len)| Progression { start, step, len }));
-        let positions = positions.unwrap();
-        let bounds = [0, 5, 5, 43, 44, 60, 100, 101];
-        let found = members(&positions, &bounds, |range| -(bounds[range] as i64));
-        let mut seen = 0;
-        for (range, members) in found.iter().enumerate() {
-            for (index, Progression { start, step, len }) in members.progressions() {
-                for i in 0..len {
-                    let position = start + (step * i) as i64 + bounds[range] as i64;
-                    assert_eq!(positions.get(index + i), Some(position));
-                    assert!((bounds[range]..bounds[range + 1]).contains(&(position as u64)));
-                    seen += 1;
-                }
-            }
-        }
-        let inside = |&index: &usize| (0..101).contains(&positions.get(index).unwrap());
-        assert_eq!(seen, (0..positions.len()).filter(inside).count());
-    }
-
-    #[test]
-    fn runs_are_tokens_side_by_side() {
-        let members = |list: &[(usize, i64, usize)]| {
-            let member = |&(index, start, len)| (index, Progression { start, step: 1, len });
-            Members(list.iter().map(member).collect()).runs().unwrap()
-        };
-        let runs = members(&[(2, 0, 3), (5, 10, 2), (9, 20, 1)]);
-        assert_eq!(
-            runs.iter().map(|run| (run.0, run.1.len())).collect::<Vec<_>>(),
-            [(2, 5), (9, 1)]
-        );
     }
 }

@@ -2,27 +2,11 @@
 
 use std::marker::PhantomData;
 
+use longspan_pattern::residues::Steps;
+
 use super::extent::Extent;
 use super::{View, ViewMut};
 use crate::dims::{Dims, Strides};
-
-/// The indices `first, first + step, …`, `count` of them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Steps {
-    pub(crate) first: usize,
-    pub(crate) step: usize,
-    pub(crate) count: usize,
-}
-
-impl Steps {
-    fn last(&self) -> usize {
-        self.first + self.step * self.count.saturating_sub(1)
-    }
-
-    pub(crate) fn indices(self) -> impl Iterator<Item = usize> {
-        (0..self.count).map(move |index| self.first + index * self.step)
-    }
-}
 
 /// Tokens and heads of one batch entry. Its tokens come in segments that look alike, which are the
 /// batch entries of the new view: token `t` of entry `s` is token `segments[s] + tokens[t]` of the
@@ -54,7 +38,9 @@ impl Extent {
         if selected.is_empty() {
             return (0, selected);
         }
-        let apart = segments.count == 1 || tokens.last() < tokens.first + segments.step;
+        // Segments follow each other, or all begin within a step of the first.
+        let follow = segments.count <= 1 || tokens.last() < tokens.first + segments.step;
+        let apart = follow || segments.last() - segments.first < tokens.step;
         let inside = segments.last() + tokens.last() < dims.tokens && heads.last() < dims.heads;
         assert!(apart && inside && entry < dims.batch, "{selection:?} of {dims:?}");
         let first = entry as isize * strides.batch

@@ -11,6 +11,8 @@
 //! store the most used masks within the budget; the others are computed on demand
 //! ```
 
+use std::sync::Arc;
+
 use super::block_ranges::BlockRange;
 use super::diagonal::DIAGONAL_WORK;
 use super::evaluate::Evaluator;
@@ -20,7 +22,7 @@ use crate::coverage::interval::KeyCoverage;
 use crate::error::{Error, Result};
 use crate::meter::{Meter, Progress};
 use crate::pattern::Pattern;
-use crate::shape::{Frame, Shape};
+use crate::shape::Frame;
 
 /// A range of at most this many blocks with different masks is split into one run per block, so
 /// that its masks can be stored; a longer one stays one run.
@@ -49,14 +51,12 @@ fn max_pause(frame: &Frame) -> u32 {
     (frame.keys.token_ranges().len() / 8).clamp(2, 8) as u32
 }
 
+/// Compiles a valid pattern.
 pub(super) fn compile(
-    pattern: &Pattern,
-    shape: &Shape,
+    pattern: &Arc<Pattern>,
+    frame: Frame,
     progress: &mut Progress<'_>,
 ) -> Result<Layout> {
-    pattern.check()?;
-    let frame = shape.resolve()?;
-    pattern.fits(frame.tokens_q, frame.query_offset, frame.key_end)?;
     let rows = frame.rows.len() as u64;
     let too_large = |row| Error::TooLarge { limit: frame.max_bytes, row, rows };
     if rows > frame.max_starts() {

@@ -73,13 +73,13 @@ impl<'a, 'm> Contents<'a, 'm> {
         let evaluator =
             layout.pattern.as_ref().map(|pattern| Evaluator::new(pattern, &layout.frame));
         let words = layout.block().get() * layout.block().words();
-        let stored = 0..layout.table.len() as u32;
+        let stored = 0..layout.content.table.len() as u32;
         Contents {
             layout,
             meter,
             evaluator,
             ranges: Vec::new(),
-            stored: stored.map(|id| BlockContent::of(layout.table.get(id))).collect(),
+            stored: stored.map(|id| BlockContent::of(layout.content.table.get(id))).collect(),
             by_signature: FxHashMap::default(),
             mask: vec![0; words],
         }

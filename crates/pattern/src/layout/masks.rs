@@ -128,7 +128,7 @@ impl<'a> Masks<'a> {
         let frame = &self.layout.frame;
         assert!(self.layout.rows().contains(&row) && column < frame.columns, "block outside");
         if let Some(id) = run.stored() {
-            return self.layout.table.get(id);
+            return self.layout.content.table.get(id);
         }
         let per_row = frame.block.words();
         self.words.resize(per_row * frame.block.get(), 0);
