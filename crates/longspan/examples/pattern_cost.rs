@@ -15,8 +15,8 @@ use std::time::Instant;
 
 use half::bf16;
 use longspan::{
-    Attention, Dims, Element, Gradients, Hook, Inputs, Layout, Options, Order, Output, Pattern, Shape,
-    Tensor,
+    Attention, Dims, Element, Gradients, Hook, Inputs, Layout, Options, Order, Output, Pattern,
+    Shape, Tensor,
 };
 
 const PATTERNS: [&str; 6] = [
@@ -91,7 +91,10 @@ fn run<E: Element>(
         built.split()?;
         let all = start.elapsed();
         let pairs = built.counts()?.active_pairs as f64 / (tokens as f64).powi(2);
-        println!("{pattern}: {:.2} % of the pairs, built in {natural:.1?}, {all:.1?}", 100.0 * pairs);
+        println!(
+            "{pattern}: {:.2} % of the pairs, built in {natural:.1?}, {all:.1?}",
+            100.0 * pairs
+        );
         shares.push(pairs);
         for split in [Some(false), Some(true), None] {
             cases.push(case(layout()?, split)?);

@@ -124,9 +124,7 @@ impl Attention {
         check::output(&inputs, &output)?;
         let monitor = Monitor::new(hook);
         match self.components::<E>(&sizes, &monitor)? {
-            Some(list) => {
-                components::forward_into(&list, &self.options, &inputs, output, &monitor)
-            }
+            Some(list) => components::forward_into(&list, &self.options, &inputs, output, &monitor),
             None => {
                 let rows = driver::Target::Finish(output);
                 driver::forward(&self.options, &self.layouts, &inputs, rows, &monitor)

@@ -91,7 +91,8 @@ pub use layouts::Layouts;
 pub use longspan_pattern::splitmix64;
 pub use longspan_pattern::{
     BlockMasks, BlockSize, Blocks, Counts, Heads, Layout, LayoutCache, LayoutSet, Level, Masks,
-    Padding, ParseError, Pattern, Positions, Progression, Reach, Run, RunKind, Shape,
+    Padding, ParseError, Pattern, PositionOrder, Positions, Progression, Reach, Run, RunKind,
+    Shape, Split, TileCounts, TokenSteps, residues,
 };
 pub use options::Options;
 pub use precision::{ComputeTypes, Precision};

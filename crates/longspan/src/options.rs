@@ -189,7 +189,16 @@ impl Options {
     /// Whether any option differs from the default.
     pub(crate) fn any_set(&self) -> bool {
         let Options {
-            scale, score, dropout, sink_logits, threads, executor, isa, precision, split, ..
+            scale,
+            score,
+            dropout,
+            sink_logits,
+            threads,
+            executor,
+            isa,
+            precision,
+            split,
+            ..
         } = self;
         let of_scores = scale.is_some() || *score != Score::default() || dropout.is_some();
         let of_calls = executor.is_some() || isa.is_some() || *precision != Precision::default();

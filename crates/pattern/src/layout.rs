@@ -159,7 +159,9 @@ impl Layout {
     ) -> Self {
         Layout {
             frame,
-            positioning: pattern.as_ref().map_or(Positioning::Global, |pattern| pattern.positioning()),
+            positioning: pattern
+                .as_ref()
+                .map_or(Positioning::Global, |pattern| pattern.positioning()),
             whole: pattern.is_some(),
             pattern,
             content: Arc::new(Content {
@@ -258,7 +260,8 @@ impl Layout {
     pub fn row(&self, row: u32) -> &[Run] {
         assert!(self.frame.rows.contains(&row), "row {row} outside {:?}", self.frame.rows);
         let index = (row - self.frame.rows.start) as usize;
-        &self.content.runs[self.content.starts[index] as usize..self.content.starts[index + 1] as usize]
+        &self.content.runs
+            [self.content.starts[index] as usize..self.content.starts[index + 1] as usize]
     }
 
     /// Number of runs in all rows.
@@ -327,7 +330,9 @@ impl Layout {
         &self,
         progress: impl FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<&Transpose> {
-        self.lazy(&self.content.transpose, progress, |progress| transpose::transpose(self, self.meter(progress)))
+        self.lazy(&self.content.transpose, progress, |progress| {
+            transpose::transpose(self, self.meter(progress))
+        })
     }
 
     /// The layout as components over disjoint pairs, where its pattern has terms that are dense in an
@@ -370,7 +375,9 @@ impl Layout {
         &self,
         progress: impl FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<&Counts> {
-        self.lazy(&self.content.counts, progress, |progress| count::count(self, self.meter(progress)))
+        self.lazy(&self.content.counts, progress, |progress| {
+            count::count(self, self.meter(progress))
+        })
     }
 
     /// The value in `cell`, computed on first use. Stopped computations are not stored. Concurrent
@@ -439,7 +446,10 @@ impl Layout {
         &self,
         progress: impl FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<LayoutHash> {
-        self.lazy(&self.content.hash, progress, |progress| digest::digest(self, self.meter(progress))).copied()
+        self.lazy(&self.content.hash, progress, |progress| {
+            digest::digest(self, self.meter(progress))
+        })
+        .copied()
     }
 
     /// Memory of the layout in bytes, including transpose and components once computed.

@@ -55,8 +55,8 @@ pub use coverage::{BlockCoverage, PatternCoverage};
 pub use error::{Error, ParseError, Result};
 pub use heads::Heads;
 pub use layout::{
-    BlockMasks, Blocks, Cell, Component, Counts, Layout, LayoutHash, Masks, PositionOrder, Picture, Run,
-    RunKind, ScorePositions, Shade, Split, TileCounts, TokenSteps, Transpose,
+    BlockMasks, Blocks, Cell, Component, Counts, Layout, LayoutHash, Masks, Picture, PositionOrder,
+    Run, RunKind, ScorePositions, Shade, Split, TileCounts, TokenSteps, Transpose,
 };
 pub use pattern::{Level, Pattern, Reach};
 pub use positions::{Positions, Progression};

@@ -396,9 +396,12 @@ mod tests {
                     while !rest.is_empty() {
                         let Alike { count, steps } = Alike::of(rest);
                         for of in [|s: &Segment| s.queries, |s: &Segment| s.keys] {
-                            let step = if of(&rest[0]) == rest[0].queries { steps.0 } else { steps.1 };
-                            let mut tokens: Vec<_> =
-                                rest[..count].iter().flat_map(|s| of(s).indices.indices()).collect();
+                            let step =
+                                if of(&rest[0]) == rest[0].queries { steps.0 } else { steps.1 };
+                            let mut tokens: Vec<_> = rest[..count]
+                                .iter()
+                                .flat_map(|s| of(s).indices.indices())
+                                .collect();
                             for (entry, segment) in rest[..count].iter().enumerate() {
                                 let first = of(&rest[0]).indices.first + entry * step;
                                 assert!(of(segment).indices.first == first || count == 1);

@@ -163,7 +163,8 @@ impl LayoutSet {
             others.iter().try_for_each(|layout| same_tokens(first, layout))?;
         }
         let batch = layouts.len();
-        let choice = (0..batch as u32).flat_map(|entry| std::iter::repeat_n(entry, heads)).collect();
+        let choice =
+            (0..batch as u32).flat_map(|entry| std::iter::repeat_n(entry, heads)).collect();
         Ok(LayoutSet { batch, heads, layouts, choice })
     }
 

@@ -28,7 +28,7 @@ fn layouts_equal_their_predicate_everywhere() {
     let first = number("LONGSPAN_SEED", 0);
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
     let next = AtomicU64::new(0);
-    let partial = AtomicU64::new(0);
+    let [partial, split] = [AtomicU64::new(0), AtomicU64::new(0)];
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
@@ -41,8 +41,9 @@ fn layouts_equal_their_predicate_everywhere() {
                     let case = Case::from_seed(seed);
                     let checked = std::panic::catch_unwind(|| check(&case));
                     match checked {
-                        Ok(Ok(active)) => {
-                            partial.fetch_add(active.into(), Ordering::Relaxed);
+                        Ok(Ok(had)) => {
+                            partial.fetch_add(had.partial.into(), Ordering::Relaxed);
+                            split.fetch_add(had.split.into(), Ordering::Relaxed);
                         }
                         Ok(Err(error)) => panic!("seed {seed}: {error}\n{case}"),
                         Err(_) => panic!("seed {seed}: panicked\n{case}"),
@@ -52,8 +53,10 @@ fn layouts_equal_their_predicate_everywhere() {
         }
     });
     // Guards against a generator whose cases are all empty or all full.
-    let partial = partial.into_inner();
+    let (partial, split) = (partial.into_inner(), split.into_inner());
     assert!(partial * 2 > cases, "only {partial} of {cases} cases had a Partial block");
+    assert!(split * 20 > cases, "only {split} of {cases} cases had components");
+    println!("{split} of {cases} cases had components");
 }
 
 /// A row compiled alone is never copied from the row above; compiled with the others it may be.

@@ -1,6 +1,6 @@
 //! Memory that a call takes before it is made.
 
-use super::Component;
+use super::{Component, Part};
 use crate::arguments::{Inputs, Pass};
 use crate::dims::Sizes;
 use crate::driver;
@@ -21,14 +21,19 @@ pub(crate) fn bytes_needed<E: Element>(
     for component in components.iter().filter(|_| sizes.batch > 0) {
         let entry = component.place.map_or(0, |place| place.entry);
         let (options, selected) = component.call(options, inputs, entry);
-        let (inputs, rows) = (selected, selected.q.dims().rows());
-        let bytes = match pass {
-            Pass::Forward => driver::forward_bytes(&options, &component.layouts, &inputs)?,
-            Pass::Backward => {
-                // Log-sum-exp in two parts, and delta.
+        // Rows that are not all are gathered: log-sum-exp in two parts, and delta.
+        let (gathered, biases) = match component.part {
+            Part::All => (0, 0),
+            Part::Some { .. } => {
                 let biases: usize = options.gradient_lens().into_iter().flatten().sum();
-                driver::backward_bytes(&options, &component.layouts, &inputs)?
-                    + (3 * rows + biases) * size_of::<f32>()
+                (3 * selected.q.dims().rows(), biases)
+            }
+        };
+        let bytes = match pass {
+            Pass::Forward => driver::forward_bytes(&options, &component.layouts, &selected)?,
+            Pass::Backward => {
+                driver::backward_bytes(&options, &component.layouts, &selected)?
+                    + (gathered + biases) * size_of::<f32>()
             }
         };
         workspace = workspace.max(bytes);

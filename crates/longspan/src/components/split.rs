@@ -90,9 +90,8 @@ pub(crate) fn split(
         list.push(Component { layouts, part: Part::All, weight, place: None });
     }
     let map = HeadMap::all(heads, key_heads);
-    let same = (1..batch).all(|entry| {
-        (0..heads).all(|head| layouts.index(entry, head) == layouts.index(0, head))
-    });
+    let same = (1..batch)
+        .all(|entry| (0..heads).all(|head| layouts.index(entry, head) == layouts.index(0, head)));
     for entry in 0..if same { 1 } else { batch } {
         let place = (!same).then_some(Place { entry, sequence: entry });
         for (index, split) in splits.iter().enumerate() {

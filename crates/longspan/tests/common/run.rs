@@ -289,6 +289,15 @@ pub(crate) fn measures<E: Number>(
 
 /// Every instruction set that this CPU has against the oracle; what is wrong, a line each.
 pub(crate) fn check<E: Number>(case: &AttentionCase, placement: Option<Placement>) -> Vec<String> {
+    check_with::<E>(case, placement, |attention| attention)
+}
+
+/// The same with further options.
+pub(crate) fn check_with<E: Number>(
+    case: &AttentionCase,
+    placement: Option<Placement>,
+    options: impl Fn(Attention) -> Attention,
+) -> Vec<String> {
     let problem = case.problem().rounded(E::PRECISION);
     let (truth, naive) = (truth(&problem, case.sample), naive(&problem, case.sample));
     let order = match case.axes {
@@ -299,7 +308,7 @@ pub(crate) fn check<E: Number>(case: &AttentionCase, placement: Option<Placement
     let tensors = TensorsOf::<E>::of(&problem, placement);
     let mut wrong = Vec::new();
     for (n, isa) in Isa::available().into_iter().enumerate() {
-        let attention = attention(case, isa, 1 + n % 2);
+        let attention = options(attention(case, isa, 1 + n % 2));
         let got = Run { attention: &attention, tensors: &tensors, results: placement }.both();
         for measure in measures::<E>(isa, &problem, (&truth, &naive), &got, case.sample) {
             if !measure.holds() {

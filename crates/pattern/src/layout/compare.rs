@@ -82,7 +82,10 @@ impl Layout {
     /// Whether the masks agree, given equal block digests.
     pub(crate) fn same_masks(&self, other: &Layout, progress: &mut Progress<'_>) -> Result<bool> {
         let stored = |layout: &Layout| layout.content.runs.iter().all(|run| run.mask != ON_DEMAND);
-        if self.content.runs == other.content.runs && self.content.table == other.content.table && stored(self) {
+        if self.content.runs == other.content.runs
+            && self.content.table == other.content.table
+            && stored(self)
+        {
             return Ok(true);
         }
         let mut progress = |row, rows| progress(row, rows);

@@ -210,13 +210,14 @@ fn segments(layout: &Layout, term: &Term, most: usize) -> Option<Vec<Segment>> {
             }
             let behind = key_lengths.total() - query_lengths.total();
             let starts = |lengths: &Lengths, shift| {
-                (0..=count).map(|i| if i == count { lengths.total() } else { lengths.start(i) } + shift)
+                (0..=count)
+                    .map(|i| if i == count { lengths.total() } else { lengths.start(i) } + shift)
                     .collect::<Vec<_>>()
             };
-            let (query_bounds, key_bounds) = (starts(query_lengths, behind), starts(key_lengths, 0));
-            let query_shift = |i: usize| {
-                key_lengths.length(i) - query_lengths.length(i) - query_bounds[i]
-            };
+            let (query_bounds, key_bounds) =
+                (starts(query_lengths, behind), starts(key_lengths, 0));
+            let query_shift =
+                |i: usize| key_lengths.length(i) - query_lengths.length(i) - query_bounds[i];
             let queries = Members::in_ranges(queries, &query_bounds, query_shift);
             let keys = Members::in_ranges(keys, &key_bounds, |i| -key_bounds[i]);
             queries.into_iter().zip(keys).collect()
@@ -293,10 +294,8 @@ impl Builder<'_, '_> {
                     progression(self.layout.key_positions(), &segment.keys),
                 ];
                 let positions = (Positions::new([queries])?, Positions::new([keys])?);
-                let key = (
-                    [queries.len, queries.step, keys.len, keys.step],
-                    queries.start - keys.start,
-                );
+                let key =
+                    ([queries.len, queries.step, keys.len, keys.step], queries.start - keys.start);
                 layouts.push(match compiled.get(&key).filter(|_| relative) {
                     Some(known) => Arc::new(known.moved(positions)),
                     None => {

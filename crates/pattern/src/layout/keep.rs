@@ -59,7 +59,8 @@ impl Layout {
             }
         }
         let (frame, pattern) = (self.frame.clone(), self.pattern.clone());
-        let mut kept = Layout::new(frame, pattern, run_starts, runs, self.content.table.clone(), (0, 0));
+        let mut kept =
+            Layout::new(frame, pattern, run_starts, runs, self.content.table.clone(), (0, 0));
         kept.positioning = self.positioning.clone();
         kept.whole = false;
         Ok(kept)

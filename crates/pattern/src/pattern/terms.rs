@@ -235,7 +235,10 @@ fn union(all: Option<Pattern>, more: Option<Pattern>) -> Option<Pattern> {
 
 fn packed(queries: &Lengths, keys: &Lengths, inner: Pattern) -> Pattern {
     let levels = inner.1 + 1;
-    Pattern(Expr::Packed { queries: queries.clone(), keys: keys.clone(), inner: inner.into() }, levels)
+    Pattern(
+        Expr::Packed { queries: queries.clone(), keys: keys.clone(), inner: inner.into() },
+        levels,
+    )
 }
 
 #[cfg(test)]
@@ -307,7 +310,8 @@ mod tests {
             ))
         );
         assert_eq!(
-            text("(causal | strided(3)) & (window(1, 1) | strided(5))").map(|(_, terms)| terms.len()),
+            text("(causal | strided(3)) & (window(1, 1) | strided(5))")
+                .map(|(_, terms)| terms.len()),
             Some(2)
         );
     }

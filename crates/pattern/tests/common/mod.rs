@@ -41,8 +41,16 @@ fn shape(case: &Case) -> Shape {
     shape
 }
 
-/// Runs all checks of one case; returns whether it had a Partial block.
-pub(crate) fn check(case: &Case) -> Result<bool, String> {
+/// What a case had.
+pub(crate) struct Checked {
+    /// A Partial block.
+    pub(crate) partial: bool,
+    /// Components.
+    pub(crate) split: bool,
+}
+
+/// Runs all checks of one case.
+pub(crate) fn check(case: &Case) -> Result<Checked, String> {
     let text = case.rule.to_string();
     let pattern: Pattern = text.parse().map_err(|e| format!("{text} does not parse: {e}"))?;
     let printed = pattern.to_string();
@@ -58,7 +66,8 @@ pub(crate) fn check(case: &Case) -> Result<bool, String> {
     active.compare(&layout, &truth)?;
     check_transpose(&layout)?;
     check_given_blocks(&layout, case)?;
-    Ok(active.partial > 0)
+    let split = check_components(&layout, &active)?;
+    Ok(Checked { partial: active.partial > 0, split })
 }
 
 /// The active pairs of a layout, read block by block.
@@ -143,6 +152,51 @@ impl ActivePairs {
         }
         Ok(())
     }
+}
+
+/// Every active pair is in one component, once, at its positions. Returns whether there are any.
+fn check_components(layout: &Layout, active: &ActivePairs) -> Result<bool, String> {
+    let Some(split) = layout.split().map_err(|e| e.to_string())? else { return Ok(false) };
+    let mut times = vec![vec![0_u32; layout.keys()]; layout.queries()];
+    for component in split.components() {
+        let (queries, keys) = (component.queries(), component.keys());
+        let entries = queries.segments.indices().zip(keys.segments.indices());
+        if [queries, keys].iter().any(|side| side.segments.count != component.layouts().len()) {
+            return Err(format!("{component:?} has other segments than layouts"));
+        }
+        for ((first_query, first_key), own) in entries.zip(component.layouts()) {
+            let pairs = ActivePairs::read(own)?;
+            check_transpose(own)?;
+            if own.split().map_err(|e| e.to_string())?.is_some() {
+                return Err("a component is split again".into());
+            }
+            let tokens = |first, side: &longspan_pattern::TokenSteps| {
+                side.tokens.indices().map(|token| first + token).collect::<Vec<_>>()
+            };
+            let (queries, keys) = (tokens(first_query, &queries), tokens(first_key, &keys));
+            for (i, &query) in queries.iter().enumerate() {
+                if own.query_positions().get(i) != layout.query_positions().get(query) {
+                    return Err(format!("query {i} of a component is not at that of {query}"));
+                }
+                for (j, &key) in keys.iter().enumerate() {
+                    times[query][key] += u32::from(pairs.rows[i][j]);
+                }
+            }
+            for (j, &key) in keys.iter().enumerate() {
+                if own.key_positions().get(j) != layout.key_positions().get(key) {
+                    return Err(format!("key {j} of a component is not at that of {key}"));
+                }
+            }
+        }
+    }
+    for (query, (times, active)) in times.iter().zip(&active.rows).enumerate() {
+        for (key, (times, active)) in times.iter().zip(active).enumerate() {
+            if *times != u32::from(*active) {
+                return Err(format!("pair ({query}, {key}) is in {times} components"));
+            }
+        }
+    }
+    Ok(true)
 }
 
 /// The columns have the same blocks with the same masks as the rows.
