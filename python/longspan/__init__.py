@@ -21,6 +21,7 @@ from longspan._attention import Attention
 from longspan._longspan import (
     Array,
     BlockSelector,
+    Component,
     Dilated,
     KeptMass,
     KvCache,
@@ -63,6 +64,7 @@ __all__ = [
     "Array",
     "Attention",
     "BlockSelector",
+    "Component",
     "Dilated",
     "Gradients",
     "KeptMass",

@@ -2,14 +2,15 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use longspan::{Counts, Heads, Layout as Compiled, LayoutSet, Layouts, Positions};
-use longspan_pattern::{Error, Progression};
+use longspan::{Counts, Heads, Layout as Compiled, LayoutSet, Layouts};
+use longspan_pattern::Error;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyBytes, PyDict, PyRange, PyTuple};
+use pyo3::types::{PyBool, PyBytes, PyDict, PyTuple};
 
-use crate::arguments::{Placement, Whole, Wholes, padding};
+use crate::arguments::{Placement, Whole, padding};
 use crate::block_lists::{self, Width};
+use crate::components::{self, Component, ranges};
 use crate::errors;
 use crate::{picture, signals};
 
@@ -277,6 +278,32 @@ impl Layout {
         self.sum(py, |counts| counts.active_pairs)
     }
 
+    /// The layout of a batch entry and head as `Component`s over disjoint pairs, where its pattern has
+    /// terms that are dense in an order of residues (`strided`, `dilated`); an empty list for others.
+    /// Kernels compute these where that is faster.
+    ///
+    /// >>> import longspan
+    /// >>> layout = longspan.Pattern("strided(64) | window(8, 8)").compile(4096)
+    /// >>> [(part.modulus, part.queries) for part in layout.components()]
+    /// [(1, (range(0, 1), range(0, 4096))), (64, (range(0, 64), range(0, 4096, 64)))]
+    #[pyo3(signature = (batch=0, head=0))]
+    fn components(&self, py: Python<'_>, batch: usize, head: usize) -> PyResult<Vec<Component>> {
+        let layout = match &self.layouts {
+            Layouts::One(layout) => layout,
+            Layouts::Each(set) => {
+                let entry = self.batch.map_or(0, |_| batch);
+                let head = self.heads.map_or(0, |_| head);
+                if entry >= set.batch() || head >= set.heads() {
+                    let (batches, heads) = (set.batch(), set.heads());
+                    let text = format!("the layout has {batches} batch entries and {heads} heads");
+                    return Err(errors::value(text));
+                }
+                &set.layouts()[set.index(entry, head)]
+            }
+        };
+        components::all(py, layout)
+    }
+
     /// Bytes that the distinct layouts hold at present.
     #[getter]
     fn nbytes(&self) -> usize {
@@ -433,46 +460,6 @@ impl Layout {
         };
         signals::released(py, draw, errors::raise_pattern)
     }
-}
-
-/// The cells of a grid in the order of its tiles, as `query_map` and `key_map` of `Pattern.compile` take
-/// it. Positions are those of `neighborhood`: from 0 on, the last axis fastest. In tiles of 8 x 8 or
-/// 4 x 4 x 4 cells, neighborhoods are few blocks of 64 tokens; tensors have to be in the same order.
-/// `longspan.torch.neighborhood_attention` does all of it.
-///
-/// >>> import longspan
-/// >>> longspan.tiles([2, 6], [2, 3])
-/// [range(0, 3), range(6, 9), range(3, 6), range(9, 12)]
-/// >>> order = longspan.tiles([64, 64], [8, 8])
-/// >>> pattern = longspan.neighborhood([64, 64], [6, 6])
-/// >>> pattern.compile(4096).active_blocks
-/// 790
-/// >>> pattern.compile(4096, query_map=order, key_map=order).active_blocks
-/// 484
-#[pyfunction]
-pub(crate) fn tiles<'py>(
-    py: Python<'py>,
-    sizes: Wholes,
-    tile: Wholes,
-) -> PyResult<Vec<Bound<'py, PyRange>>> {
-    let [sizes, tile] = [sizes, tile]
-        .map(|list| -> Vec<usize> { list.0.into_iter().map(|size| size as usize).collect() });
-    let order = Positions::tiles(&sizes, &tile).map_err(errors::raise_pattern)?;
-    ranges(py, Some(&order)).map(Option::unwrap_or_default)
-}
-
-/// A map as `Pattern.compile` takes it.
-fn ranges<'py>(
-    py: Python<'py>,
-    map: Option<&Positions>,
-) -> PyResult<Option<Vec<Bound<'py, PyRange>>>> {
-    let Some(map) = map else { return Ok(None) };
-    let range = |part: Progression| {
-        let step = part.step as isize;
-        let end = part.start as isize + step * part.len as isize;
-        PyRange::new_with_step(py, part.start as isize, end, step)
-    };
-    map.progressions().map(range).collect::<PyResult<Vec<_>>>().map(Some)
 }
 
 impl Layout {

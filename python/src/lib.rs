@@ -24,6 +24,7 @@ mod block_lists;
 mod cache;
 mod call;
 mod carrier;
+mod components;
 mod dilated;
 mod dlpack;
 mod engine;
@@ -50,11 +51,13 @@ mod _longspan {
     #[pymodule_export]
     use crate::cache::KvCache;
     #[pymodule_export]
+    use crate::components::{Component, tiles};
+    #[pymodule_export]
     use crate::dilated::Dilated;
     #[pymodule_export]
     use crate::errors::RingError;
     #[pymodule_export]
-    use crate::layout::{Layout, tiles};
+    use crate::layout::Layout;
     #[pymodule_export]
     use crate::limits::{amx_peak, best_isa, fma_peak, read_bandwidth};
     #[pymodule_export]

@@ -7,11 +7,13 @@
 //! [`accumulate`](Attention::accumulate), which adds gradients that belong to the final statistics
 //! of each row.
 
+use std::sync::Arc;
+
 use crate::arguments::{
     Gradients, GradientsMut, Inputs, Output, OutputGradient, OutputMut, OutputRef, Pass,
 };
 use crate::check;
-use crate::components::{self, Component};
+use crate::components::{self, Component, Kept, SplitKey};
 use crate::dims::{Dims, Sizes};
 use crate::driver::{self, gradients};
 use crate::dtype::Element;
@@ -63,13 +65,14 @@ use crate::tensor::{View, ViewMut};
 pub struct Attention {
     pub(crate) layouts: Layouts,
     pub(crate) options: Options,
+    kept: Kept<SplitKey>,
 }
 
 impl Attention {
     /// Attention over a [`Layout`](crate::Layout) for every batch entry and head, or over a
     /// [`LayoutSet`](crate::LayoutSet).
     pub fn new(layouts: impl Into<Layouts>) -> Self {
-        Attention { layouts: layouts.into(), options: Options::default() }
+        Attention { layouts: layouts.into(), options: Options::default(), kept: Kept::default() }
     }
 
     setters!(options);
@@ -137,8 +140,9 @@ impl Attention {
         &self,
         sizes: &Sizes,
         monitor: &Monitor<'_>,
-    ) -> Result<Option<Vec<Component>>> {
-        components::split(&self.options, E::TYPE, &self.layouts, sizes, monitor)
+    ) -> Result<Option<Arc<Vec<Component>>>> {
+        let (options, layouts) = (&self.options, &self.layouts);
+        components::split(options, E::TYPE, layouts, sizes, &self.kept, monitor)
     }
 
     /// Bytes that the first call of a pass over queries, keys and values of these dims allocates:
@@ -314,7 +318,7 @@ impl Attention {
         let sizes = check::inputs(&self.options, &self.layouts, &inputs)?;
         check::statistics(&dout, &rows, sizes.output())?;
         check::accumulated(&self.options, &inputs, &dout, &rows, &gradients)?;
-        let Attention { layouts, options } = self;
+        let Attention { layouts, options, .. } = self;
         match self.components::<E>(&sizes, monitor)? {
             Some(list) => {
                 components::accumulate(&list, options, &inputs, dout, rows, gradients, monitor)

@@ -6,7 +6,9 @@
 //! so is what a rank of a ring computes over the keys of a hop.
 
 mod bytes;
+mod cost;
 mod heads;
+mod kept;
 mod split;
 
 use std::ops::ControlFlow;
@@ -16,8 +18,10 @@ use longspan_pattern::residues::Steps;
 use longspan_pattern::{Heads, Layout, LayoutSet, Padding, Positions, Shape};
 
 pub(crate) use self::bytes::bytes_needed;
+pub use self::cost::Prediction;
 pub use self::heads::HeadMap;
-pub(crate) use self::split::split;
+pub(crate) use self::kept::Kept;
+pub(crate) use self::split::{SplitKey, split};
 use crate::arguments::{GradientsMut, Inputs, OutputMut};
 use crate::check;
 use crate::dims::{Dims, Order};
@@ -65,7 +69,7 @@ pub(crate) enum Part {
 
 impl Component {
     /// A component of the tensors of another one, which has all tokens.
-    fn within(self, outer: &Component) -> Self {
+    fn within(&self, outer: &Component) -> Self {
         let compose = |outer: Selection, inner: Selection| {
             let (of, own) = (outer.heads, inner.heads);
             let heads = Steps {
@@ -77,15 +81,11 @@ impl Component {
         };
         let part = match (outer.part, self.part) {
             (Part::All, part) | (part, Part::All) => part,
-            (
-                Part::Some { queries, keys },
-                Part::Some { queries: own_queries, keys: own_keys },
-            ) => Part::Some {
-                queries: compose(queries, own_queries),
-                keys: compose(keys, own_keys),
-            },
+            (Part::Some { queries, keys }, Part::Some { queries: own_queries, keys: own_keys }) => {
+                Part::Some { queries: compose(queries, own_queries), keys: compose(keys, own_keys) }
+            }
         };
-        Component { part, ..self }
+        Component { part, ..self.clone() }
     }
 
     /// Options for the heads of this component and a batch entry; `of` is the number of query heads.
@@ -284,7 +284,7 @@ impl Components {
         accumulate(&list, &self.options, &inputs, dout, rows, gradients, &monitor)
     }
 
-    /// The calls, with terms that are faster in an order of their own as calls of their own.
+    /// The calls, with terms that are faster in an order of residues as calls of their own.
     fn split<E: Element>(
         &self,
         inputs: &Inputs<'_, E>,
@@ -298,9 +298,10 @@ impl Components {
             let (options, selected) = component.call(&self.options, inputs, 0);
             // A call over all tensors has all batch entries; others are made for each.
             let sizes = check::inputs(&options, &component.layouts, &selected)?;
-            let own = split(&options, E::TYPE, &component.layouts, &sizes, monitor)?;
+            let own =
+                split(&options, E::TYPE, &component.layouts, &sizes, &Kept::default(), monitor)?;
             match own {
-                Some(own) => list.extend(own.into_iter().map(|inner| inner.within(component))),
+                Some(own) => list.extend(own.iter().map(|inner| inner.within(component))),
                 None => list.push(component.clone()),
             }
         }

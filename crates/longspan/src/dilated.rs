@@ -11,7 +11,7 @@ pub use self::demand::DilatedWork;
 
 use std::cell::RefCell;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::sync::Arc;
 
 use longspan_pattern::{Pattern, Positions};
 
@@ -21,7 +21,7 @@ use crate::arguments::{
     Gradients, GradientsMut, Inputs, Output, OutputGradient, OutputMut, OutputRef,
 };
 use crate::check;
-use crate::components::{self, Component, Components, HeadMap};
+use crate::components::{self, Component, Components, HeadMap, Kept};
 use crate::dims::Sizes;
 use crate::driver::gradients;
 use crate::dtype::Element;
@@ -29,9 +29,6 @@ use crate::error::{Error, Result};
 use crate::exec::{Hook, Monitor};
 use crate::options::{Options, setters};
 use crate::softmax::RowStatistics;
-
-/// Shapes whose layouts are kept.
-const KEPT: usize = 4;
 
 /// Dilated attention as LongNet defines it (arXiv 2307.02486).
 ///
@@ -81,8 +78,7 @@ pub struct Dilated {
     query_offset: Option<i64>,
     sequences: Sequences,
     pub(crate) options: Options,
-    /// The one that was used last is the last to go.
-    made: Arc<Mutex<Vec<Made>>>,
+    kept: Kept<Key>,
 }
 
 /// Branches, and what they are cut with and combined by; options are not printed.
@@ -116,13 +112,6 @@ impl fmt::Display for Dilated {
 /// The position of the first query; queries, keys, query heads, key heads; what a sequence is.
 type Key = (i64, [usize; 4], Sequences);
 
-/// The parts of a call of given sizes.
-#[derive(Debug, Clone)]
-struct Made {
-    key: Key,
-    parts: Arc<Vec<Component>>,
-}
-
 impl Dilated {
     /// These branches, at least one, as [`Branch`]es or as pairs of segment length and rate.
     pub fn new<B>(branches: impl IntoIterator<Item = B>) -> Result<Self>
@@ -143,7 +132,7 @@ impl Dilated {
             query_offset: None,
             sequences: Sequences::default(),
             options: Options::default(),
-            made: Arc::default(),
+            kept: Kept::default(),
         })
     }
 
@@ -152,7 +141,7 @@ impl Dilated {
     #[must_use]
     pub fn within(mut self, pattern: Pattern) -> Self {
         self.within = pattern;
-        self.made = Arc::default();
+        self.kept = Kept::default();
         self
     }
 
@@ -173,7 +162,7 @@ impl Dilated {
     #[must_use]
     pub fn also(mut self, pattern: Pattern) -> Self {
         self.also = Some(pattern);
-        self.made = Arc::default();
+        self.kept = Kept::default();
         self
     }
 
@@ -181,7 +170,7 @@ impl Dilated {
     #[must_use]
     pub fn overlap(mut self, overlap: Overlap) -> Self {
         self.overlap = overlap;
-        self.made = Arc::default();
+        self.kept = Kept::default();
         self
     }
 
@@ -380,26 +369,11 @@ impl Dilated {
         }
         let axis = self.query_axis(sizes);
         let key = (axis.offset, [queries, keys, heads, key_heads], self.sequences.clone());
-        // No lock is held while layouts are compiled, and none is waited for, so that a child of
-        // `fork` finds none that its parent has taken along.
-        if let Some(mut made) = self.made()
-            && let Some(known) = made.iter().position(|made| made.key == key)
-        {
-            let known = made.remove(known);
-            made.push(known.clone());
-            return Ok(known.parts);
-        }
-        let positions = (Positions::range(axis.offset, queries)?, Positions::range(0, keys)?);
-        let sequences = self.sequences.split(keys, axis, &positions.0, &positions.1);
-        let parts = self.make(&sequences, &HeadMap::all(heads, key_heads), monitor)?;
-        let parts = Arc::new(parts);
-        if let Some(mut made) = self.made() {
-            if made.len() == KEPT {
-                made.remove(0);
-            }
-            made.push(Made { key, parts: parts.clone() });
-        }
-        Ok(parts)
+        self.kept.get_or_make(key, || {
+            let positions = (Positions::range(axis.offset, queries)?, Positions::range(0, keys)?);
+            let sequences = self.sequences.split(keys, axis, &positions.0, &positions.1);
+            self.make(&sequences, &HeadMap::all(heads, key_heads), monitor)
+        })
     }
 
     fn make(
@@ -429,14 +403,5 @@ impl Dilated {
         let Dilated { branches, within, overlap, .. } = self;
         let (also, overlap) = (self.also.as_ref(), *overlap);
         Maker { branches, within, also, overlap, sequence, heads, monitor, compiled }
-    }
-
-    /// What is kept from call to call, unless another thread has it at the moment.
-    fn made(&self) -> Option<MutexGuard<'_, Vec<Made>>> {
-        match self.made.try_lock() {
-            Ok(made) => Some(made),
-            Err(TryLockError::Poisoned(made)) => Some(made.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
     }
 }

@@ -35,6 +35,9 @@ impl Steps {
     }
 }
 
+/// Residues that are looked at per segment, at most.
+const LOOKS: usize = 64;
+
 /// Tokens of a tensor: progressions of positions, each with the index of its first token.
 #[derive(Debug, Clone, Default)]
 pub struct Members(Vec<(usize, Progression)>);
@@ -185,7 +188,8 @@ impl Alike {
 }
 
 /// Every progression of queries with every progression of keys, where their positions are congruent
-/// modulo `modulus`: residue by residue. `None` if there are more than `most` segments.
+/// modulo `modulus`: residue by residue. `None` if there are more than `most` segments, or far more
+/// residues to look at.
 ///
 /// ```
 /// use longspan_pattern::{Positions, residues::{Alike, Members, strided}};
@@ -204,11 +208,16 @@ pub fn strided(
     most: usize,
 ) -> Option<Vec<Segment>> {
     let modulus = modulus as i64;
-    let mut segments = Vec::new();
+    let (mut segments, mut looked) = (Vec::new(), 0_usize);
     for (query_index, query) in queries.progressions() {
         let period = Congruence::new(query.step as i64, modulus).period as usize;
         for (key_index, key) in keys.progressions() {
             let congruence = Congruence::new(key.step as i64, modulus);
+            // Most residues of the queries may be of no key.
+            looked = looked.saturating_add(period.min(query.len));
+            if looked / LOOKS > most {
+                return None;
+            }
             for first in 0..period.min(query.len) {
                 let position = query.start + (query.step * first) as i64;
                 let Some(first_key) = congruence.first(key.start - position) else { continue };
@@ -252,44 +261,48 @@ fn every(
 }
 
 /// Every progression of queries with every progression of keys in the same segment of `length`
-/// positions from 0 on, at positions `offset` modulo `rate` from its start.
+/// positions from 0 on, at positions `offset` modulo `rate` from its start. `None` if there are more
+/// than `most` of them.
 pub fn dilated(
     queries: &Members,
     keys: &Members,
-    length: u64,
-    rate: u64,
-    offset: u64,
-) -> Vec<Segment> {
+    (length, rate, offset): (u64, u64, u64),
+    most: usize,
+) -> Option<Vec<Segment>> {
     let length = i64::try_from(length).unwrap_or(i64::MAX);
     let (rate, offset) = (rate as i64, offset as i64);
-    let all_queries = tokens_of(queries, (0, queries.end()), length, rate, offset);
+    let branch = (length, rate, offset);
+    let all_queries = tokens_of(queries, (0, queries.end()), branch, most)?;
     let starts = || all_queries.iter().map(|tokens| tokens.segment);
     let (Some(first), Some(last)) = (starts().min(), starts().max()) else {
-        return Vec::new();
+        return Some(Vec::new());
     };
     let mut by_segment: HashMap<i64, Vec<Tokens>> = HashMap::new();
     let end = last.saturating_add(length).min(keys.end());
-    for tokens in tokens_of(keys, (first, end), length, rate, offset) {
+    for tokens in tokens_of(keys, (first, end), branch, most)? {
         by_segment.entry(tokens.segment).or_default().push(tokens);
     }
     let mut segments = Vec::new();
     for queries in all_queries {
         for &keys in by_segment.get(&queries.segment).into_iter().flatten() {
+            if segments.len() == most {
+                return None;
+            }
             segments.push(Segment { queries, keys });
         }
     }
-    segments
+    Some(segments)
 }
 
 /// Tokens at positions `offset` modulo `rate` of each segment of `length` positions between two, the
-/// first of which starts a segment; in the order of progressions and segments.
+/// first of which starts a segment; in the order of progressions and segments. `None` if more than
+/// `most` segments have some.
 fn tokens_of(
     members: &Members,
     (from, end): (i64, i64),
-    length: i64,
-    rate: i64,
-    offset: i64,
-) -> Vec<Tokens> {
+    (length, rate, offset): (i64, i64, i64),
+    most: usize,
+) -> Option<Vec<Tokens>> {
     let mut found = Vec::new();
     for (index, progression) in members.progressions() {
         let (start, step) = (progression.start, progression.step as i64);
@@ -304,6 +317,9 @@ fn tokens_of(
             if let Some(first) = congruence.first(start - segment - offset) {
                 let first = low + (first - low).rem_euclid(congruence.period);
                 if first < high {
+                    if found.len() == most {
+                        return None;
+                    }
                     let part = Progression { len: high as usize, ..progression };
                     let (first, period) = (first as usize, congruence.period as usize);
                     found.push(every(index, part, first, period, segment));
@@ -312,7 +328,7 @@ fn tokens_of(
             segment = segment.saturating_add(length);
         }
     }
-    found
+    Some(found)
 }
 
 #[cfg(test)]
@@ -333,7 +349,11 @@ mod tests {
             let all = Positions::new([steps(0, 1, 2), steps(start, step, len)]).unwrap();
             for (length, rate) in [(100, 1), (16, 4), (10, 3), (7, 7), (100, 64), (5, 6)] {
                 for offset in 0..rate {
-                    let found = tokens_of(&Members::all(&all), (0, 100), length, rate, offset);
+                    let members = Members::all(&all);
+                    let of = |most| tokens_of(&members, (0, 100), (length, rate, offset), most);
+                    let found = of(usize::MAX).unwrap();
+                    assert_eq!(of(found.len()).as_ref(), Some(&found));
+                    assert!(found.is_empty() || of(found.len() - 1).is_none());
                     let mut indices = Vec::new();
                     for tokens in &found {
                         for (i, index) in tokens.indices.indices().enumerate() {
@@ -395,17 +415,16 @@ mod tests {
                     let mut rest = &segments[..];
                     while !rest.is_empty() {
                         let Alike { count, steps } = Alike::of(rest);
-                        for of in [|s: &Segment| s.queries, |s: &Segment| s.keys] {
-                            let step =
-                                if of(&rest[0]) == rest[0].queries { steps.0 } else { steps.1 };
-                            let mut tokens: Vec<_> = rest[..count]
-                                .iter()
-                                .flat_map(|s| of(s).indices.indices())
-                                .collect();
-                            for (entry, segment) in rest[..count].iter().enumerate() {
-                                let first = of(&rest[0]).indices.first + entry * step;
-                                assert!(of(segment).indices.first == first || count == 1);
+                        let group = &rest[..count];
+                        let sides: [(fn(&Segment) -> Tokens, _); 2] =
+                            [(|s| s.queries, steps.0), (|s| s.keys, steps.1)];
+                        for (of, step) in sides {
+                            let first = of(&group[0]).indices.first;
+                            for (entry, segment) in group.iter().enumerate() {
+                                assert_eq!(of(segment).indices.first, first + entry * step);
                             }
+                            let tokens = group.iter().flat_map(|s| of(s).indices.indices());
+                            let mut tokens: Vec<_> = tokens.collect();
                             let all = tokens.len();
                             tokens.sort_unstable();
                             tokens.dedup();

@@ -1,9 +1,10 @@
 //! Warnings about layouts that the kernels compute inefficiently.
 //!
 //! Kernels compute whole blocks. Where most active blocks are Partial and hold few active pairs,
-//! most of that work is masked.
+//! most of that work is masked, unless the pairs are dense in an order of residues.
 
-use longspan_pattern::Result;
+use anyhow::Result;
+use longspan::{Options, Prediction};
 
 use super::inspection::Inspection;
 use crate::number::{percent, ranges, significant};
@@ -13,6 +14,9 @@ use crate::number::{percent, ranges, significant};
 const SPARSE: f64 = 1.0 / 8.0;
 /// Share of Partial blocks among active ones above which it is.
 const PARTIAL: f64 = 0.5;
+/// Time relative to dense attention above which a layout is reported that has less than half as many
+/// pairs.
+const NEAR_DENSE: f64 = 0.5;
 /// The smallest block.
 const SMALLEST_BLOCK: usize = 16;
 
@@ -32,7 +36,11 @@ pub(super) fn warnings(inspection: &Inspection) -> Result<Vec<String>> {
         let width = layout.keys() as f64 / f64::from(layout.columns());
         let active = counts.active_blocks() as f64;
         let share = counts.active_pairs as f64 / (active * height * width);
-        if !is_sparse(active, counts.partial_blocks as f64, share) {
+        let prediction = Prediction::of::<f32>(layout, &Options::default())?;
+        let time = prediction.relative_time;
+        let near_dense = time > NEAR_DENSE && time > 2.0 * layout.density()?;
+        let sparse = is_sparse(active, counts.partial_blocks as f64, share) && !prediction.split;
+        if !(sparse || near_dense) {
             continue;
         }
         let which = match (inspection.layouts.len(), heads.len()) {
@@ -43,10 +51,11 @@ pub(super) fn warnings(inspection: &Inspection) -> Result<Vec<String>> {
         let smaller = if inspection.block > SMALLEST_BLOCK { "a smaller --block, or " } else { "" };
         warnings.push(format!(
             "{which}most blocks hold few active pairs (mean {}): the kernels compute whole blocks, {} \
-             times the active pairs; consider {smaller}an order of tokens in which active pairs \
-             are adjacent",
+             times the active pairs, in about {} of the time of dense attention; consider \
+             {smaller}an order of tokens in which active pairs are adjacent",
             percent(share),
-            significant(1.0 / share)
+            significant(1.0 / share),
+            percent(time)
         ));
     }
     Ok(warnings)

@@ -6,7 +6,8 @@
 use std::io::{Error, Result, Write};
 use std::path::Path;
 
-use longspan_pattern::Layout;
+use longspan::{Options, Prediction};
+use longspan_pattern::{Layout, PositionOrder};
 use serde::Serialize;
 
 use super::inspection::{ByHead, Inspection};
@@ -33,13 +34,53 @@ struct Statistics {
     stored_masks: usize,
     coverage_queries: u64,
     compile_ms: f64,
+    /// Pairs of the blocks that the kernels compute, masked ones included.
+    computed_pairs: u128,
+    /// Predicted time of a forward pass in f32 on this CPU, relative to dense attention.
+    predicted_time: f64,
+    /// What it is computed as; `None` for a sum of several layouts.
+    components: Option<Vec<Part>>,
     /// `None` for a sum of several layouts.
     hash: Option<String>,
+}
+
+/// A component: views of the tokens that look alike.
+#[derive(Debug, Clone, Serialize)]
+struct Part {
+    /// Distance of neighbors in the order in which it is dense: 1 for the order of tokens.
+    modulus: u64,
+    /// Positions per segment, where residues count within segments.
+    segment: Option<u64>,
+    views: usize,
+    queries: usize,
+    keys: usize,
+}
+
+impl Part {
+    /// The components of a layout; one for all of it where it is computed as it is.
+    fn all(layout: &Layout, prediction: &Prediction) -> Result<Vec<Part>> {
+        let split = layout.split().map_err(Error::other)?.filter(|_| prediction.split);
+        let Some(split) = split else {
+            let (queries, keys) = (layout.queries(), layout.keys());
+            return Ok(vec![Part { modulus: 1, segment: None, views: 1, queries, keys }]);
+        };
+        let part = |component: &longspan_pattern::Component| {
+            let (modulus, segment) = match component.order() {
+                PositionOrder::Natural => (1, None),
+                PositionOrder::Residues { modulus, segment } => (modulus, segment),
+            };
+            let (views, queries) = (component.layouts().len(), component.queries().tokens.count);
+            Part { modulus, segment, views, queries, keys: component.keys().tokens.count }
+        };
+        Ok(split.components().iter().map(part).collect())
+    }
 }
 
 impl Statistics {
     fn of(layout: &Layout, head_dim: u32, compile_ms: f64) -> Result<Self> {
         let counts = layout.counts().map_err(Error::other)?;
+        let prediction =
+            Prediction::of::<f32>(layout, &Options::default()).map_err(Error::other)?;
         Ok(Statistics {
             rows: layout.rows().len() as u64,
             columns: layout.columns(),
@@ -55,6 +96,9 @@ impl Statistics {
             stored_masks: layout.stored_masks(),
             coverage_queries: layout.coverage_queries(),
             compile_ms,
+            computed_pairs: prediction.computed_pairs.into(),
+            predicted_time: prediction.relative_time,
+            components: Some(Part::all(layout, &prediction)?),
             hash: Some(layout.hash().map_err(Error::other)?.to_string()),
         })
     }
@@ -76,14 +120,17 @@ impl Statistics {
             sum.density += next.density;
             sum.forward_flops += next.forward_flops;
             sum.backward_flops += next.backward_flops;
+            sum.computed_pairs += next.computed_pairs;
+            sum.predicted_time += next.predicted_time;
         }
         sum.density /= inspection.heads.len() as f64;
+        sum.predicted_time /= inspection.heads.len() as f64;
         for layout in &inspection.layouts[1..] {
             sum.runs += layout.run_count();
             sum.layout_bytes += layout.bytes();
             sum.stored_masks += layout.stored_masks();
             sum.coverage_queries += layout.coverage_queries();
-            sum.hash = None;
+            (sum.hash, sum.components) = (None, None);
         }
         sum.compile_ms = inspection.compile_ms;
         Ok(sum)
@@ -212,6 +259,30 @@ pub(super) fn summary(
     line(
         "work",
         format!("{forward} forward, {backward} backward{each}, head dim {}", inspection.head_dim),
+    )?;
+    if let Some(components) =
+        statistics.components.as_ref().filter(|parts| parts.len() > 1 || parts[0].modulus > 1)
+    {
+        let text = |part: &Part| {
+            let Part { modulus, segment, views, queries, keys } = *part;
+            let views = format!("{} of {queries} × {keys} tokens", count(views, "view"));
+            match (modulus, segment) {
+                (1, _) => "the order of tokens".to_string(),
+                (_, None) => format!("residues modulo {modulus} ({views})"),
+                (_, Some(segment)) => {
+                    format!("residues modulo {modulus} in segments of {segment} ({views})")
+                }
+            }
+        };
+        line("computed in", components.iter().map(text).collect::<Vec<_>>().join("; "))?;
+    }
+    line(
+        "predicted",
+        format!(
+            "{} of the time of dense attention, {} computed",
+            percent(statistics.predicted_time),
+            count(statistics.computed_pairs, "pair")
+        ),
     )?;
     line(
         "layout",

@@ -254,23 +254,49 @@ fn sparse_blocks_get_warning() {
         warnings.iter().map(|text| text.as_str().unwrap().to_string()).collect::<Vec<_>>()
     };
     // One key in 64, and the same with blocks that can't be smaller.
-    let found = warnings(&["strided(64)", "--tokens", "2048"]);
+    let sparse = "hierarchical([(2048, 64, 1)])";
+    let found = warnings(&[sparse, "--tokens", "2048"]);
     assert_eq!(found.len(), 1, "{found:?}");
     assert!(found[0].starts_with("most blocks hold few active pairs (mean 1.56 %)"), "{found:?}");
-    assert!(
-        found[0].contains("64 times the active pairs; consider a smaller --block"),
-        "{found:?}"
-    );
-    let smallest = warnings(&["strided(16)", "--tokens", "2048", "--block", "16"]);
+    assert!(found[0].contains("64 times the active pairs, in about"), "{found:?}");
+    assert!(found[0].contains("of dense attention; consider a smaller --block"), "{found:?}");
+    let smallest = ["hierarchical([(2048, 16, 1)])", "--tokens", "2048", "--block", "16"];
+    let smallest = warnings(&smallest);
     assert!(smallest.len() == 1 && !smallest[0].contains("--block"), "{smallest:?}");
     // Per layout, with its heads.
-    let found = warnings(&["heads([causal, strided(64), strided(64)])", "--tokens", "2048"]);
+    let found = warnings(&[&format!("heads([causal, {sparse}, {sparse}])"), "--tokens", "2048"]);
     assert!(found.len() == 1 && found[0].starts_with("heads 1, 2: most"), "{found:?}");
-    // One pair in eight; Full blocks; one query; no pairs at all.
-    for pattern in ["strided(8)", "causal", "!full"] {
+    // One pair in eight; Full blocks; no pairs at all; one key in 64 by residues.
+    for pattern in ["strided(8)", "causal", "!full", "strided(64)"] {
         assert!(warnings(&[pattern, "--tokens", "2048"]).is_empty(), "{pattern}");
     }
     assert!(warnings(&["causal", "--tokens", "2048", "--queries", "1"]).is_empty());
-    let run = inspect(&["strided(64)", "--tokens", "2048", "--no-picture"]);
+    let run = inspect(&[sparse, "--tokens", "2048", "--no-picture"]);
     assert!(run.stderr.starts_with("warning: most blocks hold few"), "{}", run.stderr);
+}
+
+/// Terms that are dense in an order of residues are computed in it.
+#[test]
+fn components_are_reported() {
+    let json = |pattern: &str| -> Value {
+        let run = inspect(&[pattern, "--tokens", "4096", "--json"]);
+        serde_json::from_str(&run.stdout).expect("one JSON object")
+    };
+    let object = json("strided(64) | window(64, 64)");
+    let components = object["components"].as_array().unwrap();
+    let of = |name: &str| components.iter().map(|c| c[name].as_u64().unwrap()).collect::<Vec<_>>();
+    assert_eq!(
+        (of("modulus"), of("views"), of("queries")),
+        (vec![1, 64], vec![1, 64], vec![4096, 64])
+    );
+    assert!(object["predicted_time"].as_f64().unwrap() < 0.2, "{object}");
+    assert!(object["computed_pairs"].as_u64() < Some(2 * object["active_pairs"].as_u64().unwrap()));
+    let dilated = &json("dilated(2048, 4)")["components"][0];
+    assert_eq!((&dilated["segment"], &dilated["views"]), (&Value::from(2048), &Value::from(2)));
+    let plain = json("causal");
+    assert_eq!(plain["components"].as_array().unwrap().len(), 1);
+    assert!((plain["predicted_time"].as_f64().unwrap() - 0.5).abs() < 0.05);
+    let run = inspect(&["strided(64)", "--tokens", "4096", "--no-picture"]);
+    let line = "computed in    residues modulo 64 (64 views of 64 × 64 tokens)";
+    assert!(run.stdout.contains(line), "{}", run.stdout);
 }

@@ -16,25 +16,19 @@ pub(crate) fn bytes_needed<E: Element>(
     sizes: &Sizes,
     pass: Pass,
 ) -> Result<usize> {
-    // Entries and components follow one another, in one workspace.
-    let mut workspace = 0;
+    // Entries and components follow one another, in one workspace that is kept.
+    let (mut workspace, mut rows) = (0, 0);
     for component in components.iter().filter(|_| sizes.batch > 0) {
         let entry = component.place.map_or(0, |place| place.entry);
         let (options, selected) = component.call(options, inputs, entry);
         // Rows that are not all are gathered: log-sum-exp in two parts, and delta.
-        let (gathered, biases) = match component.part {
-            Part::All => (0, 0),
-            Part::Some { .. } => {
-                let biases: usize = options.gradient_lens().into_iter().flatten().sum();
-                (3 * selected.q.dims().rows(), biases)
-            }
-        };
+        if let (Part::Some { .. }, Pass::Backward) = (component.part, pass) {
+            let biases: usize = options.gradient_lens().into_iter().flatten().sum();
+            rows = rows.max((3 * selected.q.dims().rows() + biases) * size_of::<f32>());
+        }
         let bytes = match pass {
             Pass::Forward => driver::forward_bytes(&options, &component.layouts, &selected)?,
-            Pass::Backward => {
-                driver::backward_bytes(&options, &component.layouts, &selected)?
-                    + (gathered + biases) * size_of::<f32>()
-            }
+            Pass::Backward => driver::backward_bytes(&options, &component.layouts, &selected)?,
         };
         workspace = workspace.max(bytes);
     }
@@ -44,5 +38,5 @@ pub(crate) fn bytes_needed<E: Element>(
         }
         _ => 0,
     };
-    Ok(driver::bytes::of_results::<E>(options, sizes, pass) + sums + workspace)
+    Ok(driver::bytes::of_results::<E>(options, sizes, pass) + sums + workspace + rows)
 }

@@ -2,54 +2,23 @@
 
 use std::sync::Arc;
 
-use longspan_pattern::{Layout, PositionOrder, Split, TileCounts, TokenSteps};
+use longspan_pattern::{Layout, LayoutSet, PositionOrder, Split, TileCounts, TokenSteps};
 
-use super::{Component, HeadMap, Part, Place};
+use super::cost::chosen;
+use super::{Component, HeadMap, Kept, Part, Place};
 use crate::dims::Sizes;
 use crate::dtype::ElementType;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::exec::Monitor;
 use crate::isa::Isa;
 use crate::layouts::Layouts;
 use crate::options::Options;
+use crate::precision::Precision;
 use crate::tensor::Selection;
 
-/// The time of what is not a pair of a Full block, in the times of such pairs.
-struct Costs {
-    /// A pair of a Partial block.
-    partial: f64,
-    /// Starting and ending a row of blocks, per query.
-    query: f64,
-    /// The same where a state is read and written.
-    state: f64,
-    /// A call of the kernel.
-    call: f64,
-}
-
-impl Costs {
-    /// Measured with `strided` and `dilated` patterns on the instruction sets of x86-64; others are like
-    /// those.
-    fn of(dtype: ElementType, isa: Isa, options: &Options) -> Self {
-        let types = options.precision.compute_types(dtype, isa);
-        match types.multiplied {
-            ElementType::F32 => Costs { partial: 1.1, query: 40.0, state: 130.0, call: 20_000.0 },
-            _ => Costs { partial: 1.5, query: 100.0, state: 400.0, call: 60_000.0 },
-        }
-    }
-
-    fn natural(&self, tiles: &TileCounts) -> f64 {
-        self.blocks(tiles) + self.query * tiles.queries as f64
-    }
-
-    fn split(&self, tiles: &TileCounts) -> f64 {
-        self.blocks(tiles) + self.state * tiles.queries as f64
-    }
-
-    fn blocks(&self, tiles: &TileCounts) -> f64 {
-        let TileCounts { full_pairs, partial_pairs, calls, .. } = *tiles;
-        full_pairs as f64 + self.partial * partial_pairs as f64 + self.call * calls as f64
-    }
-}
+/// What the components of given layouts depend on.
+pub(crate) type SplitKey =
+    ((usize, usize, usize), ElementType, Option<Isa>, Precision, Option<bool>);
 
 /// The components of layouts, where any of them is faster that way: see [`Options::split`]. `None` where
 /// all are computed as they are.
@@ -58,33 +27,35 @@ pub(crate) fn split(
     dtype: ElementType,
     layouts: &Layouts,
     sizes: &Sizes,
+    kept: &Kept<SplitKey>,
     monitor: &Monitor<'_>,
-) -> Result<Option<Vec<Component>>> {
+) -> Result<Option<Arc<Vec<Component>>>> {
     let &Sizes { batch, heads, key_heads, .. } = sizes;
-    if options.uniform || options.split == Some(false) || batch * heads * key_heads == 0 {
+    if batch * heads * key_heads == 0 {
         return Ok(None);
     }
-    let mut splits: Vec<Option<&Split>> = Vec::with_capacity(1);
+    // Most calls end here, without an allocation.
+    let mut any = false;
     for layout in layouts.distinct() {
-        let split = layout.split_with(|_, _| monitor.flow()).map_err(|error| match error {
-            longspan_pattern::Error::Stopped { .. } => monitor.stopped_error(),
-            other => Error::Pattern(other),
-        })?;
-        splits.push(match split {
-            Some(split) if options.split == Some(true) => Some(split),
-            Some(split) => {
-                let costs = Costs::of(dtype, Isa::choose(options.isa)?, options);
-                let faster = costs.split(split.tiles()) < costs.natural(split.natural_tiles());
-                faster.then_some(split)
-            }
-            None => None,
-        });
+        any |= chosen(options, dtype, layout, monitor)?.is_some();
     }
-    if splits.iter().all(Option::is_none) {
+    if !any {
         return Ok(None);
     }
+    let key = ((batch, heads, key_heads), dtype, options.isa, options.precision, options.split);
+    let make = || {
+        let splits = layouts.distinct().iter();
+        let splits = splits.map(|layout| chosen(options, dtype, layout, monitor));
+        list(layouts, sizes, &splits.collect::<Result<Vec<_>>>()?)
+    };
+    kept.get_or_make(key, make).map(Some)
+}
+
+/// The calls of layouts, some of which are split.
+fn list(layouts: &Layouts, sizes: &Sizes, splits: &[Option<&Split>]) -> Result<Vec<Component>> {
+    let &Sizes { batch, heads, key_heads, .. } = sizes;
     let mut list = Vec::new();
-    if let Some(layouts) = natural(layouts, &splits)? {
+    if let Some(layouts) = natural(layouts, splits)? {
         let tiles = |split: &Option<&Split>| split.map_or(1, |split| weight(split.natural_tiles()));
         let weight = splits.iter().map(tiles).sum::<usize>() * heads;
         list.push(Component { layouts, part: Part::All, weight, place: None });
@@ -108,7 +79,7 @@ pub(crate) fn split(
                         heads,
                     };
                     list.push(Component {
-                        layouts: longspan_pattern::LayoutSet::per_entry(
+                        layouts: LayoutSet::per_entry(
                             query_heads.count,
                             component.layouts().to_vec(),
                         )?
@@ -124,7 +95,7 @@ pub(crate) fn split(
             }
         }
     }
-    Ok(Some(list))
+    Ok(list)
 }
 
 fn weight(tiles: &TileCounts) -> usize {

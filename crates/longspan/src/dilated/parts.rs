@@ -195,7 +195,8 @@ impl Maker<'_, '_> {
     fn segments(&self, branch: Branch, offset: u64, whole: bool) -> Vec<Segment> {
         let Sequence { tokens, queries, keys, .. } = self.sequence;
         let length = if whole { *tokens as u64 } else { branch.segment() };
-        residues::dilated(queries, keys, length.max(1), branch.rate(), offset)
+        let branch = (length.max(1), branch.rate(), offset);
+        residues::dilated(queries, keys, branch, usize::MAX).expect("there is no limit")
     }
 
     /// What a head of a branch may attend to in its segments.

@@ -94,15 +94,14 @@ pub struct TileCounts {
     pub full_pairs: u64,
     /// Those times the keys of Partial blocks.
     pub partial_pairs: u64,
-    /// Rows of blocks.
-    pub rows: u64,
     /// Calls of a kernel.
     pub calls: u64,
 }
 
 impl TileCounts {
-    fn of(layout: &Layout) -> Self {
-        let mut counts = TileCounts::default();
+    /// The blocks of a layout as it is.
+    pub fn of(layout: &Layout) -> Self {
+        let mut counts = TileCounts { calls: 1, ..TileCounts::default() };
         let (keys, block) = (layout.keys() as u64, layout.block().get() as u64);
         for row in layout.rows() {
             let runs = layout.row(row);
@@ -111,7 +110,6 @@ impl TileCounts {
             }
             let queries = layout.row_tokens(row).len().next_multiple_of(16) as u64;
             counts.queries += queries;
-            counts.rows += 1;
             for run in runs {
                 let end = (u64::from(run.end()) * block).min(keys);
                 let pairs = queries * (end - u64::from(run.start) * block);
@@ -128,7 +126,6 @@ impl TileCounts {
         self.queries += other.queries;
         self.full_pairs += other.full_pairs;
         self.partial_pairs += other.partial_pairs;
-        self.rows += other.rows;
         self.calls += other.calls;
     }
 }
@@ -178,7 +175,7 @@ pub(super) fn split(layout: &Layout, progress: &mut Progress<'_>) -> Result<Opti
         mask_bytes: layout.frame.mask_bytes.unwrap_or(MASK_BYTES),
         split: Split {
             components: Vec::new(),
-            natural: TileCounts { calls: 1, ..TileCounts::of(layout) },
+            natural: TileCounts::of(layout),
             tiles: TileCounts::default(),
             bytes: 0,
         },
@@ -225,19 +222,13 @@ fn segments(layout: &Layout, term: &Term, most: usize) -> Option<Vec<Segment>> {
     };
     let mut all = Vec::new();
     for (queries, keys) in sequences {
-        let pairs = queries.progressions().count() * keys.progressions().count();
-        let room = most.checked_sub(all.len() + pairs)?;
+        let room = most - all.len();
         all.extend(match term.residues {
-            Residues::Congruent { modulus } => {
-                residues::strided(&queries, &keys, modulus, room + pairs)?
-            }
+            Residues::Congruent { modulus } => residues::strided(&queries, &keys, modulus, room)?,
             Residues::Segments { segment, rate, offset } => {
-                residues::dilated(&queries, &keys, segment, rate, offset)
+                residues::dilated(&queries, &keys, (segment, rate, offset), room)?
             }
         });
-        if all.len() > most {
-            return None;
-        }
     }
     Some(all)
 }
@@ -320,7 +311,7 @@ impl Builder<'_, '_> {
         (queries, keys): (TokenSteps, TokenSteps),
         layouts: Vec<Arc<Layout>>,
     ) {
-        let mut tiles = TileCounts { calls: 1, ..TileCounts::default() };
+        let mut tiles = TileCounts::default();
         let (mut last, mut of_last): (Option<&Arc<Layout>>, _) = (None, TileCounts::default());
         for layout in &layouts {
             // Layouts that share their blocks follow each other.
@@ -332,7 +323,8 @@ impl Builder<'_, '_> {
             tiles.add(&of_last);
             self.split.bytes += size_of::<Layout>();
         }
-        if tiles.rows > 0 {
+        tiles.calls = 1;
+        if tiles.queries > 0 {
             self.split.tiles.add(&tiles);
             self.split.components.push(Component { order, queries, keys, layouts, tiles });
         }

@@ -59,18 +59,18 @@ impl<X: FusedKernel> Forward<'_, X> {
                 if let Target::Extend(state) = target {
                     let [maxima, totals, source] = state.rows(stream.entry, head, first + token);
                     let lane_totals = tile.sums.at(self.sum_rows(), lane).first;
+                    let mut seen = false;
                     for index in 0..count {
-                        *tile.maxima.add(lane + index) = *maxima.at(index, 0).first;
+                        let maximum = *maxima.at(index, 0).first;
+                        seen |= maximum != f32::NEG_INFINITY;
+                        *tile.maxima.add(lane + index) = maximum;
                         *lane_totals.add(index) = *totals.at(index, 0).first;
                     }
-                    let target = tile.sums;
-                    simd.call(ToLanes {
-                        source,
-                        tokens: count,
-                        dims: self.value_dim,
-                        target,
-                        lane,
-                    });
+                    // Rows that have seen nothing have the sums that lanes begin with.
+                    if seen {
+                        let (tokens, dims, target) = (count, self.value_dim, tile.sums);
+                        simd.call(ToLanes { source, tokens, dims, target, lane });
+                    }
                 }
             }
             self.tiles.pack_rhs(tile.queries, self.dim, LANES, tile.packed);
