@@ -150,11 +150,19 @@ pub(crate) struct Band {
 #[derive(Debug, Default)]
 pub(crate) struct BandScratch {
     matrices: Arena,
-    /// `[column][LANES]`, relative to the maxima of its chunk.
+    /// `[column of a chunk][LANES]`, relative to the maxima of the chunk; one chunk after the other.
     sums: Arena,
-    /// Columns of each chunk that was computed, and its maxima.
-    chunks: Vec<(Range<u32>, [f32; LANES])>,
+    chunks: Vec<Chunk>,
     mask: Vec<u64>,
+}
+
+/// A chunk that was computed.
+#[derive(Debug)]
+struct Chunk {
+    columns: Range<u32>,
+    /// The lanes of rows that attend to its columns, rounded to whole vectors.
+    lanes: Range<usize>,
+    maxima: [f32; LANES],
 }
 
 /// Pointers into a thread's matrices.
@@ -209,39 +217,46 @@ impl<X: MicroKernel> Masses<'_, X> {
             std::slice::from_raw_parts_mut(room.maxima, LANES).fill(f32::NEG_INFINITY);
             std::slice::from_raw_parts_mut(room.totals, LANES).fill(0.0);
             let mut masks = layout.masks_in(std::mem::take(&mut scratch.mask));
-            let mut column = 0;
+            let (mut column, mut computed) = (0, 0);
             while let Some(active) = self.next_chunk(band, column) {
                 column = (active.start / self.columns_per_chunk() + 1) * self.columns_per_chunk();
+                let lanes = self.active_lanes(band, &active);
                 let (first, count) = (active.start as usize * per_block, active.len() * per_block);
                 let matrix = self.groups.head(0, band.summarized, first);
                 let group = self.group(band, active.start);
                 let groups = group..group + count;
-                self.multiply(matrix, groups.clone(), right, room);
+                self.multiply(matrix, groups.clone(), right, lanes.clone(), room);
                 for (index, row) in band.rows.clone().enumerate() {
                     let lane = index * self.lanes_per_row();
-                    self.mask_row(band, (row, lane), &active, room, &mut masks);
+                    if lanes.contains(&lane) {
+                        self.mask_row(band, (row, lane), &active, room, &mut masks);
+                    }
                 }
-                let from = active.start as usize * LANES;
-                let sums = scratch.sums.reserve(layout.columns() as usize * LANES).add(from);
+                let from = computed * LANES;
+                computed += active.len();
+                let sums = scratch.sums.reserve(computed * LANES).add(from);
                 let weights = &self.weights[groups];
-                self.tiles.simd().call(Accumulate { room, weights, per_block, sums });
+                let own = lanes.clone();
+                self.tiles.simd().call(Accumulate { room, lanes: own, weights, per_block, sums });
                 let maxima = *room.maxima.cast::<[f32; LANES]>();
-                scratch.chunks.push((active, maxima));
+                scratch.chunks.push(Chunk { columns: active, lanes, maxima });
             }
             scratch.mask = masks.into_words();
-            let sums = scratch.sums.reserve(layout.columns() as usize * LANES);
-            for (columns, chunk_maxima) in &scratch.chunks {
+            let mut sums = scratch.sums.reserve(computed * LANES);
+            for Chunk { columns, lanes, maxima } in &scratch.chunks {
                 let mut factors = [0.0; LANES];
-                let lists = [chunk_maxima.as_ptr(), room.maxima, room.totals];
+                let lists = [maxima.as_ptr(), room.maxima, room.totals];
                 self.tiles.simd().call(Factors { lists, into: factors.as_mut_ptr() });
-                let lanes = self.lanes_per_row();
+                let per_row = self.lanes_per_row();
                 for (index, masses) in masses.iter_mut().enumerate() {
-                    let lane = index * lanes;
-                    let into = &mut masses[columns.start as usize..columns.end as usize];
-                    let from = sums.add(columns.start as usize * LANES + lane);
-                    let factors = &factors[lane..lane + lanes];
-                    self.tiles.simd().call(Reduce { from, factors, into });
+                    let lane = index * per_row;
+                    if lanes.contains(&lane) {
+                        let into = &mut masses[columns.start as usize..columns.end as usize];
+                        let (from, factors) = (sums.add(lane), &factors[lane..lane + per_row]);
+                        self.tiles.simd().call(Reduce { from, factors, into });
+                    }
                 }
+                sums = sums.add(columns.len() * LANES);
             }
         }
     }
@@ -276,12 +291,14 @@ impl<X: MicroKernel> Masses<'_, X> {
     ///
     /// # Safety
     ///
-    /// That of [`band`](Self::band), for at most as many groups as a chunk has.
+    /// That of [`band`](Self::band), for at most as many groups as a chunk has, and whole vectors of
+    /// lanes.
     unsafe fn multiply(
         &self,
         matrix: Strided<X::Element>,
         groups: Range<usize>,
         right: X::Rhs,
+        lanes: Range<usize>,
         room: Room,
     ) {
         let (m, terms) = (groups.len(), self.sampling.terms(self.dim));
@@ -289,12 +306,14 @@ impl<X: MicroKernel> Masses<'_, X> {
         // and the squares of the queries are in it.
         unsafe {
             let left = self.tiles.pack_lhs(matrix, m, terms, room.packed_keys);
-            let size = Size { m, n: LANES, k: terms, piece: OVER_DIMS };
-            let (target, keep, ahead) = (room.scores, Beta::Zero, Prefetch::NONE);
+            let right = X::rhs_at(right, 0, lanes.start);
+            let size = Size { m, n: lanes.len(), k: terms, piece: OVER_DIMS };
+            let target = room.scores.at(0, lanes.start);
+            let (keep, ahead) = (Beta::Zero, Prefetch::NONE);
             self.tiles.multiply(Multiply { target, keep, left, right, size, ahead });
             if self.sampling.terms == Terms::Clusters {
                 let (weights, variances) = (&self.weights[groups.clone()], &self.variances[groups]);
-                self.tiles.simd().call(AddSpread { room, weights, variances });
+                self.tiles.simd().call(AddSpread { room, lanes, weights, variances });
             }
         }
     }
@@ -311,6 +330,21 @@ impl<X: MicroKernel> Masses<'_, X> {
         let inside = |run: &&Run| run.start < end;
         let last = rows().filter_map(|runs| runs.iter().take_while(inside).last());
         Some(first..last.map(|run| run.end().min(end)).max()?)
+    }
+
+    /// The lanes of the rows that attend to columns of a chunk, those between them, and those that
+    /// make whole vectors of any width: often few rows, where a choice was made before.
+    fn active_lanes(&self, band: &Band, columns: &Range<u32>) -> Range<usize> {
+        let attends = |row: u32| {
+            let runs = self.layout.row(row);
+            let next = runs.partition_point(|run| run.end() <= columns.start);
+            runs.get(next).is_some_and(|run| run.start < columns.end)
+        };
+        let mut rows = band.rows.clone();
+        let first = rows.position(attends).unwrap_or(0);
+        let last = rows.rposition(attends).map_or(first, |after| first + 1 + after);
+        let lanes = self.lanes_per_row();
+        first * lanes / WIDEST * WIDEST..((last + 1) * lanes).next_multiple_of(WIDEST)
     }
 
     /// Packs the sampled queries of the band.

@@ -1,5 +1,7 @@
 //! The steps between the products of an estimate.
 
+use std::ops::Range;
+
 use super::{PARTS, Room, part};
 use crate::gemm::Rows;
 use crate::simd::math::exp_difference;
@@ -75,9 +77,10 @@ impl Operation for Squares {
 /// # Safety
 ///
 /// A row of [`LANES`] scores per weight must be readable and writable, and [`PARTS`] rows of squares
-/// readable.
+/// readable. The lanes must be whole vectors.
 pub(super) struct AddSpread<'a> {
     pub(super) room: Room,
+    pub(super) lanes: Range<usize>,
     /// `ln w` of each group.
     pub(super) weights: &'a [f32],
     pub(super) variances: &'a [[f32; PARTS]],
@@ -89,7 +92,7 @@ impl Operation for AddSpread<'_> {
     #[inline(always)]
     unsafe fn eval<S: Simd>(self, simd: S) {
         let two = simd.splat(2.0);
-        for lane in (0..LANES).step_by(S::WIDTH) {
+        for lane in self.lanes.clone().step_by(S::WIDTH) {
             let mut squares = [simd.splat(0.0); PARTS];
             for (part, squares) in squares.iter_mut().enumerate() {
                 // SAFETY: there is a row per part, vectors are within `LANES`.
@@ -121,9 +124,10 @@ impl Operation for AddSpread<'_> {
 /// # Safety
 ///
 /// A row of scores per weight must be readable, maxima and totals too and writable, and [`LANES`]
-/// sums per block writable; none of them shared.
+/// sums per block writable; none of them shared. The lanes must be whole vectors.
 pub(super) struct Accumulate<'a> {
     pub(super) room: Room,
+    pub(super) lanes: Range<usize>,
     /// What is added to the scores of each group.
     pub(super) weights: &'a [f32],
     pub(super) per_block: usize,
@@ -135,9 +139,9 @@ impl Operation for Accumulate<'_> {
 
     #[inline(always)]
     unsafe fn eval<S: Simd>(self, simd: S) {
-        let Accumulate { room, weights, per_block, sums } = self;
+        let Accumulate { room, lanes, weights, per_block, sums } = self;
         let nothing = simd.splat(f32::NEG_INFINITY);
-        for lane in (0..LANES).step_by(S::WIDTH) {
+        for lane in lanes.step_by(S::WIDTH) {
             // SAFETY: there is a row per weight, vectors are within `LANES`.
             unsafe {
                 let before = simd.load(room.maxima.add(lane));
