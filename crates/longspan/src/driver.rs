@@ -9,6 +9,7 @@ pub(crate) mod bytes;
 mod forward;
 pub(crate) mod gradients;
 pub(crate) mod masses;
+pub(crate) mod summaries;
 
 pub(crate) use self::backward::{backward, backward_bytes};
 pub(crate) use self::forward::{Target, forward, forward_bytes};

@@ -2,7 +2,8 @@
 //! queries and keys.
 //!
 //! ```text
-//! base pattern ──▶ layout of 256-token blocks ──masses──▶ candidates            long sequences only
+//! base pattern ──▶ 2,048-key blocks ──masses──▶ candidates of candidates        very long ones
+//!              └─▶ layout of 256-token blocks ──masses──▶ candidates            long sequences only
 //!              └─▶ layout of blocks ∩ candidates ──masses──▶ choice ──▶ LayoutSet ──▶ Attention
 //! ```
 //!
@@ -26,11 +27,12 @@ pub use self::listed::ListedBlocks;
 use self::choose::Budget;
 use crate::arguments::Inputs;
 use crate::check;
-use crate::driver::masses::{Chosen, Estimate};
+use crate::driver::masses::{Candidates, Chosen, Estimate, Row};
+use crate::driver::summaries::{Keys, Summaries};
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::exec::{Hook, Monitor};
-use crate::kernel::masses::Sampling;
+use crate::kernel::masses::{Sampling, Terms};
 use crate::layouts::Layouts;
 use crate::options::Options;
 use crate::score::Score;
@@ -107,6 +109,9 @@ pub struct BlockSelector {
 
 /// Blocks that candidates are looked for in, and what their masses are estimated by.
 const COARSE: (u64, Estimator) = (256, Estimator::Clusters { queries: 8, clusters: 8 });
+
+/// Keys of the blocks in which candidates are looked for first, by rows with more of them than this.
+const WIDE: (usize, usize) = (2_048, 64);
 
 /// Candidates per block of the cap, and the share of the dropped mass that may be lost with the
 /// others.
@@ -299,34 +304,60 @@ impl Selector for BlockSelector {
         };
         let shared = self.sharing == Sharing::PerKeyHead;
         let streams = if shared { sizes.key_heads } else { sizes.heads };
-        let choose = |level: &Level, base: &LayoutSet, key_heads| {
-            let layouts = Layouts::Each(base.clone());
-            check::inputs(&self.options, &layouts, &Inputs::new(q, k, k))?;
-            let (options, monitor, sampling) = (&self.options, &monitor, level.sampling);
-            let base = &layouts;
-            let estimate =
-                Estimate { options, sampling, base, shared, sizes, key_heads, q, k, monitor };
-            estimate.run(&|entry, head, row, masses| {
-                let always = level.always.as_ref().map(|always| always.get(entry, head).row(row));
-                let always = always.unwrap_or_default();
-                level.budget.choose(layouts.get(entry, head).row(row), always, masses)
-            })
-        };
         let mut chosen: Vec<Arc<Layout>> = Vec::new();
         let key_heads = sizes.batch * sizes.key_heads;
         let at_once = (SUMMARIZED / sizes.keys).max(1);
         for first in (0..key_heads).step_by(at_once) {
-            let range = first..(first + at_once).min(key_heads);
-            let candidates = match &coarse {
-                Some(coarse) => {
-                    let found = choose(coarse, &coarse.base, range.clone())?;
-                    let found = found.iter().map(|found| expand(found, factor, base.get(0, 0)));
-                    let own = keep(&base, found, chosen.len(), streams)?;
-                    with_layouts(&base, &own, chosen.len(), streams)?
-                }
-                None => base.clone(),
+            let key_heads = first..(first + at_once).min(key_heads);
+            let (options, monitor) = (&self.options, &monitor);
+            let keys = Keys { options, sizes, key_heads: key_heads.clone(), k, monitor };
+            let choose = |level: &Level,
+                          summaries: &Summaries<E>,
+                          candidates: Candidates<'_, E>| {
+                let base = &Layouts::Each(level.base.clone());
+                check::inputs(options, base, &Inputs::new(q, k, k))?;
+                let key_heads = key_heads.clone();
+                let estimate = Estimate {
+                    options,
+                    base,
+                    candidates,
+                    shared,
+                    sizes,
+                    key_heads,
+                    q,
+                    summaries,
+                    monitor,
+                };
+                estimate.run(&|Row { entry, head, row, runs }, masses| {
+                    let always = level.always.as_ref();
+                    let always = always.map_or(&[][..], |always| always.get(entry, head).row(row));
+                    level.budget.choose(runs, always, masses)
+                })
             };
-            let found = choose(&fine, &candidates, range)?;
+            let summaries = keys.summarize(fine.sampling)?;
+            let found = match &coarse {
+                None => choose(&fine, &summaries, Candidates::All)?,
+                Some(coarse) => {
+                    let found = {
+                        // Clusters of clusters are as good, and keys are read once.
+                        let summaries = match fine.sampling.terms {
+                            Terms::Clusters => keys.merge(&summaries, coarse.sampling)?,
+                            _ => keys.summarize(coarse.sampling)?,
+                        };
+                        let wide = Sampling { keys: WIDE.0, ..coarse.sampling };
+                        let wide = keys.merge(&summaries, wide)?;
+                        let budget = coarse.budget.widened(CANDIDATES, WIDE.1);
+                        let candidates = Candidates::Wide {
+                            summaries: &wide,
+                            above: WIDE.1,
+                            choose: &|runs, masses| budget.choose(runs, &[], masses),
+                        };
+                        choose(coarse, &summaries, candidates)?
+                    };
+                    choose(&fine, &summaries, Candidates::Chosen { chosen: &found, factor })?
+                }
+            };
+            drop(summaries);
             chosen.extend(keep(&base, found, chosen.len(), streams)?);
         }
         finish(with_layouts(&base, &chosen, 0, streams)?)
@@ -367,13 +398,7 @@ fn keep(
         let chosen = chosen.borrow();
         let head = stream % streams * (base.heads() / streams);
         let whole = &base.layouts()[base.index(stream / streams, head)];
-        let starts: Vec<usize> = std::iter::once(0)
-            .chain(chosen.counts.iter().scan(0, |start, count| {
-                *start += count;
-                Some(*start)
-            }))
-            .collect();
-        layouts.push(Arc::new(whole.keep_blocks(&starts, &chosen.columns)?));
+        layouts.push(Arc::new(whole.keep_blocks(&chosen.starts, &chosen.columns)?));
     }
     Ok(layouts)
 }
@@ -393,26 +418,6 @@ fn with_layouts(
         own.unwrap_or_else(|| &base.layouts()[base.index(entry, head)]).clone()
     });
     Ok(LayoutSet::new(batch, heads, each)?)
-}
-
-/// Rows and columns of blocks that are `factor` times smaller, in the rows and columns of `layout`.
-fn expand(chosen: &Chosen, factor: usize, layout: &Layout) -> Chosen {
-    let (rows, columns) = (layout.rows().len(), layout.columns());
-    let mut fine = Chosen::default();
-    let mut first = 0;
-    for (row, &count) in chosen.counts.iter().enumerate() {
-        let listed = &chosen.columns[first..first + count];
-        first += count;
-        for _ in row * factor..((row + 1) * factor).min(rows) {
-            let before = fine.columns.len();
-            fine.columns.extend(listed.iter().flat_map(|&column| {
-                let first = column * factor as u32;
-                first..(first + factor as u32).min(columns)
-            }));
-            fine.counts.push(fine.columns.len() - before);
-        }
-    }
-    fine
 }
 
 fn blocks(layout: &Layout) -> u64 {

@@ -133,6 +133,31 @@ fn choices_do_not_depend_on_how_they_are_computed() {
     assert!(dropped > cases().count() / 2, "{dropped} choices drop something");
 }
 
+/// The same with so many keys that candidates are looked for in larger blocks first, of which the
+/// last has keys that chunks do not have yet.
+#[test]
+fn choices_of_many_keys_do_not_depend_on_chunks() {
+    let (keys, chunk) = (66 * 2_048 + 768, 256);
+    let mut random = Random::new(5);
+    let dims = |tokens| Dims { batch: 1, tokens, heads: 1, dim: 8 };
+    let (q, k) = (tensor(dims(768), &mut random, 2.0), tensor(dims(keys), &mut random, 6.0));
+    let (q, k): (View<'_, f32>, View<'_, f32>) = (q.view(), k.view());
+    let selector = BlockSelector::new(Pattern::causal()).mass(1.0).max_blocks(16);
+    let whole = selector.select(q, k).unwrap();
+    for first in (0..768).step_by(chunk) {
+        let (queries, before) = (first..first + chunk, keys - 768);
+        let options = Options::default().threads(1);
+        let selector = selector.clone().options(options);
+        let own = selector.select(q.tokens(queries.clone()), k.tokens(0..before + queries.end));
+        let own = own.unwrap();
+        for row in 0..4 {
+            let all = blocks(whole.layouts().get(0, 0), (first / 64) as u32 + row);
+            assert_eq!(all.len(), 16);
+            assert_eq!(blocks(own.layouts().get(0, 0), row), all, "queries {queries:?}, row {row}");
+        }
+    }
+}
+
 #[test]
 fn choices_keep_their_promises() {
     for seed in cases() {

@@ -88,6 +88,18 @@ pub enum RunKind {
 }
 
 impl Run {
+    /// Blocks of which every pair is active.
+    ///
+    /// ```
+    /// use longspan_pattern::{Run, RunKind};
+    ///
+    /// let run = Run::full(3, 2);
+    /// assert_eq!((run.end(), run.kind()), (5, RunKind::Full));
+    /// ```
+    pub fn full(start: u32, len: u32) -> Self {
+        Run { start, len, mask: FULL }
+    }
+
     /// One past the last block.
     pub fn end(&self) -> u32 {
         self.start + self.len

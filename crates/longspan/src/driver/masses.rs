@@ -1,54 +1,104 @@
-//! Estimates of block masses on workers: summaries of keys, then bands of rows.
+//! Estimates of block masses on workers, in bands of rows.
 
 use std::ops::Range;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
+use longspan_pattern::{Layout, Run, RunKind};
+
 #[cfg(target_arch = "x86_64")]
 use super::on_matrix_unit;
+use super::summaries::Summaries;
 use super::{FusedPass, dispatch, dispatch_on_dtype};
-use crate::dims::{Dims, Order, Sizes};
+use crate::dims::Sizes;
 use crate::dtype::{Element, ElementType};
 use crate::error::Result;
-use crate::exec::{Arena, Monitor, Tasks, Workers};
+use crate::exec::{Monitor, Tasks};
 use crate::kernel::fused::FusedKernel;
-use crate::kernel::masses::{Band, BandScratch, Masses, PARTS, Sampling, Terms, part_ranges};
-use crate::kernel::summary::Summarize;
+use crate::kernel::masses::{Band, BandScratch, Masses};
 use crate::layouts::Layouts;
 use crate::options::Options;
-use crate::simd::Simd;
-use crate::tensor::{Raw, Tensor, View};
-
-/// Blocks that a thread summarizes at a time.
-const BLOCKS: usize = 16;
-
-/// The weight of a group without keys: its exponential is 0 beside any other.
-const NOTHING: f32 = -1e30;
+use crate::tensor::{Raw, View};
 
 /// What is estimated.
 pub(crate) struct Estimate<'a, 'h, E> {
     pub(crate) options: &'a Options,
-    pub(crate) sampling: Sampling,
     /// The blocks whose masses are estimated.
     pub(crate) base: &'a Layouts,
+    /// Which of them, where that is not all.
+    pub(crate) candidates: Candidates<'a, E>,
     /// Whether query heads that share keys share their masses.
     pub(crate) shared: bool,
     pub(crate) sizes: Sizes,
     /// Key heads of batch entries, counted through all entries. Summaries are of these alone.
     pub(crate) key_heads: Range<usize>,
     pub(crate) q: View<'a, E>,
-    pub(crate) k: View<'a, E>,
+    pub(crate) summaries: &'a Summaries<E>,
     pub(crate) monitor: &'a Monitor<'h>,
 }
 
-/// Chooses columns of a row of an entry and a head (of the first of its group, where masses are
-/// shared), by the masses of all columns.
-pub(crate) type Choose<'a> = dyn Fn(usize, usize, u32, &[f32]) -> Vec<u32> + Sync + 'a;
+/// Which blocks of a layout masses are estimated of.
+pub(crate) enum Candidates<'a, E> {
+    All,
+    /// Those in larger blocks that were chosen before, for each stream. Rows are larger too.
+    Chosen {
+        chosen: &'a [Chosen],
+        factor: usize,
+    },
+    /// Those in larger blocks of keys that are chosen for each row by their masses, where they are
+    /// more than so many. Larger blocks of which a row does not have every pair are kept, and not
+    /// among those that are chosen from: their summaries have keys that a chunk of the prompt may
+    /// not have yet.
+    Wide {
+        summaries: &'a Summaries<E>,
+        above: usize,
+        choose: &'a ChooseRuns<'a>,
+    },
+}
+
+/// Chooses some of the columns of a row by the masses of all columns.
+pub(crate) type ChooseRuns<'a> = dyn Fn(&[Run], &[f32]) -> Vec<u32> + Sync + 'a;
+
+/// A row of an entry and a head (the first of its group, where masses are shared), and its
+/// candidates.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Row<'a> {
+    pub(crate) entry: usize,
+    pub(crate) head: usize,
+    pub(crate) row: u32,
+    pub(crate) runs: &'a [Run],
+}
+
+/// Chooses candidates of a row by the masses of all columns.
+pub(crate) type Choose<'a> = dyn Fn(Row<'_>, &[f32]) -> Vec<u32> + Sync + 'a;
 
 /// The chosen columns of rows that follow each other.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone)]
 pub(crate) struct Chosen {
-    pub(crate) counts: Vec<usize>,
+    /// Where each row's columns start, and where the last one's end.
+    pub(crate) starts: Vec<usize>,
     pub(crate) columns: Vec<u32>,
+}
+
+impl Default for Chosen {
+    fn default() -> Self {
+        Chosen { starts: vec![0], columns: Vec::new() }
+    }
+}
+
+impl Chosen {
+    /// Adds a row.
+    pub(crate) fn push(&mut self, columns: &[u32]) {
+        self.columns.extend(columns);
+        self.starts.push(self.columns.len());
+    }
+
+    pub(crate) fn row(&self, row: usize) -> &[u32] {
+        &self.columns[self.starts[row]..self.starts[row + 1]]
+    }
+
+    pub(crate) fn rows(&self) -> impl Iterator<Item = &[u32]> {
+        self.starts.windows(2).map(|ends| &self.columns[ends[0]..ends[1]])
+    }
 }
 
 impl<E: Element> Estimate<'_, '_, E> {
@@ -71,25 +121,29 @@ impl<E: Element> Estimate<'_, '_, E> {
     }
 }
 
-pub(crate) struct EstimatePass<'a, 'h, E> {
+struct EstimatePass<'a, 'h, E> {
     call: &'a Estimate<'a, 'h, E>,
     choose: &'a Choose<'a>,
     chosen: &'a mut Vec<Chosen>,
 }
 
+/// Rows of the heads of a stream.
+struct Rows<'a> {
+    layout: &'a Layout,
+    entry: usize,
+    heads: Range<usize>,
+    /// The key head, among those of which there are summaries.
+    summarized: usize,
+    rows: Range<u32>,
+}
+
 impl<E: Element> FusedPass<E> for EstimatePass<'_, '_, E> {
     fn with<X: FusedKernel<Element = E>>(self, tiles: X) -> Result<()> {
         let EstimatePass { call, choose, chosen } = self;
-        let Estimate { options, sampling, base, ref sizes, monitor, .. } = *call;
+        let Estimate { options, base, ref sizes, summaries, monitor, .. } = *call;
         let workers = options.workers()?;
-        let Summaries { terms, members, weights, variances } =
-            summarize(call, tiles.simd(), workers)?;
-        let groups = Raw::read(&terms.view());
-        let q = Raw::read(&call.q);
-        let scale = options.scale.unwrap_or(1.0 / (sizes.dim as f32).sqrt());
-
         let first = base.distinct().first();
-        let per_band = sampling.rows_per_band() as u32;
+        let per_band = summaries.sampling.rows_per_band() as u32;
         let rows = first.map_or(0, |layout| layout.rows().end);
         let (per_stream, bands) = (call.heads_per_stream(), rows.div_ceil(per_band) as usize);
         let streams_per_key_head = call.heads_per_key_head() / per_stream;
@@ -104,38 +158,21 @@ impl<E: Element> FusedPass<E> for EstimatePass<'_, '_, E> {
             let (entry, key_head) = (key_head / sizes.key_heads, key_head % sizes.key_heads);
             let first_head =
                 key_head * call.heads_per_key_head() + stream % streams_per_key_head * per_stream;
-            let layout = base.get(entry, first_head);
-            let band = band * per_band..((band + 1) * per_band).min(rows);
+            let rows = Rows {
+                layout: base.get(entry, first_head),
+                entry,
+                heads: first_head..first_head + per_stream,
+                summarized,
+                rows: band * per_band..((band + 1) * per_band).min(rows),
+            };
             let taken = spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
             let mut scratch = taken.unwrap_or_default();
             let _session = tiles.session();
-            let dim = sizes.dim;
-            let (members, weights, variances) = (&*members, &*weights, &*variances);
-            let kernel = Masses {
-                tiles,
-                sampling,
-                scale,
-                q,
-                groups,
-                members,
-                weights,
-                variances,
-                dim,
-                layout,
-            };
-            let mut masses = vec![vec![0.0; layout.columns() as usize]; band.len()];
-            for head in first_head..first_head + per_stream {
-                let band = Band { entry, head, summarized, rows: band.clone() };
-                // SAFETY: `check` has found the sizes of the layouts in both tensors, which are
-                // borrowed for the call; `summarize` has written all groups of the keys. The
-                // sampling was validated, bands have its rows, and the session is this thread's.
-                unsafe { kernel.band(&band, &mut scratch, &mut masses) };
-            }
+            let runs = call.candidates(tiles, &rows, stream, &mut scratch);
+            let masses = call.masses(tiles, summaries, &rows, &runs, &mut scratch);
             let mut chosen = Chosen::default();
-            for (row, masses) in band.zip(&masses) {
-                let columns = choose(entry, first_head, row, masses);
-                chosen.counts.push(columns.len());
-                chosen.columns.extend(columns);
+            for (row, (runs, masses)) in rows.rows.zip(runs.iter().zip(&masses)) {
+                chosen.push(&choose(Row { entry, head: first_head, row, runs }, masses));
             }
             spare.lock().unwrap_or_else(PoisonError::into_inner).push(scratch);
             // Each task runs once.
@@ -145,8 +182,7 @@ impl<E: Element> FusedPass<E> for EstimatePass<'_, '_, E> {
         for _ in 0..streams {
             let mut all = Chosen::default();
             for band in results.by_ref().take(bands) {
-                all.counts.extend(band.counts);
-                all.columns.extend(band.columns);
+                band.rows().for_each(|row| all.push(row));
             }
             chosen.push(all);
         }
@@ -154,85 +190,116 @@ impl<E: Element> FusedPass<E> for EstimatePass<'_, '_, E> {
     }
 }
 
-/// What is known of the groups of all keys.
-struct Summaries<E> {
-    /// `[key head of the call, group, term]`.
-    terms: Tensor<E>,
-    /// The keys of each, [`Sampling::words`] words.
-    members: Vec<u64>,
-    /// The logarithm of their number.
-    weights: Vec<f32>,
-    /// Their variances; none but for clusters.
-    variances: Vec<[f32; PARTS]>,
-}
+impl<E: Element> Estimate<'_, '_, E> {
+    /// The masses of all columns for each row; a session of this thread is alive.
+    fn masses<X: FusedKernel<Element = E>>(
+        &self,
+        tiles: X,
+        summaries: &Summaries<E>,
+        rows: &Rows<'_>,
+        runs: &[Vec<Run>],
+        scratch: &mut BandScratch,
+    ) -> Vec<Vec<f32>> {
+        let dim = self.sizes.dim;
+        let kernel = Masses {
+            tiles,
+            sampling: summaries.sampling,
+            scale: self.options.scale.unwrap_or(1.0 / (dim as f32).sqrt()),
+            q: Raw::read(&self.q),
+            groups: Raw::read(&summaries.terms.view()),
+            members: &summaries.members,
+            weights: &summaries.weights,
+            variances: &summaries.variances,
+            dim,
+            columns: summaries.columns,
+            layout: rows.layout,
+        };
+        let mut masses = vec![vec![0.0; summaries.columns]; runs.len()];
+        for head in rows.heads.clone() {
+            let &Rows { entry, summarized, .. } = rows;
+            let band = Band { entry, head, summarized, rows: rows.rows.clone(), runs };
+            // SAFETY: `check` has found the sizes of the layouts in both tensors, which are borrowed
+            // for the call; summaries have all groups of the keys. The sampling was validated, bands
+            // have its rows, and the session is this thread's.
+            unsafe { kernel.band(&band, scratch, &mut masses) };
+        }
+        masses
+    }
 
-fn summarize<E: Element, S: Simd>(
-    call: &Estimate<'_, '_, E>,
-    simd: S,
-    workers: Workers<'_>,
-) -> Result<Summaries<E>> {
-    let Estimate { sampling, sizes, key_heads, monitor, .. } = call;
-    let columns = sizes.keys.div_ceil(sampling.block);
-    let (groups, words) = (sampling.groups, sampling.words());
-    let tokens = columns * groups;
-    let dim = sampling.terms(sizes.dim);
-    let dims = Dims { batch: 1, tokens, heads: key_heads.len(), dim };
-    let mut terms = Tensor::<E>::zeros(dims, Order::Bhsd)?;
-    let blocks = key_heads.len() * columns;
-    let mut members = vec![0_u64; blocks * groups * words];
-    let (k, into) = (Raw::read(&call.k), Raw::write(&mut terms.view_mut()));
-    // Per block: those of its groups, or none.
-    let of_block = if sampling.terms == Terms::Clusters { groups } else { 0 };
-    let mut variances = vec![[0.0; PARTS]; blocks * of_block];
-    let mut rest = &mut *variances;
-    let parts = part_ranges(sizes.dim);
-    let chunks: Vec<_> = members
-        .chunks_mut(BLOCKS * groups * words)
-        .map(|members| {
-            let len = members.len() / words / groups * of_block;
-            Mutex::new((members, rest.split_off_mut(..len).unwrap_or_default()))
-        })
-        .collect();
-    Tasks::uncounted(chunks.len(), monitor).run(workers, &|chunk| {
-        let mut own = chunks[chunk].lock().unwrap_or_else(PoisonError::into_inner);
-        let (members, variances) = &mut *own;
-        let mut scratch = Arena::default();
-        for (index, members) in members.chunks_exact_mut(groups * words).enumerate() {
-            let variances = &mut variances[index * of_block..][..of_block];
-            let number = chunk * BLOCKS + index;
-            let (summarized, block) = (number / columns, number % columns);
-            let head = key_heads.start + summarized;
-            let (entry, head) = (head / sizes.key_heads, head % sizes.key_heads);
-            let token = block * sampling.block;
-            let keys = sampling.block.min(sizes.keys - token);
-            // SAFETY: the keys are some of the tensor's, which is borrowed for the call; each block
-            // of `into`, which is exclusive, is written by one task.
-            unsafe {
-                let source = k.head(entry, head, token);
-                let into = into.head(0, summarized, block * groups).first.cast_mut();
-                let (sampling, dim, scratch) = (*sampling, sizes.dim, &mut scratch);
-                simd.call(Summarize {
-                    sampling,
-                    source,
-                    keys,
-                    dim,
-                    into,
-                    members,
-                    variances,
-                    parts: &parts,
-                    scratch,
-                });
+    /// The blocks of each row whose masses are estimated.
+    fn candidates<X: FusedKernel<Element = E>>(
+        &self,
+        tiles: X,
+        rows: &Rows<'_>,
+        stream: usize,
+        scratch: &mut BandScratch,
+    ) -> Vec<Vec<Run>> {
+        let row = |row: u32| rows.layout.row(row);
+        match self.candidates {
+            Candidates::All => rows.rows.clone().map(|index| row(index).to_vec()).collect(),
+            Candidates::Chosen { chosen, factor } => {
+                let listed = |index: u32| chosen[stream].row(index as usize / factor);
+                let each = rows.rows.clone();
+                each.map(|index| within(row(index), listed(index), factor as u32)).collect()
+            }
+            Candidates::Wide { summaries: wide, above, choose } => {
+                let factor = (wide.sampling.keys / self.summaries.sampling.keys) as u32;
+                let whole: Vec<_> =
+                    rows.rows.clone().map(|index| whole_blocks(row(index), factor)).collect();
+                let many = |runs: &[Run]| blocks(runs) > above;
+                let masses = if whole.iter().any(|runs| many(runs)) {
+                    self.masses(tiles, wide, rows, &whole, scratch)
+                } else {
+                    vec![Vec::new(); whole.len()]
+                };
+                let each = rows.rows.clone().zip(whole.iter().zip(&masses));
+                each.map(|(index, (runs, masses))| {
+                    if !many(runs) {
+                        return row(index).to_vec();
+                    }
+                    let chosen = choose(runs, masses);
+                    let is_whole =
+                        |column| runs.iter().any(|run| (run.start..run.end()).contains(&column));
+                    let kept =
+                        |column: &u32| chosen.binary_search(column).is_ok() || !is_whole(*column);
+                    let kept: Vec<u32> = (0..wide.columns as u32).filter(kept).collect();
+                    within(row(index), &kept, factor)
+                })
+                .collect()
             }
         }
-    })?;
-    drop(chunks);
-    let logarithms: Vec<f32> = (0..=sampling.block).map(|count| (count as f32).ln()).collect();
-    let weight = |members: &[u64]| {
-        let count: u32 = members.iter().map(|word| word.count_ones()).sum();
-        logarithms[count as usize].max(NOTHING)
-    };
-    let weights = members.chunks_exact(words).map(weight).collect();
-    Ok(Summaries { terms, members, weights, variances })
+    }
+}
+
+fn blocks(runs: &[Run]) -> usize {
+    runs.iter().map(|run| run.len as usize).sum()
+}
+
+/// The blocks of runs that are in larger blocks, `factor` times as large.
+fn within(runs: &[Run], columns: &[u32], factor: u32) -> Vec<Run> {
+    let mut parts = Vec::new();
+    let mut runs = runs.iter().peekable();
+    for listed in columns.chunk_by(|a, b| a + 1 == *b) {
+        let (start, end) = (listed[0] * factor, (listed[listed.len() - 1] + 1) * factor);
+        while runs.next_if(|run| run.end() <= start).is_some() {}
+        for run in runs.clone().take_while(|run| run.start < end) {
+            let mut part = *run;
+            part.start = run.start.max(start);
+            part.len = run.end().min(end) - part.start;
+            parts.push(part);
+        }
+    }
+    parts
+}
+
+/// The larger blocks, `factor` times as large, of which runs have every pair.
+fn whole_blocks(runs: &[Run], factor: u32) -> Vec<Run> {
+    let full = runs.iter().filter(|run| run.kind() == RunKind::Full);
+    let inside = full.map(|run| run.start.div_ceil(factor)..run.end() / factor);
+    inside
+        .filter(|range| !range.is_empty())
+        .map(|range| Run::full(range.start, range.end - range.start))
+        .collect()
 }
 
 #[cfg(test)]

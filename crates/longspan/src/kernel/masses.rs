@@ -70,9 +70,12 @@ pub(crate) enum Terms {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sampling {
     pub(crate) terms: Terms,
-    pub(crate) block: usize,
-    /// Queries per sampled one; divides the block.
+    /// Queries of a row.
+    pub(crate) queries: usize,
+    /// Queries per sampled one; divides those of a row.
     pub(crate) step: usize,
+    /// Keys of a block.
+    pub(crate) keys: usize,
     /// Groups of keys per block; divides it, but for clusters.
     pub(crate) groups: usize,
 }
@@ -88,12 +91,12 @@ impl Sampling {
 
     /// Keys of a group of neighbors.
     pub(crate) fn keys_per_group(&self) -> usize {
-        self.block / self.groups
+        self.keys / self.groups
     }
 
     /// 64-bit words of a set of keys of a block.
     pub(crate) fn words(&self) -> usize {
-        self.block.div_ceil(64)
+        self.keys.div_ceil(64)
     }
 
     /// The first sampled query of a row of so many, and how many there are.
@@ -108,7 +111,7 @@ impl Sampling {
 
     /// Sampled queries of a whole row.
     fn lanes_per_row(&self) -> usize {
-        self.block / self.step
+        self.queries / self.step
     }
 
     /// Rows of blocks per band.
@@ -133,17 +136,22 @@ pub(crate) struct Masses<'a, X: MicroKernel> {
     /// Variances of the parts of the head dim in each group; none but for clusters.
     pub(crate) variances: &'a [[f32; PARTS]],
     pub(crate) dim: usize,
+    /// Blocks of keys of a key head.
+    pub(crate) columns: usize,
+    /// The queries of rows, and the masks of Partial runs.
     pub(crate) layout: &'a Layout,
 }
 
 /// A band: rows of one head.
 #[derive(Debug, Clone)]
-pub(crate) struct Band {
+pub(crate) struct Band<'a> {
     pub(crate) entry: usize,
     pub(crate) head: usize,
     /// The key head, among those of which there are summaries.
     pub(crate) summarized: usize,
     pub(crate) rows: Range<u32>,
+    /// The blocks of keys that each row attends to.
+    pub(crate) runs: &'a [Vec<Run>],
 }
 
 /// What one thread works with.
@@ -156,12 +164,39 @@ pub(crate) struct BandScratch {
     mask: Vec<u64>,
 }
 
+/// Lanes that are computed, in whole vectors of any width.
+#[derive(Debug, Clone, Copy, Default)]
+struct ActiveLanes([bool; LANES / WIDEST]);
+
+impl ActiveLanes {
+    fn add(&mut self, lanes: Range<usize>) {
+        self.0[lanes.start / WIDEST..lanes.end.div_ceil(WIDEST)].fill(true);
+    }
+
+    fn contains(&self, lane: usize) -> bool {
+        self.0[lane / WIDEST]
+    }
+
+    /// Those side by side.
+    fn ranges(&self) -> impl Iterator<Item = Range<usize>> {
+        let mut vectors = self.0.iter().enumerate().peekable();
+        std::iter::from_fn(move || {
+            let (first, _) = vectors.find(|(_, active)| **active)?;
+            let mut end = first + 1;
+            while vectors.next_if(|(_, active)| **active).is_some() {
+                end += 1;
+            }
+            Some(first * WIDEST..end * WIDEST)
+        })
+    }
+}
+
 /// A chunk that was computed.
 #[derive(Debug)]
 struct Chunk {
     columns: Range<u32>,
-    /// The lanes of rows that attend to its columns, rounded to whole vectors.
-    lanes: Range<usize>,
+    /// The lanes of rows that attend to its columns.
+    lanes: ActiveLanes,
     maxima: [f32; LANES],
 }
 
@@ -189,19 +224,19 @@ impl<X: MicroKernel> Masses<'_, X> {
     }
 
     /// Adds the masses of the band's rows to `masses`, one list of all columns per row: the sum over
-    /// sampled queries of each block's share of the softmax. Blocks that the layout does not have
-    /// get nothing.
+    /// sampled queries of each block's share of the softmax. Blocks that a row does not attend to get
+    /// nothing.
     ///
     /// # Safety
     ///
     /// `q` must be a tensor with the entry, the head and the queries of the layout, `dim` wide;
     /// `groups` one of the summaries of its keys, as wide as [`Sampling::terms`]; both readable and
-    /// not written. The sampling must have the block of the layout, and no more than [`LANES`] queries
-    /// per row; `members`, `weights` and, for clusters, `variances` those of all groups; the band at most
+    /// not written. The sampling must have the rows of the layout, and no more than [`LANES`] queries
+    /// per row; its blocks of keys too, where runs are Partial; `members`, `weights` and, for clusters, `variances` those of all groups; the band at most
     /// [`Sampling::rows_per_band`] rows of the layout. A session of this thread must be alive.
     pub(crate) unsafe fn band(
         &self,
-        band: &Band,
+        band: &Band<'_>,
         scratch: &mut BandScratch,
         masses: &mut [Vec<f32>],
     ) {
@@ -225,19 +260,19 @@ impl<X: MicroKernel> Masses<'_, X> {
                 let matrix = self.groups.head(0, band.summarized, first);
                 let group = self.group(band, active.start);
                 let groups = group..group + count;
-                self.multiply(matrix, groups.clone(), right, lanes.clone(), room);
-                for (index, row) in band.rows.clone().enumerate() {
-                    let lane = index * self.lanes_per_row();
-                    if lanes.contains(&lane) {
-                        self.mask_row(band, (row, lane), &active, room, &mut masks);
+                self.multiply(matrix, groups.clone(), right, &lanes, room);
+                for index in 0..band.runs.len() {
+                    if lanes.contains(index * self.lanes_per_row()) {
+                        self.mask_row(band, index, &active, room, &mut masks);
                     }
                 }
                 let from = computed * LANES;
                 computed += active.len();
                 let sums = scratch.sums.reserve(computed * LANES).add(from);
                 let weights = &self.weights[groups];
-                let own = lanes.clone();
-                self.tiles.simd().call(Accumulate { room, lanes: own, weights, per_block, sums });
+                for lanes in lanes.ranges() {
+                    self.tiles.simd().call(Accumulate { room, lanes, weights, per_block, sums });
+                }
                 let maxima = *room.maxima.cast::<[f32; LANES]>();
                 scratch.chunks.push(Chunk { columns: active, lanes, maxima });
             }
@@ -250,7 +285,7 @@ impl<X: MicroKernel> Masses<'_, X> {
                 let per_row = self.lanes_per_row();
                 for (index, masses) in masses.iter_mut().enumerate() {
                     let lane = index * per_row;
-                    if lanes.contains(&lane) {
+                    if lanes.contains(lane) {
                         let into = &mut masses[columns.start as usize..columns.end as usize];
                         let (from, factors) = (sums.add(lane), &factors[lane..lane + per_row]);
                         self.tiles.simd().call(Reduce { from, factors, into });
@@ -291,14 +326,13 @@ impl<X: MicroKernel> Masses<'_, X> {
     ///
     /// # Safety
     ///
-    /// That of [`band`](Self::band), for at most as many groups as a chunk has, and whole vectors of
-    /// lanes.
+    /// That of [`band`](Self::band), for at most as many groups as a chunk has.
     unsafe fn multiply(
         &self,
         matrix: Strided<X::Element>,
         groups: Range<usize>,
         right: X::Rhs,
-        lanes: Range<usize>,
+        lanes: &ActiveLanes,
         room: Room,
     ) {
         let (m, terms) = (groups.len(), self.sampling.terms(self.dim));
@@ -306,25 +340,27 @@ impl<X: MicroKernel> Masses<'_, X> {
         // and the squares of the queries are in it.
         unsafe {
             let left = self.tiles.pack_lhs(matrix, m, terms, room.packed_keys);
-            let right = X::rhs_at(right, 0, lanes.start);
-            let size = Size { m, n: lanes.len(), k: terms, piece: OVER_DIMS };
-            let target = room.scores.at(0, lanes.start);
-            let (keep, ahead) = (Beta::Zero, Prefetch::NONE);
-            self.tiles.multiply(Multiply { target, keep, left, right, size, ahead });
-            if self.sampling.terms == Terms::Clusters {
-                let (weights, variances) = (&self.weights[groups.clone()], &self.variances[groups]);
-                self.tiles.simd().call(AddSpread { room, lanes, weights, variances });
+            for lanes in lanes.ranges() {
+                let right = X::rhs_at(right, 0, lanes.start);
+                let size = Size { m, n: lanes.len(), k: terms, piece: OVER_DIMS };
+                let target = room.scores.at(0, lanes.start);
+                let (keep, ahead) = (Beta::Zero, Prefetch::NONE);
+                self.tiles.multiply(Multiply { target, keep, left, right, size, ahead });
+                if self.sampling.terms == Terms::Clusters {
+                    let (weights, variances) =
+                        (&self.weights[groups.clone()], &self.variances[groups.clone()]);
+                    self.tiles.simd().call(AddSpread { room, lanes, weights, variances });
+                }
             }
         }
     }
 
     /// The columns of the next chunk, from a column on, that a row of the band attends to.
-    fn next_chunk(&self, band: &Band, from: u32) -> Option<Range<u32>> {
-        let runs = |row: u32| {
-            let runs = self.layout.row(row);
-            &runs[runs.partition_point(|run| run.end() <= from)..]
+    fn next_chunk(&self, band: &Band<'_>, from: u32) -> Option<Range<u32>> {
+        let rows = || {
+            let after = |runs: &Vec<Run>| runs.partition_point(|run| run.end() <= from);
+            band.runs.iter().map(move |runs| &runs[after(runs)..])
         };
-        let rows = || band.rows.clone().map(runs);
         let first = rows().filter_map(|runs| runs.first()).map(|run| run.start.max(from)).min()?;
         let end = (first / self.columns_per_chunk() + 1) * self.columns_per_chunk();
         let inside = |run: &&Run| run.start < end;
@@ -332,19 +368,17 @@ impl<X: MicroKernel> Masses<'_, X> {
         Some(first..last.map(|run| run.end().min(end)).max()?)
     }
 
-    /// The lanes of the rows that attend to columns of a chunk, those between them, and those that
-    /// make whole vectors of any width: often few rows, where a choice was made before.
-    fn active_lanes(&self, band: &Band, columns: &Range<u32>) -> Range<usize> {
-        let attends = |row: u32| {
-            let runs = self.layout.row(row);
+    /// The lanes of the rows that attend to columns of a chunk: often few rows, where a choice was
+    /// made before.
+    fn active_lanes(&self, band: &Band<'_>, columns: &Range<u32>) -> ActiveLanes {
+        let mut lanes = ActiveLanes::default();
+        for (index, runs) in band.runs.iter().enumerate() {
             let next = runs.partition_point(|run| run.end() <= columns.start);
-            runs.get(next).is_some_and(|run| run.start < columns.end)
-        };
-        let mut rows = band.rows.clone();
-        let first = rows.position(attends).unwrap_or(0);
-        let last = rows.rposition(attends).map_or(first, |after| first + 1 + after);
-        let lanes = self.lanes_per_row();
-        first * lanes / WIDEST * WIDEST..((last + 1) * lanes).next_multiple_of(WIDEST)
+            if runs.get(next).is_some_and(|run| run.start < columns.end) {
+                lanes.add(index * self.lanes_per_row()..(index + 1) * self.lanes_per_row());
+            }
+        }
+        lanes
     }
 
     /// Packs the sampled queries of the band.
@@ -352,7 +386,7 @@ impl<X: MicroKernel> Masses<'_, X> {
     /// # Safety
     ///
     /// That of [`band`](Self::band); `room` must be what [`carve`](Self::carve) gave.
-    unsafe fn pack(&self, band: &Band, room: Room) -> X::Rhs {
+    unsafe fn pack(&self, band: &Band<'_>, room: Room) -> X::Rhs {
         let simd = self.tiles.simd();
         let Sampling { step, terms: kind, .. } = self.sampling;
         let terms = self.sampling.terms(self.dim);
@@ -362,7 +396,7 @@ impl<X: MicroKernel> Masses<'_, X> {
             std::ptr::write_bytes(room.queries.first, 0, terms * LANES);
             // Queries of whole rows are sampled evenly over all of them; the last may be shorter.
             let end = band.rows.end;
-            let shorter = self.layout.row_tokens(end - 1).len() < self.sampling.block;
+            let shorter = self.layout.row_tokens(end - 1).len() < self.sampling.queries;
             let whole = band.rows.start..end - u32::from(shorter);
             for rows in [whole.clone(), whole.end..end].into_iter().filter(|rows| !rows.is_empty())
             {
@@ -400,20 +434,22 @@ impl<X: MicroKernel> Masses<'_, X> {
         }
     }
 
-    /// Takes from the scores of a row's lanes what the layout masks in the columns of a chunk.
+    /// Takes from the scores of the lanes of a row of the band what it does not attend to in the
+    /// columns of a chunk.
     ///
     /// # Safety
     ///
-    /// The scores must be those of the chunk, and the lanes those of the row.
+    /// The scores must be those of the chunk, and the row one of the band.
     unsafe fn mask_row(
         &self,
-        band: &Band,
-        (row, lane): (u32, usize),
+        band: &Band<'_>,
+        index: usize,
         columns: &Range<u32>,
         room: Room,
         masks: &mut Masks<'_>,
     ) {
         let Sampling { groups, step, .. } = self.sampling;
+        let (row, lane) = (band.rows.start + index as u32, index * self.lanes_per_row());
         let tokens = self.layout.row_tokens(row);
         let (first, lanes) = self.sampling.lanes(tokens.len());
         // SAFETY: columns are those of the chunk, groups those of a block and lanes below `LANES`,
@@ -434,7 +470,7 @@ impl<X: MicroKernel> Masses<'_, X> {
         // Lanes without a query.
         clear(columns.clone(), lane + lanes..lane + self.lanes_per_row());
         let lanes = lane..lane + lanes;
-        let runs = self.layout.row(row);
+        let runs = &band.runs[index];
         let mut next = columns.start;
         for run in &runs[runs.partition_point(|run| run.end() <= columns.start)..] {
             if run.start >= columns.end {
@@ -448,7 +484,7 @@ impl<X: MicroKernel> Masses<'_, X> {
             }
             for column in from..to {
                 let words = masks.get(row, column, run);
-                let per_query = words.len() / self.sampling.block;
+                let per_query = words.len() / self.sampling.queries;
                 let members = self.members(band, column);
                 for lane in lanes.clone() {
                     let query = first + (lane - lanes.start) * step;
@@ -468,14 +504,14 @@ impl<X: MicroKernel> Masses<'_, X> {
     }
 
     /// The keys of each group of a block.
-    fn members(&self, band: &Band, column: u32) -> &[u64] {
+    fn members(&self, band: &Band<'_>, column: u32) -> &[u64] {
         let words = self.sampling.words();
         &self.members[self.group(band, column) * words..][..self.sampling.groups * words]
     }
 
     /// The first group of a block, among those of all summarized key heads.
-    fn group(&self, band: &Band, column: u32) -> usize {
-        (band.summarized * self.layout.columns() as usize + column as usize) * self.sampling.groups
+    fn group(&self, band: &Band<'_>, column: u32) -> usize {
+        (band.summarized * self.columns + column as usize) * self.sampling.groups
     }
 }
 

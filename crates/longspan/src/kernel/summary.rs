@@ -1,4 +1,5 @@
-//! Summaries of the keys of a block: groups of neighbors, or clusters.
+//! Summaries of the keys of a block: groups of neighbors, or clusters; of a larger block, clusters of
+//! the clusters of the blocks in it.
 
 use std::ops::Range;
 
@@ -10,19 +11,73 @@ use crate::gemm::Rows;
 use crate::simd::{LANES, Operation, Simd, WIDEST};
 use crate::tensor::Strided;
 
-/// The largest block, and so the most clusters.
-const MOST_KEYS: usize = 256;
+/// The most points of a block, and so the most clusters: the keys of the largest block that has a
+/// layout, or clusters of blocks in a larger one.
+const MOST_POINTS: usize = 256;
+
+/// What is summarized.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Points<'a> {
+    /// Keys.
+    Keys,
+    /// Clusters of smaller blocks, one block after the other.
+    Clusters {
+        /// What they were made by.
+        sampling: Sampling,
+        /// [`Sampling::words`] words each.
+        members: &'a [u64],
+        variances: &'a [[f32; PARTS]],
+    },
+}
+
+impl Points<'_> {
+    /// Keys of a point.
+    fn keys(&self, point: usize) -> u32 {
+        match self {
+            Points::Keys => 1,
+            Points::Clusters { sampling, members, .. } => {
+                let words = sampling.words();
+                members[point * words..][..words].iter().map(|word| word.count_ones()).sum()
+            }
+        }
+    }
+
+    /// Adds the keys of a point to a set of keys of the larger block.
+    fn join(&self, point: usize, set: &mut [u64]) {
+        match self {
+            Points::Keys => set[point / 64] |= 1 << (point % 64),
+            Points::Clusters { sampling, members, .. } => {
+                // Sizes of blocks are powers of two: a set starts at a word or lies within one.
+                let first = point / sampling.groups * sampling.keys;
+                let words = sampling.words();
+                let own = &members[point * words..][..words];
+                let set = &mut set[first / 64..];
+                set.iter_mut().zip(own).for_each(|(set, own)| *set |= own << (first % 64));
+            }
+        }
+    }
+
+    /// The variances within a point.
+    fn variances(&self, point: usize) -> [f32; PARTS] {
+        match self {
+            Points::Keys => [0.0; PARTS],
+            Points::Clusters { variances, .. } => variances[point],
+        }
+    }
+}
 
 /// Writes what products with sampled queries need of the keys of a block: see [`Terms`].
 ///
 /// # Safety
 ///
-/// `keys` rows of `dim` elements must be readable, at least one and at most those of a block, and
-/// [`Sampling::terms`] elements per group writable at `into`.
+/// A row of `dim` elements per point must be readable, at least one and at most [`MOST_POINTS`], and
+/// [`Sampling::terms`] elements per group writable at `into`. Points other than keys are for clusters
+/// alone.
 pub(crate) struct Summarize<'a, E> {
     pub(crate) sampling: Sampling,
     pub(crate) source: Strided<E>,
-    pub(crate) keys: usize,
+    pub(crate) points: Points<'a>,
+    pub(crate) count: usize,
     pub(crate) dim: usize,
     pub(crate) into: *mut E,
     /// [`Sampling::words`] words per group, all 0: the keys of each.
@@ -40,8 +95,8 @@ impl<E: Element> Operation for Summarize<'_, E> {
 
     #[inline(always)]
     unsafe fn eval<S: Simd>(mut self, simd: S) {
-        let mut of = [0_u8; MOST_KEYS];
-        let of = &mut of[..self.keys];
+        let mut of = [0_u8; MOST_POINTS];
+        let of = &mut of[..self.count];
         // SAFETY: as the type demands; groups are below those of a block.
         unsafe {
             match self.sampling.terms {
@@ -52,8 +107,9 @@ impl<E: Element> Operation for Summarize<'_, E> {
                 }
             }
             let words = self.sampling.words();
-            for (key, &group) in of.iter().enumerate() {
-                self.members[usize::from(group) * words + key / 64] |= 1 << (key % 64);
+            for (point, &group) in of.iter().enumerate() {
+                let set = &mut self.members[usize::from(group) * words..][..words];
+                self.points.join(point, set);
             }
             match self.sampling.terms {
                 Terms::Antidiagonals => self.copy(),
@@ -71,11 +127,11 @@ impl<E: Element> Summarize<'_, E> {
     /// That of [`Summarize`].
     #[inline(always)]
     unsafe fn copy(&self) {
-        for key in 0..self.sampling.block {
+        for key in 0..self.sampling.keys {
             for column in 0..self.dim {
                 // SAFETY: the key is one of the block, and read where it is there.
                 unsafe {
-                    let exists = key < self.keys;
+                    let exists = key < self.count;
                     let x = if exists { *self.source.at(key, column).first } else { E::default() };
                     *self.into.add(key * self.dim + column) = x;
                 }
@@ -88,13 +144,13 @@ impl<E: Element> Summarize<'_, E> {
     ///
     /// # Safety
     ///
-    /// That of [`Summarize`]; `of` must have a group per key.
+    /// That of [`Summarize`]; `of` must have a group per point.
     #[inline(always)]
     unsafe fn moments<S: Simd>(&mut self, simd: S, of: &[u8]) {
         let Summarize { sampling: Sampling { groups, .. }, dim, .. } = *self;
         let row = dim.next_multiple_of(S::WIDTH);
         let sums = self.scratch.reserve(2 * groups * row);
-        let mut counts = [0.0_f32; MOST_KEYS];
+        let mut counts = [0.0_f32; MOST_POINTS];
         // Dims per part.
         let mut dims = [0.0_f32; PARTS];
         self.parts.iter().for_each(|(part, range)| dims[*part] += range.len() as f32);
@@ -106,19 +162,25 @@ impl<E: Element> Summarize<'_, E> {
             let squares = sums.add(groups * row);
             let whole = dim / S::WIDTH * S::WIDTH;
             let loaded = if self.source.column == 1 { whole } else { 0 };
-            for (key, &group) in of.iter().enumerate() {
-                counts[usize::from(group)] += 1.0;
+            for (point, &group) in of.iter().enumerate() {
+                let keys = self.points.keys(point) as f32;
+                counts[usize::from(group)] += keys;
                 let at = usize::from(group) * row;
                 for column in (at..at + loaded).step_by(S::WIDTH) {
-                    let x = load(simd, self.source.at(key, column - at).first);
-                    simd.store(sums.add(column), simd.add(simd.load(sums.add(column)), x));
+                    let x = load(simd, self.source.at(point, column - at).first);
+                    let all = simd.mul(x, simd.splat(keys));
+                    simd.store(sums.add(column), simd.add(simd.load(sums.add(column)), all));
                     let square = simd.load(squares.add(column));
-                    simd.store(squares.add(column), simd.fma(x, x, square));
+                    simd.store(squares.add(column), simd.fma(all, x, square));
                 }
                 for column in loaded..dim {
-                    let x = (*self.source.at(key, column).first).to_f32();
-                    *sums.add(at + column) += x;
-                    *squares.add(at + column) += x * x;
+                    let x = (*self.source.at(point, column).first).to_f32();
+                    *sums.add(at + column) += keys * x;
+                    *squares.add(at + column) += keys * x * x;
+                }
+                if let Some(own) = self.variances.get_mut(usize::from(group)) {
+                    let add = |(sum, inner): (&mut f32, f32)| *sum += keys * inner;
+                    own.iter_mut().zip(self.points.variances(point)).for_each(add);
                 }
             }
             for (group, count) in counts[..groups].iter().enumerate() {
@@ -140,28 +202,32 @@ impl<E: Element> Summarize<'_, E> {
                     *into.add(column) = E::from_f32(*sum.add(column) * share);
                 }
                 if let Some(own) = self.variances.get_mut(group) {
+                    // The variance within points, and that of points.
+                    let mut between = [0.0_f32; PARTS];
                     for (part, range) in self.parts {
-                        own[*part] = range.clone().fold(own[*part], |sum, d| sum + *square.add(d));
+                        let sum = range.clone().fold(0.0, |sum, d| sum + *square.add(d));
+                        between[*part] += sum;
                     }
-                    let divide = |(sum, dims): (&mut f32, &f32)| *sum /= dims.max(1.0);
-                    own.iter_mut().zip(&dims).for_each(divide);
+                    for (own, (between, dims)) in own.iter_mut().zip(between.iter().zip(&dims)) {
+                        *own = *own * share + between / dims.max(1.0);
+                    }
                 }
             }
         }
     }
 
-    /// Assigns keys to clusters by farthest-first traversal (Gonzalez): the first center is the
-    /// first key, every other one the key that is farthest from all centers before it, and keys
+    /// Assigns points to clusters by farthest-first traversal (Gonzalez): the first center is the
+    /// first point, every other one the point that is farthest from all centers before it, and points
     /// belong to the center that is nearest. Lloyd's iterations from there change nothing that
     /// choices of blocks depend on.
     ///
     /// # Safety
     ///
-    /// That of [`Summarize`]; `of` must have a place per key, with a 0.
+    /// That of [`Summarize`]; `of` must have a place per point, with a 0.
     #[inline(always)]
     unsafe fn cluster<S: Simd>(&mut self, simd: S, of: &mut [u8]) {
-        let Summarize { sampling: Sampling { groups, .. }, source, keys, dim, .. } = *self;
-        let lanes = keys.next_multiple_of(LANES);
+        let Summarize { sampling: Sampling { groups, .. }, source, count, dim, .. } = *self;
+        let lanes = count.next_multiple_of(LANES);
         let lens = [dim * lanes, lanes, lanes, lanes];
         let mut next = self.scratch.reserve(lens.iter().sum());
         let [turned, squares, nearest, group_of] = lens.map(|len| {
@@ -174,9 +240,9 @@ impl<E: Element> Summarize<'_, E> {
         // SAFETY: all indices are below the lengths above, lanes whole vectors.
         unsafe {
             std::ptr::write_bytes(turned, 0, dim * lanes);
-            for first in (0..keys).step_by(LANES) {
+            for first in (0..count).step_by(LANES) {
                 let target = Rows { first: turned.add(first), row: lanes };
-                let (source, tokens) = (source.at(first, 0), LANES.min(keys - first));
+                let (source, tokens) = (source.at(first, 0), LANES.min(count - first));
                 ToLanes { source, tokens, dims: dim, target, lane: 0 }.eval(simd);
             }
             for lane in (0..lanes).step_by(S::WIDTH) {
@@ -188,28 +254,31 @@ impl<E: Element> Summarize<'_, E> {
                 simd.store(squares.add(lane), sum);
             }
             // Lanes without a key are never the farthest.
-            let list = std::slice::from_raw_parts_mut(nearest, lanes);
-            list[..keys].fill(f32::INFINITY);
-            list[keys..].fill(f32::NEG_INFINITY);
+            for (lane, nearest) in
+                std::slice::from_raw_parts_mut(nearest, lanes).iter_mut().enumerate()
+            {
+                let exists = lane < count && self.points.keys(lane) > 0;
+                *nearest = if exists { f32::INFINITY } else { f32::NEG_INFINITY };
+            }
             std::ptr::write_bytes(group_of, 0, lanes);
             let mut center = 0;
             for group in 0..groups {
                 center = lists.add_center(simd, center, group as f32);
             }
-            for (key, of) in of.iter_mut().enumerate() {
-                *of = *group_of.add(key) as u8;
+            for (point, of) in of.iter_mut().enumerate() {
+                *of = *group_of.add(point) as u8;
             }
         }
     }
 }
 
-/// Keys as lanes, and numbers for each.
+/// Points as lanes, and numbers for each.
 struct Lists {
     /// `[dim][lanes]`.
     turned: *const f32,
     lanes: usize,
     dim: usize,
-    /// `|k|²`.
+    /// `|x|²`.
     squares: *const f32,
     /// The squared distance to the nearest center, and its number.
     nearest: *mut f32,
@@ -217,13 +286,13 @@ struct Lists {
 }
 
 impl Lists {
-    /// Assigns the keys that are nearer to this key than to the centers so far; returns the one that
+    /// Assigns the points that are nearer to this one than to the centers so far; returns the one that
     /// is farthest from all of them now, the first of those.
     ///
     /// # Safety
     ///
-    /// `dim` rows of `lanes` keys must be readable, a whole number of [`LANES`], and the other lists
-    /// as long; the center must be one of the keys.
+    /// `dim` rows of `lanes` points must be readable, a whole number of [`LANES`], and the other lists
+    /// as long; the center must be one of the points.
     #[inline(always)]
     unsafe fn add_center<S: Simd>(&self, simd: S, center: usize, group: f32) -> usize {
         let Lists { turned, lanes, dim, squares, nearest, group_of } = *self;
@@ -268,16 +337,16 @@ impl Lists {
                     farthest = simd.select(further, number, farthest);
                 }
             }
-            let (mut distances, mut keys) = ([0.0_f32; WIDEST], [0.0_f32; WIDEST]);
+            let (mut distances, mut points) = ([0.0_f32; WIDEST], [0.0_f32; WIDEST]);
             simd.store(distances.as_mut_ptr(), most);
-            simd.store(keys.as_mut_ptr(), farthest);
+            simd.store(points.as_mut_ptr(), farthest);
             let mut best = 0;
             for lane in 1..S::WIDTH {
                 let (far, most) = (distances[lane], distances[best]);
-                let first = far == most && keys[lane] < keys[best];
+                let first = far == most && points[lane] < points[best];
                 best = if far > most || first { lane } else { best };
             }
-            keys[best] as usize
+            points[best] as usize
         }
     }
 }

@@ -62,6 +62,6 @@ impl Estimator {
             let rule = "a divisor of the block size; clusters any number up to it";
             return fail("the number of groups of keys per block", groups, rule);
         }
-        Ok(Sampling { terms, block, step: block / queries, groups })
+        Ok(Sampling { terms, queries: block, step: block / queries, keys: block, groups })
     }
 }

@@ -114,8 +114,7 @@ impl ListedBlocks {
                     let why = "a row lists a block once";
                     return Err(Error::Unexpected { what: "a block that is listed twice", why });
                 }
-                chosen.counts.push(count);
-                chosen.columns.extend(row);
+                chosen.push(&row);
             }
             lists.push(chosen);
         }

@@ -7,9 +7,12 @@ use longspan_pattern::{BlockSize, Layout, Pattern, Shape, splitmix64};
 use super::*;
 use crate::arguments::Inputs;
 use crate::check;
+use crate::dims::{Dims, Order};
+use crate::driver::summaries::Keys;
 use crate::exec::Hook;
 use crate::isa::Isa;
-use crate::kernel::masses::part;
+use crate::kernel::masses::{PARTS, Sampling, Terms, part};
+use crate::tensor::Tensor;
 
 struct Case {
     sampling: Sampling,
@@ -66,7 +69,7 @@ fn expected<E: Element>(
     (head, row): (usize, usize),
 ) -> Vec<f64> {
     let Case { sampling, dims: (queries, keys), heads, dim, .. } = *case;
-    let Sampling { block, step, terms, .. } = sampling;
+    let Sampling { queries: block, step, terms, .. } = sampling;
     let key_head = head / (heads.0 / heads.1);
     let vector = |view: &View<'_, E>, token, head| -> Vec<f64> {
         let x = |d| f64::from(view.get(0, token, head, d).unwrap().to_f32());
@@ -136,7 +139,7 @@ fn expected<E: Element>(
 
 fn compare<E: Element>(case: &Case, shared: bool, tolerance: f64) {
     let Case { sampling, dims: (queries, keys), heads, dim, pattern } = *case;
-    let block = sampling.block;
+    let block = sampling.queries;
     let shape = Shape::new(queries, keys);
     let pattern: Pattern = pattern.parse().unwrap();
     let block_size = BlockSize::new(block as u64).unwrap();
@@ -167,28 +170,34 @@ fn compare<E: Element>(case: &Case, shared: bool, tolerance: f64) {
         let options = Options::default().isa(isa).threads(2);
         let sizes = check::inputs(&options, &base, &Inputs::new(q, k, k)).unwrap();
         let monitor = Monitor::new(Hook::none());
-        let estimate = Estimate {
-            options: &options,
-            sampling,
-            base: &base,
-            shared,
-            sizes,
-            key_heads: 0..heads.1,
-            q,
-            k,
-            monitor: &monitor,
+        let run = |key_heads: Range<usize>, see: &Choose<'_>| {
+            let (options, monitor) = (&options, &monitor);
+            let keys = Keys { options, sizes, key_heads: key_heads.clone(), k, monitor };
+            let (base, summaries) = (&base, &keys.summarize(sampling).unwrap());
+            let candidates = Candidates::All;
+            let estimate = Estimate {
+                options,
+                base,
+                candidates,
+                shared,
+                sizes,
+                key_heads,
+                q,
+                summaries,
+                monitor,
+            };
+            estimate.run(see).unwrap()
         };
         let seen = Mutex::new(Vec::new());
-        let see = |_: usize, head: usize, row: u32, masses: &[f32]| {
+        let see = |Row { head, row, .. }: Row<'_>, masses: &[f32]| {
             seen.lock().unwrap().push((head, row, masses.to_vec()));
             vec![row]
         };
-        let mut chosen = estimate.run(&see).unwrap();
+        let mut chosen = run(0..heads.1, &see);
         if heads.1 > 1 {
             // Key heads by themselves.
             let all = std::mem::take(&mut *seen.lock().unwrap());
-            let part = |key_heads| Estimate { key_heads, ..estimate }.run(&see).unwrap();
-            chosen = (0..heads.1).flat_map(|head| part(head..head + 1)).collect();
+            chosen = (0..heads.1).flat_map(|head| run(head..head + 1, &see)).collect();
             let sorted = |mut seen: Vec<(usize, u32, Vec<f32>)>| {
                 seen.sort_by_key(|&(head, row, _)| (head, row));
                 seen
@@ -240,7 +249,13 @@ fn cases() -> impl Iterator<Item = Case> {
         shapes.into_iter().enumerate().map(move |(index, (rows, columns, pattern))| {
             let (query_heads, key_heads, dim) = heads[(number + index) % heads.len()];
             Case {
-                sampling: Sampling { terms, block, step: block / queries, groups },
+                sampling: Sampling {
+                    terms,
+                    queries: block,
+                    step: block / queries,
+                    keys: block,
+                    groups,
+                },
                 dims: (rows, columns),
                 heads: (query_heads, key_heads),
                 dim,
@@ -264,4 +279,76 @@ fn masses_of_half_precision() {
         compare::<half::bf16>(&case, number % 2 == 0, 0.03);
         compare::<half::f16>(&case, number % 2 == 1, 0.004);
     }
+}
+
+/// Clusters of clusters have all keys once, their mean, and by the law of total variance their
+/// variance.
+#[test]
+fn merged_clusters_have_the_moments_of_their_keys() {
+    let (tokens, dim) = (1_000, 24);
+    let k = tensor::<f32>(Dims { batch: 1, tokens, heads: 2, dim }, 3);
+    let options = Options::default();
+    let monitor = Monitor::new(Hook::none());
+    let inputs = Inputs::new(k.view(), k.view(), k.view());
+    let sizes = check::tensors(&options, &inputs).unwrap();
+    let keys = Keys { options: &options, sizes, key_heads: 0..2, k: k.view(), monitor: &monitor };
+    let sampling = |block, groups| {
+        let (terms, step) = (Terms::Clusters, block / 8);
+        Sampling { terms, queries: block, step, keys: block, groups }
+    };
+    let fine = keys.summarize(sampling(32, 5)).unwrap();
+    let merged = keys.merge(&fine, sampling(256, 8)).unwrap();
+    for (number, members) in merged.members.chunks_exact(8 * 4).enumerate() {
+        let (head, block) = (number / merged.columns, number % merged.columns);
+        let first = block * 256;
+        let all = members.chunks_exact(4).fold([0_u64; 4], |mut all, group| {
+            for (all, word) in all.iter_mut().zip(group) {
+                assert_eq!(*all & word, 0, "a key in two clusters");
+                *all |= word;
+            }
+            all
+        });
+        let count: u32 = all.iter().map(|word| word.count_ones()).sum();
+        assert_eq!(count as usize, 256.min(tokens - first));
+        for (group, members) in members.chunks_exact(4).enumerate() {
+            let own: Vec<usize> =
+                (0..256).filter(|key| members[key / 64] >> (key % 64) & 1 == 1).collect();
+            let index = number * 8 + group;
+            if own.is_empty() {
+                continue;
+            }
+            assert!((f64::from(merged.weights[index]) - (own.len() as f64).ln()).abs() < 1e-6);
+            let mut parts = [(0.0, 0.0); PARTS];
+            for d in 0..dim {
+                let x = |&key: &usize| f64::from(k.view().get(0, first + key, head, d).unwrap());
+                let mean = own.iter().map(x).sum::<f64>() / own.len() as f64;
+                let got = merged.terms.view().get(0, block * 8 + group, head, d).unwrap();
+                // Two roundings of sums of up to 256 terms of up to 1.
+                assert!((f64::from(got) - mean).abs() < 1e-5, "{got}, expected {mean}");
+                let square = own.iter().map(|key| (x(key) - mean).powi(2)).sum::<f64>();
+                let (sum, dims) = &mut parts[part(d, dim)];
+                *sum += square / own.len() as f64;
+                *dims += 1.0;
+            }
+            for (got, (sum, dims)) in merged.variances[index].iter().zip(parts) {
+                assert!((f64::from(*got) - sum / dims).abs() < 1e-5, "{got}, expected {sum}");
+            }
+        }
+    }
+}
+
+#[test]
+fn blocks_in_larger_ones() {
+    let layout = Layout::compile(&Pattern::causal(), &Shape::new(64 * 11, 64 * 11)).unwrap();
+    let spans = |runs: &[Run]| -> Vec<(u32, u32)> {
+        runs.iter().map(|run| (run.start, run.end())).collect()
+    };
+    // Blocks 0 to 9 are Full, block 10 is on the diagonal.
+    let row = layout.row(10);
+    assert_eq!(spans(&within(row, &[0, 2], 4)), [(0, 4), (8, 10), (10, 11)]);
+    assert_eq!(spans(&within(row, &[1, 2, 7], 2)), [(2, 6)]);
+    assert_eq!(spans(&within(row, &[], 4)), []);
+    assert_eq!(spans(&whole_blocks(row, 4)), [(0, 2)]);
+    assert_eq!(spans(&whole_blocks(&[Run::full(1, 6)], 4)), []);
+    assert_eq!(spans(&whole_blocks(&[Run::full(1, 7)], 4)), [(1, 2)]);
 }
