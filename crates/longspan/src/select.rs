@@ -110,8 +110,16 @@ pub struct BlockSelector {
 /// Blocks that candidates are looked for in, and what their masses are estimated by.
 const COARSE: (u64, Estimator) = (256, Estimator::Clusters { queries: 8, clusters: 8 });
 
-/// Keys of the blocks in which candidates are looked for first, by rows with more of them than this.
-const WIDE: (usize, usize) = (2_048, 64);
+/// The blocks that very long rows look for candidates in first.
+struct Wide {
+    keys: usize,
+    clusters: usize,
+    /// Rows with more of them.
+    above: usize,
+}
+
+/// With 8 clusters, candidates miss some of the mass of documents that come back.
+const WIDE: Wide = Wide { keys: 2_048, clusters: 16, above: 64 };
 
 /// Candidates per block of the cap, and the share of the dropped mass that may be lost with the
 /// others.
@@ -344,12 +352,13 @@ impl Selector for BlockSelector {
                             Terms::Clusters => keys.merge(&summaries, coarse.sampling)?,
                             _ => keys.summarize(coarse.sampling)?,
                         };
-                        let wide = Sampling { keys: WIDE.0, ..coarse.sampling };
+                        let wide =
+                            Sampling { keys: WIDE.keys, groups: WIDE.clusters, ..coarse.sampling };
                         let wide = keys.merge(&summaries, wide)?;
-                        let budget = coarse.budget.widened(CANDIDATES, WIDE.1);
+                        let budget = coarse.budget.widened(CANDIDATES, WIDE.above);
                         let candidates = Candidates::Wide {
                             summaries: &wide,
-                            above: WIDE.1,
+                            above: WIDE.above,
                             choose: &|runs, masses| budget.choose(runs, &[], masses),
                         };
                         choose(coarse, &summaries, candidates)?
