@@ -15,12 +15,14 @@
 //! A lane's numbers depend on its query and on the keys alone, chunks start at fixed columns: the
 //! masses of a row are the same in every band, for any number of threads.
 
+mod lanes;
 mod steps;
 
 use std::ops::Range;
 
 use longspan_pattern::{Layout, Masks, Run, RunKind};
 
+use self::lanes::ActiveLanes;
 use self::steps::{Accumulate, AddSpread, Factors, Reduce, Scale, Squares};
 use super::pack::ToLanes;
 use crate::exec::Arena;
@@ -162,33 +164,6 @@ pub(crate) struct BandScratch {
     sums: Arena,
     chunks: Vec<Chunk>,
     mask: Vec<u64>,
-}
-
-/// Lanes that are computed, in whole vectors of any width.
-#[derive(Debug, Clone, Copy, Default)]
-struct ActiveLanes([bool; LANES / WIDEST]);
-
-impl ActiveLanes {
-    fn add(&mut self, lanes: Range<usize>) {
-        self.0[lanes.start / WIDEST..lanes.end.div_ceil(WIDEST)].fill(true);
-    }
-
-    fn contains(&self, lane: usize) -> bool {
-        self.0[lane / WIDEST]
-    }
-
-    /// Those side by side.
-    fn ranges(&self) -> impl Iterator<Item = Range<usize>> {
-        let mut vectors = self.0.iter().enumerate().peekable();
-        std::iter::from_fn(move || {
-            let (first, _) = vectors.find(|(_, active)| **active)?;
-            let mut end = first + 1;
-            while vectors.next_if(|(_, active)| **active).is_some() {
-                end += 1;
-            }
-            Some(first * WIDEST..end * WIDEST)
-        })
-    }
 }
 
 /// A chunk that was computed.
