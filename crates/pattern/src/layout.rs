@@ -15,7 +15,8 @@
 //! digest.rs       content hash                   compare.rs       equality of layouts
 //! picture.rs      down-sampled pictures          shade.rs         their colors
 //! limits.rs       shares of the memory limit     score_positions.rs  positions of score biases
-//! keep.rs         some blocks of a layout        components.rs    strided terms in orders of residues
+//! keep.rs         some blocks of a layout        run.rs           adjacent blocks of one kind
+//! components.rs   strided terms in orders of residues
 //! ```
 
 use std::ops::{ControlFlow, Range};
@@ -45,6 +46,7 @@ mod limits;
 mod masks;
 mod picture;
 mod pool;
+mod run;
 mod score_positions;
 mod shade;
 mod transpose;
@@ -55,67 +57,13 @@ pub use count::Counts;
 pub use digest::LayoutHash;
 pub use masks::Masks;
 pub use picture::{Cell, Picture};
+pub use run::{Run, RunKind};
 pub use score_positions::ScorePositions;
 pub use shade::Shade;
 pub use transpose::Transpose;
 
 use masks::MaskTable;
-
-/// Mask number of a Full run.
-const FULL: u32 = u32::MAX;
-/// Mask number of a run whose masks are computed on demand.
-const ON_DEMAND: u32 = u32::MAX - 1;
-
-/// A run of adjacent blocks of one kind: key blocks in a row, query blocks in a column
-/// ([`Transpose`]).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(C)]
-pub struct Run {
-    /// The first block.
-    pub start: u32,
-    /// Number of blocks; never 0.
-    pub len: u32,
-    mask: u32,
-}
-
-/// Whether the blocks of a run need a mask.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum RunKind {
-    /// Every pair of every block is active.
-    Full,
-    /// Every block has active and masked pairs: read its mask.
-    Partial,
-}
-
-impl Run {
-    /// Blocks of which every pair is active.
-    ///
-    /// ```
-    /// use longspan_pattern::{Run, RunKind};
-    ///
-    /// let run = Run::full(3, 2);
-    /// assert_eq!((run.end(), run.kind()), (5, RunKind::Full));
-    /// ```
-    pub fn full(start: u32, len: u32) -> Self {
-        Run { start, len, mask: FULL }
-    }
-
-    /// One past the last block.
-    pub fn end(&self) -> u32 {
-        self.start + self.len
-    }
-
-    /// Full or Partial.
-    pub fn kind(&self) -> RunKind {
-        if self.mask == FULL { RunKind::Full } else { RunKind::Partial }
-    }
-
-    /// The number of the one stored mask that all blocks of the run share
-    /// ([`Layout::stored_mask`]), if there is one.
-    pub fn stored(&self) -> Option<u32> {
-        (self.mask < ON_DEMAND).then_some(self.mask)
-    }
-}
+use run::{FULL, ON_DEMAND};
 
 /// A pattern compiled for given lengths and a block size.
 ///
