@@ -85,6 +85,7 @@ fn the_second_call_allocates_nothing() {
         case("causal", Rule::Causal, 500),
         case("window", Rule::SlidingWindow { width: 70 }, 1000),
         case("global tokens", Rule::GlobalTokens { n: 2 }, 1500),
+        case("components", Rule::Strided { stride: 16 }, 3000),
         decode,
         AttentionCase {
             batch: 2,

@@ -56,7 +56,6 @@ fn layouts_equal_their_predicate_everywhere() {
     let (partial, split) = (partial.into_inner(), split.into_inner());
     assert!(partial * 2 > cases, "only {partial} of {cases} cases had a Partial block");
     assert!(split * 20 > cases, "only {split} of {cases} cases had components");
-    println!("{split} of {cases} cases had components");
 }
 
 /// A row compiled alone is never copied from the row above; compiled with the others it may be.
