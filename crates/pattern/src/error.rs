@@ -210,6 +210,9 @@ pub enum Error {
         /// Number of keys.
         keys: usize,
     },
+    /// No parameter gives a pattern the density that was asked for.
+    #[error("density: {0}")]
+    Density(String),
     /// Layouts of a set differ in tokens, blocks or rows.
     #[error("layout set: {0}")]
     Set(String),

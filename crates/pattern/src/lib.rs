@@ -29,12 +29,14 @@
 //! | `coverage` | coverage queries over a pattern: intervals of keys, mask bits, signatures |
 //! | `layout` | rows of runs: compilation, masks, transpose, counts, hash, pictures |
 //! | `cache`, `set` | layouts reused across calls; layouts per batch entry and query head |
+//! | `density` | patterns scaled to a density |
 
 #![forbid(unsafe_code)]
 
 mod arith;
 mod cache;
 mod coverage;
+mod density;
 mod error;
 mod heads;
 mod layout;
@@ -52,6 +54,7 @@ mod text;
 pub use arith::splitmix64;
 pub use cache::{CacheStats, LayoutCache};
 pub use coverage::{BlockCoverage, PatternCoverage};
+pub use density::{scale_to_density, scale_to_density_with};
 pub use error::{Error, ParseError, Result};
 pub use heads::Heads;
 pub use layout::{
