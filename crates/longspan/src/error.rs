@@ -136,6 +136,31 @@ pub enum Error {
         /// The reason, and what to do.
         why: &'static str,
     },
+    /// A row of attention weights that there isn't.
+    #[error("attention weights of {axis} {index}, expected an index below {len}")]
+    WeightRow {
+        /// Which axis.
+        axis: &'static str,
+        /// The index along it.
+        index: usize,
+        /// What it has.
+        len: usize,
+    },
+    /// Attention weights that take more memory than they may.
+    #[error(
+        "attention weights of {} batch entries × {} heads × {} queries over {} keys take {bytes} bytes, \
+         the limit is {limit}: choose fewer queries, heads or batch entries (WeightRows::new, heads, \
+         batch), or raise max_bytes",
+        .dims.batch, .dims.heads, .dims.tokens, .dims.dim
+    )]
+    TooManyWeights {
+        /// Batch entries, rows as tokens, heads, and keys as the head dim.
+        dims: Dims,
+        /// What they take.
+        bytes: usize,
+        /// What they may take.
+        limit: usize,
+    },
     /// A cache without tokens, whose keys and values were asked for.
     #[error("the cache is empty: append keys and values first")]
     EmptyCache,

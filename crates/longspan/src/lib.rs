@@ -38,6 +38,7 @@
 //! | `driver` | from a validated call to tasks on workers; dispatch on instruction set and dtype |
 //! | `components` | kernel calls over parts of tensors that continue one softmax state |
 //! | `attention`, `dilated`, `attend`, [`limits`] | public API |
+//! | `weights` | attention weights of chosen rows |
 //! | `cache` | keys and values of earlier tokens, for decoding |
 //! | `select` | content-adaptive sparsity: layouts from queries and keys |
 
@@ -68,6 +69,7 @@ mod softmax;
 mod state;
 mod tasks;
 mod tensor;
+mod weights;
 mod workspace;
 
 pub use arguments::{
@@ -103,6 +105,7 @@ pub use state::{State, merge_outputs};
 #[cfg(feature = "ndarray")]
 pub use tensor::from_ndarray::TensorAxes;
 pub use tensor::{Tensor, View, ViewMut};
+pub use weights::WeightRows;
 
 /// The README's example, run as a test.
 #[cfg(doctest)]

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use longspan_pattern::splitmix64;
 
 use crate::error::{Error, Result};
-use crate::simd::WIDEST;
+use crate::simd::{WIDEST, is_kept};
 
 /// What is done to scores before the softmax: `softcap(scale · q·k) + bias`, where `bias` is the sum
 /// of ALiBi and a relative-position table. Each part is optional.
@@ -280,6 +280,11 @@ impl Dropout {
     /// What kept probabilities are multiplied by.
     pub(crate) fn factor(&self) -> f32 {
         (1.0 / (1.0 - self.p)) as f32
+    }
+
+    /// Whether a pair is kept: the words of its query, and the key's position.
+    pub(crate) fn keeps(&self, words: [u32; 2], key: i64) -> bool {
+        is_kept(key as u32, words, self.threshold())
     }
 
     /// Two words per query, of which and the key's position the word of a pair is made.

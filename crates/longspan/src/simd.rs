@@ -34,7 +34,7 @@ pub(crate) use avx2::Avx2;
 pub(crate) use avx512::Avx512;
 #[cfg(target_arch = "aarch64")]
 pub(crate) use neon::Neon;
-pub(crate) use portable::Portable;
+pub(crate) use portable::{Portable, is_kept};
 
 /// Work that is written once for all instruction sets.
 pub(crate) trait Operation {

@@ -17,6 +17,16 @@ fn zip(x: F, y: F, with: impl Fn(f32, f32) -> f32) -> F {
     [with(x[0], y[0]), with(x[1], y[1]), with(x[2], y[2]), with(x[3], y[3])]
 }
 
+/// Whether dropout keeps a pair: the word of its key and those of its query, mixed, are at least
+/// `threshold`.
+#[inline(always)]
+pub(crate) fn is_kept(key: u32, [a, c]: [u32; 2], threshold: u32) -> bool {
+    let x = key ^ a;
+    let x = (x ^ (x >> 16)).wrapping_mul(0x7feb_352d);
+    let x = (x ^ (x >> 15)).wrapping_add(c).wrapping_mul(0x846c_a68b);
+    x ^ (x >> 16) >= threshold
+}
+
 // SAFETY: a vector is 4 f32, and every method reads and writes as many as the trait says; any CPU
 // has what plain Rust compiles to.
 unsafe impl Simd for Portable {
@@ -119,10 +129,7 @@ unsafe impl Simd for Portable {
     #[inline(always)]
     fn kept(self, key: F, [a, c]: [F; 2], threshold: u32) -> Self::M {
         std::array::from_fn(|i| {
-            let x = key[i].to_bits() ^ a[i].to_bits();
-            let x = (x ^ (x >> 16)).wrapping_mul(0x7feb_352d);
-            let x = (x ^ (x >> 15)).wrapping_add(c[i].to_bits()).wrapping_mul(0x846c_a68b);
-            x ^ (x >> 16) >= threshold
+            is_kept(key[i].to_bits(), [a[i].to_bits(), c[i].to_bits()], threshold)
         })
     }
 
