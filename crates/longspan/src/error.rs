@@ -149,8 +149,7 @@ pub enum Error {
     /// Attention weights that take more memory than they may.
     #[error(
         "attention weights of {} batch entries × {} heads × {} queries over {} keys take {bytes} bytes, \
-         the limit is {limit}: choose fewer queries, heads or batch entries (WeightRows::new, heads, \
-         batch), or raise max_bytes",
+         the limit is {limit}: choose fewer queries, heads or batch entries, or raise max_bytes",
         .dims.batch, .dims.heads, .dims.tokens, .dims.dim
     )]
     TooManyWeights {

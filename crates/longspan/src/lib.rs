@@ -38,7 +38,7 @@
 //! | `driver` | from a validated call to tasks on workers; dispatch on instruction set and dtype |
 //! | `components` | kernel calls over parts of tensors that continue one softmax state |
 //! | `attention`, `dilated`, `attend`, [`limits`] | public API |
-//! | `weights` | attention weights of chosen rows |
+//! | `weights` | attention weights of chosen rows, and a picture of them |
 //! | `cache` | keys and values of earlier tokens, for decoding |
 //! | `select` | content-adaptive sparsity: layouts from queries and keys |
 
@@ -105,7 +105,7 @@ pub use state::{State, merge_outputs};
 #[cfg(feature = "ndarray")]
 pub use tensor::from_ndarray::TensorAxes;
 pub use tensor::{Tensor, View, ViewMut};
-pub use weights::WeightRows;
+pub use weights::{WeightRows, weights_svg};
 
 /// The README's example, run as a test.
 #[cfg(doctest)]

@@ -23,6 +23,10 @@ use crate::isa::Isa;
 use crate::score::Additions;
 use crate::tensor::{Tensor, View};
 
+mod picture;
+
+pub use picture::weights_svg;
+
 /// Products of elements below which a call takes one thread: about a millisecond.
 const SMALL: usize = 1 << 20;
 
