@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         Dilated,
         Layout,
         Pattern,
+        _Integers,
         _Isa,
         _Order,
         _Out,
@@ -176,6 +177,28 @@ class Attention:
         """Bytes that ``forward`` or ``backward`` allocates: ``longspan.bytes_needed``."""
         return _longspan.bytes_needed(
             q, k, v, self._pattern, backward=backward, **self._options
+        )
+
+    def attention_weights(
+        self,
+        q: _Tensor,
+        k: _Tensor,
+        rows: _Integers,
+        *,
+        heads: _Integers | None = None,
+        batch: _Integers | None = None,
+        max_bytes: int | None = None,
+    ) -> NDArray[numpy.float32]:
+        """What values are multiplied by, for chosen queries: ``longspan.attention_weights``."""
+        return _longspan.attention_weights(
+            q,
+            k,
+            self._pattern,
+            rows,
+            heads=heads,
+            batch=batch,
+            max_bytes=max_bytes,
+            **self._options,
         )
 
     def backward(

@@ -27,6 +27,7 @@ __all__ = [
     "__version__",
     "amx_peak",
     "attention",
+    "attention_weights",
     "backward",
     "batch",
     "best_isa",
@@ -59,10 +60,12 @@ __all__ = [
     "ring_gather",
     "ring_shards",
     "ring_wire",
+    "scale_to_density",
     "sinks",
     "sliding_window",
     "strided",
     "tiles",
+    "weights_svg",
     "window",
 ]
 __version__: str
@@ -709,6 +712,44 @@ def bytes_needed(
     isa: _Isa | None = None,
     precision: _Precision | None = None,
 ) -> int: ...
+def attention_weights(
+    q: _Tensor,
+    k: _Tensor,
+    pattern: _What,
+    rows: _Integers,
+    *,
+    heads: _Integers | None = None,
+    batch: _Integers | None = None,
+    max_bytes: int | None = 1073741824,
+    order: _Order | None = "bhsd",
+    block: int | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    alibi_slopes: _Slopes | None = None,
+    bias_table: _Table | None = None,
+    bias_right: int | None = None,
+    sink_logits: _Slopes | None = None,
+    dropout_p: float | None = None,
+    dropout_seed: int | None = None,
+    query_offset: int | None = None,
+    key_offset: int | None = None,
+    key_padding: Sequence[tuple[int, int]] | None = None,
+    threads: int | None = None,
+    isa: _Isa | None = None,
+    precision: _Precision | None = None,
+) -> NDArray[numpy.float32]: ...
+def weights_svg(weights: _Tensor) -> str: ...
+def scale_to_density(
+    pattern: str,
+    tokens: int,
+    density: float,
+    *,
+    tokens_k: int | None = None,
+    low: int | None = None,
+    high: int | None = None,
+    block: int | None = None,
+    max_work: int | None = None,
+) -> tuple[int, Pattern]: ...
 def best_isa() -> str: ...
 def fma_peak(threads: int = 1, isa: _Isa | None = None) -> float: ...
 def amx_peak(threads: int = 1) -> float | None: ...

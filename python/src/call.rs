@@ -8,7 +8,7 @@
 
 use longspan::{
     Dims, ElementType, GradientsMut, Hook, Inputs, Order, OutputGradient, OutputMut, OutputRef,
-    Pass, Progress,
+    Pass, Progress, WeightRows,
 };
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
@@ -125,6 +125,30 @@ impl Call {
             compute(py, |hook| self.engine.backward(inputs, output, gradient, gradients, hook))?;
             Ok(lists)
         })
+    }
+
+    /// Weights of some rows over all keys: a new NumPy array `(batch, heads, rows, keys)`.
+    pub(crate) fn weights<'py>(
+        &self,
+        py: Python<'py>,
+        rows: &WeightRows,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let Engine::Attention(attention) = &self.engine else {
+            return Err(errors::value(
+                "pattern is a longspan.Dilated, whose branches have a softmax each: attention_weights \
+                 takes a pattern, as in \"dilated(2048, 4) | window(64, 64)\", or a layout",
+            ));
+        };
+        let keys = self.k.dims(self.order)?.tokens;
+        let dims = rows.dims(self.queries, keys).map_err(errors::raise)?;
+        let flat = Dims { tokens: dims.tokens * keys, dim: 1, ..dims };
+        let (list, mut tensor) = new_rows(py, "weights", flat)?;
+        let into = tensor.rows_mut(flat)?;
+        with_element!(self.q.element(), E => {
+            let (q, k) = (self.q.view::<E>(self.order)?, self.k.view::<E>(self.order)?);
+            compute(py, |hook| attention.attention_weights_into(q, k, rows, into, hook))?;
+        });
+        list.call_method1("reshape", (dims.batch, dims.heads, dims.tokens, keys))
     }
 
     fn inputs<E: longspan::Element>(&self) -> PyResult<Inputs<'_, E>> {

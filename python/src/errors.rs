@@ -5,7 +5,7 @@
 //! | `ValueError` | a value breaks a rule: shapes, arguments of patterns, text, options |
 //! | `TypeError` | an argument is of the wrong kind, or holds other numbers than f32, bf16, f16 |
 //! | `OverflowError` | sizes that can't be counted in 64 bits |
-//! | `MemoryError` | a layout outgrew its bound, or memory for a result isn't there |
+//! | `MemoryError` | a layout or weights outgrew their bound, or memory for a result isn't there |
 //! | `BufferError` | a producer's DLPack capsule can't be used |
 //! | `KeyboardInterrupt` | Ctrl-C while a call computed |
 //! | `RingError` | ranks of a ring that disagree, are late or gone, or sent something damaged |
@@ -29,7 +29,7 @@ pub(crate) fn raise(error: Error) -> PyErr {
     match error {
         Error::Pattern(error) => raise_pattern(error),
         Error::Overflow { .. } => PyOverflowError::new_err(error.to_string()),
-        Error::OutOfMemory { .. } => PyMemoryError::new_err(error.to_string()),
+        Error::OutOfMemory { .. } | Error::TooManyWeights { .. } => PyMemoryError::new_err(error.to_string()),
         error => PyValueError::new_err(error.to_string()),
     }
 }

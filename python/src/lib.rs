@@ -9,6 +9,8 @@
 //! | `pattern`, `primitives`, `layout` | the classes `Pattern` and `Layout`, functions that make patterns |
 //! | `dilated` | the class `Dilated`, LongNet's branches |
 //! | `select` | the class `BlockSelector`, layouts by content |
+//! | `weights` | attention weights of chosen rows, and a picture of them |
+//! | `density` | patterns scaled to a density |
 //! | `cache` | the class `KvCache`, keys and values of earlier tokens |
 //! | `ring`, `carrier` | a ring's class; its messages, through a process group that Python holds |
 //! | `block_lists` | a layout as FlexAttention's lists of blocks |
@@ -25,6 +27,7 @@ mod cache;
 mod call;
 mod carrier;
 mod components;
+mod density;
 mod dilated;
 mod dlpack;
 mod engine;
@@ -40,6 +43,7 @@ mod ring;
 mod select;
 mod signals;
 mod tensor;
+mod weights;
 
 /// Attention for sequences too long for attention.
 #[pyo3::pymodule]
@@ -52,6 +56,7 @@ mod _longspan {
     use crate::cache::KvCache;
     #[pymodule_export]
     use crate::components::{Component, tiles};
+    use crate::density::scale_to_density;
     #[pymodule_export]
     use crate::dilated::Dilated;
     #[pymodule_export]
@@ -76,6 +81,8 @@ mod _longspan {
     use crate::ring::{Ring, ring_check, ring_gather, ring_shards, ring_wire};
     #[pymodule_export]
     use crate::select::{BlockSelector, KeptMass, ListedBlocks, Selection};
+    #[pymodule_export]
+    use crate::weights::{attention_weights, weights_svg};
 
     /// Options that choose how a result is computed, not which.
     #[pymodule_export]

@@ -27,6 +27,12 @@ def calls() -> None:
     dq, _, _ = longspan.backward(q, q, q, (output.out, lse), out, pattern, threads=1)
     assert gradients.dq.shape == dq.shape
 
+    weights: NDArray[numpy.float32] = longspan.attention_weights(q, q, pattern, [3], heads=[1])
+    svg: str = longspan.weights_svg(weights)
+    assert weights.shape == (1, 1, 1, 40) and svg
+    scaled: tuple[int, longspan.Pattern] = longspan.scale_to_density("strided({})", 40, 0.1)
+    assert scaled[0] == 10
+
 
 def objects() -> None:
     q: NDArray[numpy.float32] = numpy.ones((1, 2, 40, 8), dtype=numpy.float32)
