@@ -29,7 +29,9 @@ pub(crate) fn raise(error: Error) -> PyErr {
     match error {
         Error::Pattern(error) => raise_pattern(error),
         Error::Overflow { .. } => PyOverflowError::new_err(error.to_string()),
-        Error::OutOfMemory { .. } | Error::TooManyWeights { .. } => PyMemoryError::new_err(error.to_string()),
+        Error::OutOfMemory { .. } | Error::TooManyWeights { .. } => {
+            PyMemoryError::new_err(error.to_string())
+        }
         error => PyValueError::new_err(error.to_string()),
     }
 }

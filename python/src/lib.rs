@@ -56,6 +56,7 @@ mod _longspan {
     use crate::cache::KvCache;
     #[pymodule_export]
     use crate::components::{Component, tiles};
+    #[pymodule_export]
     use crate::density::scale_to_density;
     #[pymodule_export]
     use crate::dilated::Dilated;

@@ -212,7 +212,7 @@ impl<E: Element> Weights<'_, E> {
         into: &mut [f32],
         monitor: &Monitor<'_>,
     ) {
-        let Weights { attention: Attention { layouts, options }, sizes, q, k } = self;
+        let Weights { attention: Attention { layouts, options, .. }, sizes, q, k } = self;
         let layout = layouts.get(entry, head);
         let additions = Additions::of(&options.score, options.dropout, sizes.heads);
         let key_head = head / (sizes.heads / sizes.key_heads);

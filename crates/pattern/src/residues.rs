@@ -416,9 +416,9 @@ mod tests {
                     while !rest.is_empty() {
                         let Alike { count, steps } = Alike::of(rest);
                         let group = &rest[..count];
-                        let sides: [(fn(&Segment) -> Tokens, _); 2] =
-                            [(|s| s.queries, steps.0), (|s| s.keys, steps.1)];
-                        for (of, step) in sides {
+                        type Side = fn(&Segment) -> Tokens;
+                        let (queries, keys): (Side, Side) = (|s| s.queries, |s| s.keys);
+                        for (of, step) in [(queries, steps.0), (keys, steps.1)] {
                             let first = of(&group[0]).indices.first;
                             for (entry, segment) in group.iter().enumerate() {
                                 assert_eq!(of(segment).indices.first, first + entry * step);

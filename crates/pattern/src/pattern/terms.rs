@@ -245,7 +245,10 @@ fn packed(queries: &Lengths, keys: &Lengths, inner: Pattern) -> Pattern {
 mod tests {
     use super::*;
 
-    fn text(pattern: &str) -> Option<(Option<String>, Vec<(Residues, String)>)> {
+    /// Residues and remainders of terms.
+    type Ordered = Vec<(Residues, String)>;
+
+    fn text(pattern: &str) -> Option<(Option<String>, Ordered)> {
         let terms = pattern.parse::<Pattern>().unwrap().terms()?;
         let ordered = terms.ordered.iter().map(|term| (term.residues, term.remainder.to_string()));
         Some((terms.natural.map(|natural| natural.to_string()), ordered.collect()))
