@@ -75,6 +75,9 @@ impl Workspace {
     }
 }
 
+/// Lists of rows that calls hold at once, mostly.
+const LISTS: usize = 16;
+
 impl Workspaces {
     /// Frees all of them.
     pub(crate) fn trim(&self) {
@@ -92,7 +95,15 @@ impl Workspaces {
 
     /// An element for each of `len` rows, whatever it is at present.
     pub(crate) fn rows(&self, len: usize) -> Result<Vec<f32>> {
-        let rows = self.rows.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let mut kept = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
+        // The smallest list that is long enough; where none is, one makes place for a longer one.
+        let fits = kept.iter().enumerate().filter(|(_, rows)| rows.capacity() >= len);
+        let fits = fits.min_by_key(|(_, rows)| rows.capacity()).map(|(index, _)| index);
+        let rows = match fits {
+            Some(index) => Some(kept.swap_remove(index)),
+            None => kept.pop(),
+        };
+        drop(kept);
         let mut rows = rows.unwrap_or_default();
         if rows.capacity() < len {
             drop(rows);
@@ -105,6 +116,11 @@ impl Workspaces {
     }
 
     pub(crate) fn give_back(&self, rows: Vec<f32>) {
-        self.rows.lock().unwrap_or_else(PoisonError::into_inner).push(rows);
+        let mut kept = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
+        // Those of all components of both passes, so that the list itself grows once.
+        if kept.capacity() == 0 {
+            kept.reserve(LISTS);
+        }
+        kept.push(rows);
     }
 }
