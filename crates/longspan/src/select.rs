@@ -223,7 +223,8 @@ impl BlockSelector {
         self
     }
 
-    /// Rows with as many keys look for candidates in blocks of 256 tokens first; 16,384 by default.
+    /// Rows with as many keys look for candidates in blocks of 256 tokens first, and those of more than
+    /// 131,072 keys in blocks of 2,048 keys before that; 16,384 by default.
     #[must_use]
     pub fn coarse_from(mut self, keys: usize) -> Self {
         self.coarse_from = keys;
