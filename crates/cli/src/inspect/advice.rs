@@ -17,6 +17,8 @@ const PARTIAL: f64 = 0.5;
 /// Time relative to dense attention above which a layout is reported that has less than half as many
 /// pairs.
 const NEAR_DENSE: f64 = 0.5;
+/// Mean share of active pairs per active block above which that is not because of masked pairs.
+const FEW: f64 = 0.5;
 /// The smallest block.
 const SMALLEST_BLOCK: usize = 16;
 
@@ -38,7 +40,7 @@ pub(super) fn warnings(inspection: &Inspection) -> Result<Vec<String>> {
         let share = counts.active_pairs as f64 / (active * height * width);
         let prediction = Prediction::of::<f32>(layout, &Options::default())?;
         let time = prediction.relative_time;
-        let near_dense = time > NEAR_DENSE && time > 2.0 * layout.density()?;
+        let near_dense = time > NEAR_DENSE && time > 2.0 * layout.density()? && share < FEW;
         let sparse = is_sparse(active, counts.partial_blocks as f64, share) && !prediction.split;
         if !(sparse || near_dense) {
             continue;

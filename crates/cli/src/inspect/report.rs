@@ -96,7 +96,7 @@ impl Statistics {
             stored_masks: layout.stored_masks(),
             coverage_queries: layout.coverage_queries(),
             compile_ms,
-            computed_pairs: prediction.computed_pairs.into(),
+            computed_pairs: prediction.computed_pairs,
             predicted_time: prediction.relative_time,
             components: Some(Part::all(layout, &prediction)?),
             hash: Some(layout.hash().map_err(Error::other)?.to_string()),

@@ -93,7 +93,7 @@ pub struct Prediction {
     /// Whether it is computed as components.
     pub split: bool,
     /// Pairs of all blocks, masked ones included; kernels leave out some of those.
-    pub computed_pairs: u64,
+    pub computed_pairs: u128,
     /// The time of a forward pass relative to dense attention over the same tokens; 0 without tokens.
     pub relative_time: f64,
 }
@@ -110,8 +110,8 @@ impl Prediction {
                 (tiles, costs.natural(&tiles))
             }
         };
-        let queries = layout.queries().next_multiple_of(16) as u64;
-        let full_pairs = queries * layout.keys() as u64;
+        let queries = layout.queries().next_multiple_of(16) as u128;
+        let full_pairs = queries * layout.keys() as u128;
         let dense = TileCounts { queries, full_pairs, calls: 1, ..TileCounts::default() };
         let dense = costs.natural(&dense);
         Ok(Prediction {

@@ -89,11 +89,11 @@ impl Component {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TileCounts {
     /// Queries, a row of blocks rounded up to whole vectors of 16.
-    pub queries: u64,
+    pub queries: u128,
     /// Those times the keys of Full blocks.
-    pub full_pairs: u64,
+    pub full_pairs: u128,
     /// Those times the keys of Partial blocks.
-    pub partial_pairs: u64,
+    pub partial_pairs: u128,
     /// Calls of a kernel.
     pub calls: u64,
 }
@@ -102,17 +102,17 @@ impl TileCounts {
     /// The blocks of a layout as it is.
     pub fn of(layout: &Layout) -> Self {
         let mut counts = TileCounts { calls: 1, ..TileCounts::default() };
-        let (keys, block) = (layout.keys() as u64, layout.block().get() as u64);
+        let (keys, block) = (layout.keys() as u128, layout.block().get() as u128);
         for row in layout.rows() {
             let runs = layout.row(row);
             if runs.is_empty() {
                 continue;
             }
-            let queries = layout.row_tokens(row).len().next_multiple_of(16) as u64;
+            let queries = layout.row_tokens(row).len().next_multiple_of(16) as u128;
             counts.queries += queries;
             for run in runs {
-                let end = (u64::from(run.end()) * block).min(keys);
-                let pairs = queries * (end - u64::from(run.start) * block);
+                let end = (u128::from(run.end()) * block).min(keys);
+                let pairs = queries * (end - u128::from(run.start) * block);
                 match run.kind() {
                     RunKind::Full => counts.full_pairs += pairs,
                     RunKind::Partial => counts.partial_pairs += pairs,
