@@ -410,3 +410,32 @@ fn what_is_refused() {
     let inputs = Inputs { q: none.view(), k: none.view(), v: none.view() };
     assert!(dilated.backward(inputs, saved, gradient).unwrap().dq.as_slice().is_empty());
 }
+
+/// Queries beyond the last key attend to the keys of their segment, as the pattern does, in short
+/// segments and in long ones.
+#[test]
+fn queries_beyond_the_keys() {
+    let dims = |tokens| Dims { batch: 1, tokens, heads: 2, dim: 8 };
+    let make = |tokens: usize, seed| {
+        let numbers = normals(seed, dims(tokens).elements().unwrap());
+        Tensor::<f32>::new(numbers, dims(tokens), Order::Bhsd).unwrap()
+    };
+    let (q, k) = (make(60, 1), make(700, 2));
+    let inputs = Inputs::new(q.view(), k.view(), k.view());
+    for (segment, rate) in [(1_000, 2), (400, 2), (900, 3)] {
+        let dilated = Dilated::new([(segment, rate)]).unwrap().query_offset(690);
+        let got = dilated.forward(inputs).unwrap();
+        let heads: Heads =
+            format!("heads([dilated({segment}, {rate}), dilated({segment}, {rate}, 1)])")
+                .parse()
+                .unwrap();
+        let shape = Shape::new(60, 700).query_offset(690);
+        let set = LayoutSet::compile(&heads, 2, &shape, &Padding::None(1), None).unwrap();
+        let expected = Attention::new(set).forward(inputs).unwrap();
+        assert!(got.lse[20..60].iter().any(|lse| lse.is_finite()), "({segment}, {rate})");
+        for (a, b) in got.out.as_slice().iter().zip(expected.out.as_slice()) {
+            // Weights of one sum to 1, so rounding of both is below 16 ulps of values up to 4.
+            assert!((a - b).abs() < 4e-6, "({segment}, {rate}): {a}, expected {b}");
+        }
+    }
+}

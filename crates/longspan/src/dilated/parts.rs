@@ -27,6 +27,9 @@ use crate::tensor::Selection;
 /// layout over all of them.
 const SHORT: usize = 256;
 
+/// Positions of a segment that has all of them.
+const ALL: u64 = 1 << 61;
+
 /// What components are made for.
 #[derive(Clone, Copy)]
 pub(super) struct Maker<'a, 'h> {
@@ -193,9 +196,9 @@ impl Maker<'_, '_> {
     /// The segments that have queries and keys of an offset: every progression of queries with
     /// every progression of keys.
     fn segments(&self, branch: Branch, offset: u64, whole: bool) -> Vec<Segment> {
-        let Sequence { tokens, queries, keys, .. } = self.sequence;
-        let length = if whole { *tokens as u64 } else { branch.segment() };
-        let branch = (length.max(1), branch.rate(), offset);
+        let Sequence { queries, keys, .. } = self.sequence;
+        let length = if whole { ALL } else { branch.segment() };
+        let branch = (length, branch.rate(), offset);
         residues::dilated(queries, keys, branch, usize::MAX).expect("there is no limit")
     }
 

@@ -164,7 +164,6 @@ pub(super) struct QueryAxis {
 pub(super) struct Sequence {
     /// `None` where every batch entry is such a sequence.
     pub(super) place: Option<Place>,
-    pub(super) tokens: usize,
     /// That of all its tokens.
     pub(super) shape: Shape,
     pub(super) queries: Members,
@@ -220,7 +219,6 @@ impl Sequences {
         let mut found = match self {
             Sequences::Entries => vec![Sequence {
                 place: None,
-                tokens,
                 shape: Shape::new(count, tokens).query_offset(offset),
                 queries: Members::all(queries),
                 keys: Members::all(keys),
@@ -239,7 +237,6 @@ impl Sequences {
                     let shape = Shape::new((to - from) as usize, valid.len());
                     Sequence {
                         place: Some(Place { entry, sequence: entry }),
-                        tokens: valid.len(),
                         shape: shape.query_offset(from - first),
                         queries,
                         keys,
@@ -262,7 +259,6 @@ impl Sequences {
                     let tokens = length(cu_seqlens_k, sequence) as usize;
                     Sequence {
                         place: Some(Place { entry: 0, sequence }),
-                        tokens,
                         shape: Shape::new(length(cu_seqlens_q, sequence) as usize, tokens),
                         queries,
                         keys,
