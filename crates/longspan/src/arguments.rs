@@ -3,7 +3,7 @@
 use crate::dims::{Dims, Order};
 use crate::dtype::Element;
 use crate::error::Result;
-use crate::tensor::{Tensor, View, ViewMut, allocatable, allocate};
+use crate::tensor::{Selection, Tensor, View, ViewMut, allocatable, allocate};
 
 /// A pass of attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,6 +68,60 @@ pub struct OutputMut<'a, E = f32> {
     pub lse: &'a mut [f32],
     /// See [`Output::lse_lo`]; of use to the backward pass alone.
     pub lse_lo: Option<&'a mut [f32]>,
+}
+
+impl<'a, E: Element> OutputMut<'a, E> {
+    /// All rows, which go on from nothing.
+    pub(crate) fn rows(self) -> Result<OutputRows<'a, E>> {
+        let OutputMut { out, lse, lse_lo } = self;
+        let list = |list| ViewMut::new(list, Dims { dim: 1, ..out.dims() }, Order::Bhsd);
+        let (lse, lse_lo) = (list(lse)?, lse_lo.map(list).transpose()?);
+        Ok(OutputRows { out, lse, lse_lo, begun: Begun::Nothing })
+    }
+}
+
+/// Output and log-sum-exp of rows that lie anywhere: what a forward pass writes.
+#[derive(Debug)]
+pub(crate) struct OutputRows<'a, E> {
+    pub(crate) out: ViewMut<'a, E>,
+    /// `[batch, head, token]`, one number each.
+    pub(crate) lse: ViewMut<'a, f32>,
+    pub(crate) lse_lo: Option<ViewMut<'a, f32>>,
+    pub(crate) begun: Begun<'a>,
+}
+
+/// The state that rows go on from: where its sums are. Maxima and totals stand where log-sum-exps and
+/// their rests will.
+#[derive(Debug)]
+pub(crate) enum Begun<'a> {
+    /// Rows have seen nothing.
+    Nothing,
+    /// In the output, which is f32, with the elements of a row side by side.
+    InPlace,
+    /// In a tensor of their own.
+    Apart(ViewMut<'a, f32>),
+}
+
+impl<E: Element> OutputRows<'_, E> {
+    /// All of the rows, which go on from nothing.
+    pub(crate) fn reborrow(&mut self) -> OutputRows<'_, E> {
+        OutputRows {
+            out: self.out.reborrow(),
+            lse: self.lse.reborrow(),
+            lse_lo: self.lse_lo.as_mut().map(ViewMut::reborrow),
+            begun: Begun::Nothing,
+        }
+    }
+
+    /// Some of the rows, which go on from nothing.
+    pub(crate) fn select(&mut self, selection: &Selection) -> OutputRows<'_, E> {
+        OutputRows {
+            out: self.out.select(selection),
+            lse: self.lse.select(selection),
+            lse_lo: self.lse_lo.as_mut().map(|rests| rests.select(selection)),
+            begun: Begun::Nothing,
+        }
+    }
 }
 
 /// The result of a forward pass, to read: what the backward pass starts from.

@@ -13,7 +13,7 @@ use crate::arguments::{
     Gradients, GradientsMut, Inputs, Output, OutputGradient, OutputMut, OutputRef, Pass,
 };
 use crate::check;
-use crate::components::{self, Component, Kept, SplitKey};
+use crate::components::{self, Kept, List, SplitKey};
 use crate::dims::{Dims, Sizes};
 use crate::driver::{self, gradients};
 use crate::dtype::Element;
@@ -25,6 +25,7 @@ use crate::rowwise;
 use crate::softmax::RowStatistics;
 use crate::state::State;
 use crate::tensor::{View, ViewMut};
+use crate::workspace::Workspace;
 
 /// Exact attention over the blocks of a layout.
 ///
@@ -129,7 +130,7 @@ impl Attention {
         match self.components::<E>(&sizes, &monitor)? {
             Some(list) => components::forward_into(&list, &self.options, &inputs, output, &monitor),
             None => {
-                let rows = driver::Target::Finish(output);
+                let rows = driver::Target::Finish(output.rows()?);
                 driver::forward(&self.options, &self.layouts, &inputs, rows, &monitor)
             }
         }
@@ -140,7 +141,7 @@ impl Attention {
         &self,
         sizes: &Sizes,
         monitor: &Monitor<'_>,
-    ) -> Result<Option<Arc<Vec<Component>>>> {
+    ) -> Result<Option<Arc<List>>> {
         let (options, layouts) = (&self.options, &self.layouts);
         components::split(options, E::TYPE, layouts, sizes, &self.kept, monitor)
     }
@@ -171,11 +172,12 @@ impl Attention {
         if let Some(list) = self.components::<E>(&sizes, &Monitor::new(Hook::none()))? {
             return components::bytes_needed(&list, &self.options, &inputs, &sizes, pass);
         }
+        let (options, layouts, space) = (&self.options, &self.layouts, &mut Workspace::default());
         let workspace = match pass {
-            Pass::Forward => driver::forward_bytes(&self.options, &self.layouts, &inputs)?,
-            Pass::Backward => driver::backward_bytes(&self.options, &self.layouts, &inputs)?,
+            Pass::Forward => driver::forward_bytes(options, layouts, &inputs, space)?,
+            Pass::Backward => driver::backward_bytes(options, layouts, &inputs, space)?,
         };
-        Ok(driver::bytes::of_results::<E>(&self.options, &sizes, pass) + workspace)
+        Ok(driver::bytes::of_results::<E>(options, &sizes, pass) + workspace)
     }
 
     /// Adds the keys of `inputs` to a partial softmax: the forward pass of a ring hop or of one

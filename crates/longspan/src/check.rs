@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use longspan_pattern::Layout;
 
-use crate::arguments::{GradientsMut, Inputs, OutputGradient, OutputMut, OutputRef};
+use crate::arguments::{
+    Begun, GradientsMut, Inputs, OutputGradient, OutputMut, OutputRef, OutputRows,
+};
 use crate::dims::{Dims, Sizes};
 use crate::dtype::Element;
 use crate::error::{Error, Result};
@@ -129,10 +131,23 @@ pub(crate) fn output<E: Element>(inputs: &Inputs<'_, E>, output: &OutputMut<'_, 
 }
 
 /// Whether an output has these dims.
-pub(crate) fn output_dims<E: Element>(output: &OutputMut<'_, E>, dims: Dims) -> Result<()> {
+fn output_dims<E: Element>(output: &OutputMut<'_, E>, dims: Dims) -> Result<()> {
     same("out", output.out.dims(), dims)?;
     rows("lse", output.lse.len(), dims)?;
     optional_rows("lse_lo", output.lse_lo.as_deref(), dims)
+}
+
+/// Whether there are rows of these dims.
+pub(crate) fn output_rows<E: Element>(rows: &OutputRows<'_, E>, dims: Dims) -> Result<()> {
+    let OutputRows { out, lse, lse_lo, begun } = rows;
+    let list = Dims { dim: 1, ..dims };
+    same("out", out.dims(), dims)?;
+    same("lse", lse.dims(), list)?;
+    lse_lo.as_ref().map_or(Ok(()), |rests| same("lse_lo", rests.dims(), list))?;
+    match begun {
+        Begun::Apart(sums) => same("the sums", sums.dims(), dims),
+        _ => Ok(()),
+    }
 }
 
 /// Whether gradients have the shapes of their tensors, and share memory with nothing that is read.

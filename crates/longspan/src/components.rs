@@ -12,7 +12,7 @@ mod kept;
 mod passes;
 mod split;
 
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Deref};
 use std::sync::Arc;
 
 use longspan_pattern::residues::Steps;
@@ -26,7 +26,7 @@ pub(crate) use self::passes::{accumulate, extend, forward_into};
 pub(crate) use self::split::{SplitKey, split};
 use crate::arguments::{GradientsMut, Inputs};
 use crate::check;
-use crate::dims::Dims;
+use crate::dims::{Dims, Sizes};
 use crate::dtype::Element;
 use crate::error::Result;
 use crate::exec::{Hook, Monitor};
@@ -67,6 +67,56 @@ pub(crate) enum Part {
     },
 }
 
+/// The calls of an attention.
+#[derive(Debug)]
+pub(crate) struct List {
+    components: Vec<Component>,
+    /// Whether no two of them have a row in common.
+    disjoint: bool,
+}
+
+impl List {
+    /// The components of tensors of such sizes.
+    pub(crate) fn new(components: Vec<Component>, sizes: &Sizes) -> Self {
+        let disjoint = are_disjoint(&components, sizes);
+        List { components, disjoint }
+    }
+}
+
+impl Deref for List {
+    type Target = [Component];
+
+    fn deref(&self) -> &[Component] {
+        &self.components
+    }
+}
+
+/// Whether no two components have a row in common.
+fn are_disjoint(components: &[Component], sizes: &Sizes) -> bool {
+    let places = components.iter().map(|component| component.place.map_or(0, |place| place.entry));
+    let entries = places.max().map_or(0, |last| last + 1);
+    if components.len() <= 1 {
+        return true;
+    }
+    let mut taken = vec![0_u64; (entries * sizes.heads * sizes.queries).div_ceil(64)];
+    components.iter().all(|component| {
+        let entry = component.place.map_or(0, |place| place.entry);
+        let Some((queries, _)) = component.part.of(entry) else { return false };
+        queries.heads.indices().all(|head| {
+            let first = (entry * sizes.heads + head) * sizes.queries;
+            queries.segments.indices().all(|segment| {
+                queries.tokens.indices().all(|token| {
+                    let row = first + segment + token;
+                    let (word, bit) = (&mut taken[row / 64], 1 << (row % 64));
+                    let free = *word & bit == 0;
+                    *word |= bit;
+                    free
+                })
+            })
+        })
+    })
+}
+
 impl Component {
     /// A component of the tensors of another one, which has all tokens.
     fn within(&self, outer: &Component) -> Self {
@@ -90,10 +140,13 @@ impl Component {
 
     /// Options for the heads of this component and a batch entry; `of` is the number of query heads.
     fn options(&self, all: &Options, entry: usize, of: usize) -> Options {
-        // Rows are finished once all components have been added, and get their sinks then.
-        let mut options = Options { sink_logits: None, ..all.clone() };
+        let mut options = all.clone();
         if let Part::Some { queries, .. } = &self.part {
             let Steps { first, step, count } = queries.heads;
+            let own = |logits: &Arc<[f32]>| {
+                logits[first..].iter().step_by(step).take(count).copied().collect()
+            };
+            options.sink_logits = all.sink_logits.as_ref().map(own);
             options.score = all.score.of_heads(first, step, count);
             if let Some(dropout) = &mut options.dropout {
                 let entry = self.place.map_or(entry, |place| place.sequence);

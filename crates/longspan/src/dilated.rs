@@ -21,7 +21,7 @@ use crate::arguments::{
     Gradients, GradientsMut, Inputs, Output, OutputGradient, OutputMut, OutputRef,
 };
 use crate::check;
-use crate::components::{self, Component, Components, HeadMap, Kept};
+use crate::components::{self, Component, Components, HeadMap, Kept, List};
 use crate::dims::Sizes;
 use crate::driver::gradients;
 use crate::dtype::Element;
@@ -360,7 +360,7 @@ impl Dilated {
     }
 
     /// The calls of the kernels for given sizes.
-    fn parts(&self, sizes: &Sizes, monitor: &Monitor<'_>) -> Result<Arc<Vec<Component>>> {
+    fn parts(&self, sizes: &Sizes, monitor: &Monitor<'_>) -> Result<Arc<List>> {
         let Sizes { batch, queries, keys, heads, key_heads, .. } = *sizes;
         self.sequences.check(batch, queries, keys)?;
         if matches!(self.sequences, Sequences::Packed { .. }) && self.query_offset.is_some() {
@@ -372,7 +372,8 @@ impl Dilated {
         self.kept.get_or_make(key, || {
             let positions = (Positions::range(axis.offset, queries)?, Positions::range(0, keys)?);
             let sequences = self.sequences.split(keys, axis, &positions.0, &positions.1);
-            self.make(&sequences, &HeadMap::all(heads, key_heads), monitor)
+            let list = self.make(&sequences, &HeadMap::all(heads, key_heads), monitor)?;
+            Ok(List::new(list, sizes))
         })
     }
 

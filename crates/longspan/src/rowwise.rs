@@ -1,6 +1,6 @@
 //! Element-wise operations over the rows of tensors, on several threads.
 
-use crate::arguments::{OutputGradient, OutputRef};
+use crate::arguments::{OutputGradient, OutputMut, OutputRef};
 use crate::dims::{Dims, Order};
 use crate::dtype::{Element, store};
 use crate::error::Result;
@@ -133,6 +133,26 @@ pub(crate) fn finish<E: Element>(
         }
     })?;
     sums.map_or(Ok(()), |sums| round(options, sums, out, monitor))
+}
+
+/// Writes what rows come to that attend to nothing but the sinks of the options.
+pub(crate) fn empty<E: Element>(
+    options: &Options,
+    output: &mut OutputMut<'_, E>,
+    monitor: &Monitor<'_>,
+) -> Result<()> {
+    let OutputMut { out, lse, lse_lo } = output;
+    clear(out, options.workers()?, monitor)?;
+    let Dims { tokens, heads, .. } = out.dims();
+    let rests = lse_lo.as_deref_mut().unwrap_or_default();
+    for head in 0..lse.len().checked_div(tokens).unwrap_or(0) {
+        let sink = options.sink_logits.as_deref().map(|logits| logits[head % heads]);
+        let finished = softmax::finish(f32::NEG_INFINITY, 0.0, sink);
+        let rows = head * tokens..(head + 1) * tokens;
+        lse[rows.clone()].fill(finished.lse);
+        rests.get_mut(rows).unwrap_or_default().fill(finished.lse_lo);
+    }
+    Ok(())
 }
 
 /// Writes a row of f32, rounded.

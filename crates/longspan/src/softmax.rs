@@ -115,6 +115,36 @@ impl RawState {
     }
 }
 
+/// Output and log-sum-exp of rows, as kernels address them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RawOutput<E> {
+    pub(crate) out: Raw<E>,
+    /// A number for each batch entry, head and token.
+    pub(crate) lse: Raw,
+    pub(crate) lse_lo: Option<Raw>,
+}
+
+impl<E> RawOutput<E> {
+    /// Writes the log-sum-exp of a row, and its rest where it is wanted.
+    ///
+    /// # Safety
+    ///
+    /// Both must be tensors that are still borrowed, with such a row, and nothing else read or write it.
+    pub(crate) unsafe fn write_lse(
+        &self,
+        (entry, head, token): (usize, usize, usize),
+        finished: &Finished,
+    ) {
+        // SAFETY: `head` has this function's condition.
+        unsafe {
+            *self.lse.head(entry, head, token).first.cast_mut() = finished.lse;
+            if let Some(rests) = self.lse_lo {
+                *rests.head(entry, head, token).first.cast_mut() = finished.lse_lo;
+            }
+        }
+    }
+}
+
 /// What the backward pass has to know of each row once its softmax is final, `[batch, head,
 /// token]` each.
 #[derive(Debug, Clone, Copy)]

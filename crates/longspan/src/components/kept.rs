@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
-use super::Component;
+use super::List;
 use crate::error::Result;
 
 /// Lists that are kept.
@@ -11,9 +11,9 @@ const KEPT: usize = 4;
 /// Lists of components by what they were made for; the one that was used last is the last to go.
 /// Clones share them.
 #[derive(Debug)]
-pub(crate) struct Kept<K>(Arc<Mutex<List<K>>>);
+pub(crate) struct Kept<K>(Arc<Mutex<Entries<K>>>);
 
-type List<K> = Vec<(K, Arc<Vec<Component>>)>;
+type Entries<K> = Vec<(K, Arc<List>)>;
 
 impl<K> Clone for Kept<K> {
     fn clone(&self) -> Self {
@@ -32,8 +32,8 @@ impl<K: PartialEq> Kept<K> {
     pub(crate) fn get_or_make(
         &self,
         key: K,
-        make: impl FnOnce() -> Result<Vec<Component>>,
-    ) -> Result<Arc<Vec<Component>>> {
+        make: impl FnOnce() -> Result<List>,
+    ) -> Result<Arc<List>> {
         // No lock is held while layouts are compiled, and none is waited for, so that a child of
         // `fork` finds none that its parent has taken along.
         if let Some(mut kept) = self.lock()
@@ -55,7 +55,7 @@ impl<K: PartialEq> Kept<K> {
     }
 
     /// The lists, unless another thread has them at the moment.
-    fn lock(&self) -> Option<MutexGuard<'_, List<K>>> {
+    fn lock(&self) -> Option<MutexGuard<'_, Entries<K>>> {
         match self.0.try_lock() {
             Ok(kept) => Some(kept),
             Err(TryLockError::Poisoned(kept)) => Some(kept.into_inner()),

@@ -2,11 +2,11 @@
 
 use std::ops::ControlFlow;
 
-use super::{Component, Part};
-use crate::arguments::{GradientsMut, Inputs, OutputMut};
+use super::{Component, List, Part};
+use crate::arguments::{Begun, GradientsMut, Inputs, OutputMut, OutputRows};
 use crate::dims::Order;
 use crate::driver;
-use crate::dtype::Element;
+use crate::dtype::{Element, ElementType};
 use crate::error::{Error, Result};
 use crate::exec::{Hook, Monitor, Progress};
 use crate::options::Options;
@@ -15,38 +15,122 @@ use crate::softmax::RowStatistics;
 use crate::state::StateMut;
 use crate::tensor::{Selection, View, ViewMut, allocatable, allocate};
 
-/// Output and log-sum-exp of all components. f32 outputs hold the state of their rows meanwhile.
+/// Output and log-sum-exp of all components.
 pub(crate) fn forward_into<E: Element>(
-    components: &[Component],
+    components: &List,
     options: &Options,
     inputs: &Inputs<'_, E>,
     output: OutputMut<'_, E>,
     monitor: &Monitor<'_>,
 ) -> Result<()> {
+    if components.disjoint {
+        return finish_each(components, options, inputs, output, monitor);
+    }
     let OutputMut { mut out, lse, lse_lo } = output;
     let (dims, workspaces) = (out.dims(), &options.workspaces);
     // A row's maximum and total stand where its log-sum-exp and the rest of it will.
     let mut own = if lse_lo.is_none() { workspaces.rows(dims.rows())? } else { Vec::new() };
     let totals = lse_lo.unwrap_or(&mut own);
-    let mut sums = Vec::new();
-    let from_nothing = |mut state: StateMut<'_>| {
-        state.clear(options.workers()?, monitor)?;
-        extend(components, options, inputs, &mut state, monitor)
+    // f32 outputs hold the sums of their rows meanwhile.
+    let in_place = E::TYPE == ElementType::F32 && out.strides().dim == 1;
+    let mut sums = match in_place {
+        true => None,
+        false => Some(workspaces.rows(allocatable::<f32>(dims)?)?),
     };
-    let result = match out.reborrow().into_f32() {
-        Ok(out) if out.strides().dim == 1 => from_nothing(StateMut::over(lse, totals, out)?),
-        _ => {
-            sums = workspaces.rows(allocatable::<f32>(dims)?)?;
-            let sums = ViewMut::new(&mut sums, dims, Order::Bhsd)?;
-            from_nothing(StateMut::over(lse, totals, sums)?)
+    let rows = Rows { out: &mut out, lse, totals, sums: sums.as_deref_mut() };
+    let result = rows.forward(components, options, inputs, monitor);
+    [Some(own), sums].into_iter().flatten().for_each(|rows| workspaces.give_back(rows));
+    result
+}
+
+/// Rows that several components continue.
+struct Rows<'a, 'o, E> {
+    out: &'a mut ViewMut<'o, E>,
+    lse: &'a mut [f32],
+    totals: &'a mut [f32],
+    /// Sums that are not in the output.
+    sums: Option<&'a mut [f32]>,
+}
+
+impl<E: Element> Rows<'_, '_, E> {
+    fn forward(
+        mut self,
+        components: &[Component],
+        options: &Options,
+        inputs: &Inputs<'_, E>,
+        monitor: &Monitor<'_>,
+    ) -> Result<()> {
+        self.state()?.clear(options.workers()?, monitor)?;
+        // A call over all tensors comes last, and finishes all rows.
+        let all = |component: &&Component| matches!(component.part, Part::All);
+        let last = components.iter().rfind(all).map(std::ptr::from_ref);
+        each(components, inputs.q.dims().batch, monitor, |entry, component, monitor| {
+            if Some(std::ptr::from_ref(component)) != last {
+                return continue_with(component, entry, options, inputs, self.state()?, monitor);
+            }
+            let rows = driver::Target::Finish(self.output()?);
+            driver::forward(options, &component.layouts, inputs, rows, monitor)
+        })?;
+        match last {
+            Some(_) => Ok(()),
+            None => {
+                let Rows { out, lse, totals, sums } = self;
+                rowwise::finish(options, sums, out, lse, totals, monitor)
+            }
+        }
+    }
+
+    /// The rows as a state.
+    fn state(&mut self) -> Result<StateMut<'_>> {
+        let sums = match self.sums.as_deref_mut() {
+            Some(sums) => ViewMut::new(sums, self.out.dims(), Order::Bhsd)?,
+            None => self.out.reborrow().into_f32().unwrap_or_else(|_| unreachable!("f32 in place")),
+        };
+        StateMut::over(self.lse, self.totals, sums)
+    }
+
+    /// The rows as an output that goes on from the state.
+    fn output(&mut self) -> Result<OutputRows<'_, E>> {
+        let dims = self.out.dims();
+        let begun = match self.sums.as_deref_mut() {
+            Some(sums) => Begun::Apart(ViewMut::new(sums, dims, Order::Bhsd)?),
+            None => Begun::InPlace,
+        };
+        let lse_lo = Some(&mut *self.totals);
+        let output = OutputMut { out: self.out.reborrow(), lse: self.lse, lse_lo };
+        Ok(OutputRows { begun, ..output.rows()? })
+    }
+}
+
+/// Output and log-sum-exp of components without common rows.
+fn finish_each<E: Element>(
+    components: &[Component],
+    options: &Options,
+    inputs: &Inputs<'_, E>,
+    mut output: OutputMut<'_, E>,
+    monitor: &Monitor<'_>,
+) -> Result<()> {
+    let dims = output.out.dims();
+    let rows = |component: &Component| match component.part {
+        Part::All => dims.rows(),
+        Part::Some { queries: Selection { segments, tokens, heads, .. }, .. } => {
+            let entries = if component.place.is_some() { 1 } else { dims.batch };
+            entries * segments.count * tokens.count * heads.count
         }
     };
-    if result.is_ok() {
-        let sums = (!sums.is_empty()).then_some(&mut sums[..]);
-        rowwise::finish(options, sums, &mut out, lse, totals, monitor)?;
+    if components.iter().map(rows).sum::<usize>() < dims.rows() {
+        rowwise::empty(options, &mut output, monitor)?;
     }
-    [own, sums].into_iter().for_each(|rows| workspaces.give_back(rows));
-    result
+    let mut output = output.rows()?;
+    each(components, dims.batch, monitor, |entry, component, monitor| {
+        let (options, inputs) = component.call(options, inputs, entry);
+        let rows = match component.part.of(entry) {
+            None => output.reborrow(),
+            Some((queries, _)) => output.select(&queries),
+        };
+        let rows = driver::Target::Finish(rows);
+        driver::forward(&options, &component.layouts, &inputs, rows, monitor)
+    })
 }
 
 /// Continues a state with all components.
@@ -58,13 +142,25 @@ pub(crate) fn extend<E: Element>(
     monitor: &Monitor<'_>,
 ) -> Result<()> {
     each(components, inputs.q.dims().batch, monitor, |entry, component, monitor| {
-        let (options, inputs) = component.call(options, inputs, entry);
-        let rows = driver::Target::Extend(match component.part.of(entry) {
-            None => state.reborrow(),
-            Some((queries, _)) => state.select(&queries),
-        });
-        driver::forward(&options, &component.layouts, &inputs, rows, monitor)
+        continue_with(component, entry, options, inputs, state.reborrow(), monitor)
     })
+}
+
+/// Continues a state with a component of a batch entry.
+fn continue_with<E: Element>(
+    component: &Component,
+    entry: usize,
+    options: &Options,
+    inputs: &Inputs<'_, E>,
+    mut state: StateMut<'_>,
+    monitor: &Monitor<'_>,
+) -> Result<()> {
+    let (options, inputs) = component.call(options, inputs, entry);
+    let rows = match component.part.of(entry) {
+        None => state,
+        Some((queries, _)) => state.select(&queries),
+    };
+    driver::forward(&options, &component.layouts, &inputs, driver::Target::Extend(rows), monitor)
 }
 
 /// Adds the gradients of all components, given the final statistics of rows.
@@ -135,41 +231,47 @@ pub(crate) fn accumulate<E: Element>(
     })
 }
 
-/// Runs `call` for every component and each batch entry that it has; `monitor` has the progress over all
-/// of them.
+/// Every component and each batch entry that it has, those of all tensors last.
+pub(super) fn calls(
+    components: &[Component],
+    batch: usize,
+) -> impl Iterator<Item = (usize, &Component)> + Clone {
+    let is_in = |component: &Component, entry| match component.part {
+        Part::All => false,
+        Part::Some { .. } => component.place.is_none_or(|place| place.entry == entry),
+    };
+    let some = (0..batch).flat_map(move |entry| {
+        let here = components.iter().filter(move |component| is_in(component, entry));
+        here.map(move |component| (entry, component))
+    });
+    let all = components.iter().filter(|component| matches!(component.part, Part::All));
+    some.chain(all.filter(move |_| batch > 0).map(|component| (0, component)))
+}
+
+/// Runs `call` for all [`calls`]; `monitor` has the progress over all of them.
 fn each(
     components: &[Component],
     batch: usize,
     monitor: &Monitor<'_>,
     mut call: impl FnMut(usize, &Component, &Monitor<'_>) -> Result<()>,
 ) -> Result<()> {
-    let runs = |component: &Component| if component.place.is_some() { 1 } else { batch };
-    let total = components.iter().map(|component| runs(component) * component.weight).sum();
+    let calls = calls(components, batch);
+    let total = calls.clone().map(|(_, component)| component.weight).sum();
     let mut before = 0;
-    for entry in 0..batch {
-        let here =
-            |component: &&Component| component.place.is_none_or(|place| place.entry == entry);
-        for component in components.iter().filter(here) {
-            let all = matches!(component.part, Part::All);
-            let weight = component.weight;
-            if all && entry > 0 {
-                before += weight;
-                continue;
-            }
-            let mut scaled = |progress: Progress| {
-                let share = progress.done as f64 / progress.total.max(1) as f64;
-                let done = before + (share * weight as f64) as usize;
-                monitor.advance_to(Progress { done, total });
-                if monitor.poll() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-            };
-            call(entry, component, &Monitor::new(Hook::new(&mut scaled))).map_err(|error| {
-                match error {
-                    Error::Stopped { .. } => Error::Stopped { done: before, total },
-                    other => other,
-                }
-            })?;
-            before += weight;
-        }
+    for (entry, component) in calls {
+        let weight = component.weight;
+        let mut scaled = |progress: Progress| {
+            let share = progress.done as f64 / progress.total.max(1) as f64;
+            let done = before + (share * weight as f64) as usize;
+            monitor.advance_to(Progress { done, total });
+            if monitor.poll() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        let hook = Hook::new(&mut scaled);
+        call(entry, component, &Monitor::new(hook)).map_err(|error| match error {
+            Error::Stopped { .. } => Error::Stopped { done: before, total },
+            other => other,
+        })?;
+        before += weight;
     }
     Ok(())
 }

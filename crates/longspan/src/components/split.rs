@@ -5,7 +5,7 @@ use std::sync::Arc;
 use longspan_pattern::{Layout, LayoutSet, PositionOrder, Split, TileCounts, TokenSteps};
 
 use super::cost::chosen;
-use super::{Component, HeadMap, Kept, Part, Place};
+use super::{Component, HeadMap, Kept, List, Part, Place};
 use crate::dims::Sizes;
 use crate::dtype::ElementType;
 use crate::error::Result;
@@ -29,7 +29,7 @@ pub(crate) fn split(
     sizes: &Sizes,
     kept: &Kept<SplitKey>,
     monitor: &Monitor<'_>,
-) -> Result<Option<Arc<Vec<Component>>>> {
+) -> Result<Option<Arc<List>>> {
     let &Sizes { batch, heads, key_heads, .. } = sizes;
     if batch * heads * key_heads == 0 {
         return Ok(None);
@@ -46,7 +46,8 @@ pub(crate) fn split(
     let make = || {
         let splits = layouts.distinct().iter();
         let splits = splits.map(|layout| chosen(options, dtype, layout, monitor));
-        list(layouts, sizes, &splits.collect::<Result<Vec<_>>>()?)
+        let splits: Vec<_> = splits.collect::<Result<_>>()?;
+        Ok(List::new(list(layouts, sizes, &splits)?, sizes))
     };
     kept.get_or_make(key, make).map(Some)
 }

@@ -42,16 +42,16 @@ pub(crate) fn backward<E: Element>(
     result
 }
 
-/// Bytes of a new workspace of [`backward`], with gradients of all options that have some.
+/// Prepares a workspace for [`backward`]; its bytes, with gradients of all options that have some.
 pub(crate) fn backward_bytes<E: Element>(
     options: &Options,
     layouts: &Layouts,
     inputs: &Inputs<'_, E>,
+    space: &mut Workspace,
 ) -> Result<usize> {
     let monitor = Monitor::new(Hook::none());
     let call = Call::new(options, layouts, inputs, &monitor)?;
-    let mut space = Workspace::default();
-    let pass = BackwardPass { call: &call, given: None, space: &mut space };
+    let pass = BackwardPass { call: &call, given: None, space: &mut *space };
     dispatch_on_dtype!(BackwardPass, pass)?;
     // Sums of units and their totals are f64.
     let [_, bias_table, alibi_slopes] = options.gradient_lens();

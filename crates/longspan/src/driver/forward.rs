@@ -3,7 +3,7 @@
 #[cfg(target_arch = "x86_64")]
 use super::on_matrix_unit;
 use super::{Call, FusedPass, dispatch, dispatch_on_dtype};
-use crate::arguments::{Inputs, OutputMut};
+use crate::arguments::{Begun, Inputs, OutputRows};
 use crate::check;
 use crate::dims::Strides;
 use crate::dtype::{Element, ElementType};
@@ -13,7 +13,7 @@ use crate::kernel::forward::{Forward, Target as RowTarget};
 use crate::kernel::fused::FusedKernel;
 use crate::layouts::Layouts;
 use crate::options::Options;
-use crate::softmax::{RawState, finish, merge_row};
+use crate::softmax::{RawOutput, RawState, finish, merge_row};
 use crate::state::StateMut;
 use crate::tasks::{EmptyRows, Stream};
 use crate::tensor::Raw;
@@ -22,7 +22,7 @@ use crate::workspace::Workspace;
 /// Where the forward pass writes its rows.
 pub(crate) enum Target<'a, E> {
     /// To output and log-sum-exp.
-    Finish(OutputMut<'a, E>),
+    Finish(OutputRows<'a, E>),
     /// On from a state, and back into it.
     Extend(StateMut<'a>),
 }
@@ -37,7 +37,7 @@ pub(crate) fn forward<E: Element>(
     let call = Call::new(options, layouts, inputs, monitor)?;
     let dims = call.sizes.output();
     match &rows {
-        Target::Finish(output) => check::output_dims(output, dims)?,
+        Target::Finish(rows) => check::output_rows(rows, dims)?,
         Target::Extend(state) => check::same("the state", state.dims(), dims)?,
     }
     let mut space = options.workspaces.take();
@@ -48,16 +48,16 @@ pub(crate) fn forward<E: Element>(
     result
 }
 
-/// Bytes of a new workspace of [`forward`].
+/// Prepares a workspace for [`forward`]; its bytes.
 pub(crate) fn forward_bytes<E: Element>(
     options: &Options,
     layouts: &Layouts,
     inputs: &Inputs<'_, E>,
+    space: &mut Workspace,
 ) -> Result<usize> {
     let monitor = Monitor::new(Hook::none());
     let call = Call::new(options, layouts, inputs, &monitor)?;
-    let mut space = Workspace::default();
-    dispatch_on_dtype!(ForwardPass, ForwardPass { call: &call, rows: None, space: &mut space })?;
+    dispatch_on_dtype!(ForwardPass, ForwardPass { call: &call, rows: None, space: &mut *space })?;
     Ok(space.bytes())
 }
 
@@ -102,11 +102,7 @@ impl<E: Element> FusedPass<E> for ForwardPass<'_, '_, E> {
         let parts = part_states(&mut space.parts, space.plan.part_rows, sizes.value_dim);
         let target = match rows {
             None => return Ok(()),
-            Some(Target::Finish(mut output)) => RowTarget::Output {
-                out: Raw::write(&mut output.out),
-                lse: output.lse.as_mut_ptr(),
-                lse_lo: output.lse_lo.map_or(std::ptr::null_mut(), <[f32]>::as_mut_ptr),
-            },
+            Some(Target::Finish(rows)) => finishing(rows),
             Some(Target::Extend(mut state)) => RowTarget::Extend(state.raw()),
         };
 
@@ -151,6 +147,25 @@ fn part_states(arena: &mut Arena, rows: usize, dim: usize) -> RawState {
     RawState { maxima: list(first, 1), totals: list(totals, 1), sums, dim }
 }
 
+/// Where rows that are finished go, and what they go on from.
+fn finishing<E: Element>(rows: OutputRows<'_, E>) -> RowTarget<E> {
+    let OutputRows { mut out, mut lse, mut lse_lo, begun } = rows;
+    let dim = out.dims().dim;
+    let sums = match begun {
+        Begun::Nothing => None,
+        Begun::InPlace => out.reborrow().into_f32().ok().map(|mut sums| Raw::write(&mut sums)),
+        Begun::Apart(mut sums) => Some(Raw::write(&mut sums)),
+    };
+    let output = RawOutput {
+        out: Raw::write(&mut out),
+        lse: Raw::write(&mut lse),
+        lse_lo: lse_lo.as_mut().map(Raw::write),
+    };
+    let state = sums.zip(output.lse_lo);
+    let state = state.map(|(sums, totals)| RawState { maxima: output.lse, totals, sums, dim });
+    RowTarget::Finish { state, output }
+}
+
 /// Merges the states of a row's parts, in the order of their columns, into its target.
 ///
 /// # Safety
@@ -170,27 +185,27 @@ unsafe fn join<E: Element>(
         let (head, token) = (stream.heads[lane / tokens] as usize, token + lane % tokens);
         let part = |part: u32| cut.first as usize + part as usize * cut.lanes as usize + lane;
         // SAFETY: lanes are below those of the cut, so that this function demands their rows. A row
-        // of `into` is never the `other` one: it is the target's, or the first part's with `other`
-        // from 1 on.
+        // that is merged into is never the other one: it is the target's, or the first part's with
+        // others from the second on. An output is written once its state has been read.
         unsafe {
             let start = if matches!(target, RowTarget::Extend(_)) { 0 } else { 1 };
             let into = |parts: RawState| match target {
                 RowTarget::Extend(state) => state.row(stream.entry, head, token),
                 _ => parts.row(0, 0, part(0)),
             };
+            if let RowTarget::Finish { state: Some(state), .. } = target {
+                let (m, l, acc) = state.row(stream.entry, head, token);
+                merge_row(into(parts), (*m, *l, acc));
+            }
             for other in start..cut.parts {
                 let (m, l, acc) = parts.row(0, 0, part(other));
                 merge_row(into(parts), (*m, *l, acc));
             }
-            if let RowTarget::Output { out, lse, lse_lo } = target {
+            if let RowTarget::Finish { output, .. } = target {
                 let (m, l, acc) = parts.row(0, 0, part(0));
-                let row = stream.row(head, token);
                 let finished = finish(*m, *l, sink_logits.map(|logits| logits[head]));
-                *lse.add(row) = finished.lse;
-                if !lse_lo.is_null() {
-                    *lse_lo.add(row) = finished.lse_lo;
-                }
-                let out = out.head(stream.entry, head, token);
+                output.write_lse((stream.entry, head, token), &finished);
+                let out = output.out.head(stream.entry, head, token);
                 for (dim, x) in acc.iter().enumerate() {
                     *out.at(0, dim).first.cast_mut() = E::from_f32(x * finished.factor);
                 }

@@ -39,7 +39,7 @@ use crate::kernel::Scratch;
 use crate::kernel::fused::FusedKernel;
 use crate::score::Additions;
 use crate::simd::LANES;
-use crate::softmax::RawState;
+use crate::softmax::{RawOutput, RawState};
 use crate::tasks::{Stream, Unit};
 use crate::tensor::Raw;
 
@@ -80,18 +80,24 @@ pub(crate) struct Forward<'a, X: FusedKernel> {
 /// Where the rows of a unit go.
 #[derive(Clone, Copy)]
 pub(crate) enum Target<E> {
-    /// To output and log-sum-exp; its rest may be null.
-    Output { out: Raw<E>, lse: *mut f32, lse_lo: *mut f32 },
+    /// To output and log-sum-exp, on from a state where there is one. It may lie in them.
+    Finish { state: Option<RawState>, output: RawOutput<E> },
     /// On from a state, back into it: a row for each batch entry, head and token.
     Extend(RawState),
     /// Into a state of its own: the lanes of this unit are rows from the given one on.
     Part(RawState, usize),
 }
 
-// SAFETY: as of `Raw`: these are addresses, and `unsafe` blocks prove what is done with them.
-unsafe impl<E: Send> Send for Target<E> {}
-// SAFETY: as above.
-unsafe impl<E: Sync> Sync for Target<E> {}
+impl<E> Target<E> {
+    /// What rows go on from.
+    fn state(&self) -> Option<&RawState> {
+        match self {
+            Target::Finish { state, .. } => state.as_ref(),
+            Target::Extend(state) => Some(state),
+            Target::Part(..) => None,
+        }
+    }
+}
 
 /// The rows of blocks of a unit, and how their tiles are numbered: those of a row together.
 #[derive(Clone, Copy)]

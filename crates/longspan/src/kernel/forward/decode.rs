@@ -145,7 +145,7 @@ impl<X: FusedKernel> Forward<'_, X> {
                         into,
                     );
                 }
-                if let Target::Extend(state) = stack.target {
+                if let Some(state) = stack.target.state() {
                     let (m, l, acc) = state.row(stream.entry, head, token);
                     (queries.maxima[query], queries.totals[query]) = (*m, *l);
                     let sums = workspace.sums.at(query, 0).first;
@@ -178,15 +178,11 @@ impl<X: FusedKernel> Forward<'_, X> {
                 let sums = workspace.sums.at(query, 0).first.cast_const();
                 let sums = std::slice::from_raw_parts(sums, self.value_dim);
                 let (to_m, to_l, acc) = match stack.target {
-                    Target::Output { out, lse, lse_lo } => {
-                        let row = stream.row(head, token);
+                    Target::Finish { output, .. } => {
                         let sink = self.sink_logits.map(|logits| logits[head]);
                         let finished = softmax::finish(m, l, sink);
-                        *lse.add(row) = finished.lse;
-                        if !lse_lo.is_null() {
-                            *lse_lo.add(row) = finished.lse_lo;
-                        }
-                        let out = out.head(stream.entry, head, token);
+                        output.write_lse((stream.entry, head, token), &finished);
+                        let out = output.out.head(stream.entry, head, token);
                         for (dim, sum) in sums.iter().enumerate() {
                             *out.at(0, dim).first.cast_mut() =
                                 Element::from_f32(sum * finished.factor);

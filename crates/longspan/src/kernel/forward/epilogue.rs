@@ -56,7 +56,7 @@ impl<X: FusedKernel> Forward<'_, X> {
                     let (base, into) = (self.base(stack), tile.terms.at(0, lane));
                     additions.query_terms(stream.layout, at, tokens, base, into);
                 }
-                if let Target::Extend(state) = target {
+                if let Some(state) = target.state() {
                     let [maxima, totals, source] = state.rows(stream.entry, head, first + token);
                     let lane_totals = tile.sums.at(self.sum_rows(), lane).first;
                     let mut seen = false;
@@ -99,19 +99,16 @@ impl<X: FusedKernel> Forward<'_, X> {
             for (head, token, lane, count) in Self::pieces(tile, tokens) {
                 let head = stream.heads[head] as usize;
                 let [to_maxima, to_totals, target] = match target {
-                    Target::Output { out, lse, lse_lo } => {
-                        let row = stream.row(head, first + token);
+                    Target::Finish { output, .. } => {
+                        let at = (stream.entry, head, first + token);
                         let sink = self.sink_logits.map(|logits| logits[head]);
                         for index in lane..lane + count {
                             let (m, l) = (*tile.maxima.add(index), *totals.add(index));
                             let finished = softmax::finish(m, l, sink);
                             *tile.factors.add(index) = finished.factor;
-                            *lse.add(row + index - lane) = finished.lse;
-                            if !lse_lo.is_null() {
-                                *lse_lo.add(row + index - lane) = finished.lse_lo;
-                            }
+                            output.write_lse((at.0, at.1, at.2 + index - lane), &finished);
                         }
-                        let target = out.head(stream.entry, head, first + token);
+                        let target = output.out.head(at.0, at.1, at.2);
                         let factors = tile.factors.cast_const();
                         let meet = Meet::Replace;
                         simd.call(FromLanes {
