@@ -315,6 +315,10 @@ impl Layout {
     /// Blocks are those of the layout; FlexAttention's kernels are tuned for `block=128`. The
     /// mask's `mask_mod` is made from the pattern's expression. Needs torch.
     ///
+    /// The mask is one list of blocks in the order of tokens, and FlexAttention computes all of each:
+    /// `active_blocks · block²` pairs. For `strided` and `dilated` terms, which Longspan computes in
+    /// the order of residues (`components`), that is many times the `active_pairs`.
+    ///
     /// With `width="all"` the lists of blocks have room for all blocks of a row, as torch's own
     /// have: FlexAttention on the CPU and its FlashAttention-4 backend take no others.
     /// `width="longest"` has room for the longest row alone. Triton's kernels read such lists too,

@@ -17,7 +17,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use longspan::{Attention, Element, GradientsMut, Hook, OutputGradient, OutputMut, OutputRef};
-use longspan_pattern::{BlockSize, Shape};
+use longspan_pattern::Shape;
 
 use crate::args::{Bench, Pass};
 use crate::compile::{self, BadInput};
@@ -57,8 +57,7 @@ fn run_on<E: Element>(args: &Bench) -> Result<()> {
     let sizes = Sizes::of::<E>(args, &patterns)?;
     check_memory(&sizes, args.pass)?;
 
-    let shape = Shape::new(sizes.queries, sizes.keys);
-    let shape = shape.block(BlockSize::new(args.block.block as u64)?);
+    let shape = args.block.of(Shape::new(sizes.queries, sizes.keys))?;
     let compiled = compile::by_head(&patterns, sizes.heads, &shape).map_err(with_options)?;
     let mut layout_ms = compiled.ms();
     let stage = Stage::new("counting pairs");
@@ -143,7 +142,7 @@ fn run_on<E: Element>(args: &Bench) -> Result<()> {
     let about = report::About {
         pattern: &patterns,
         tokens: args.input.tokens,
-        block: args.block.block,
+        block: problem.layouts.get(0, 0).block().get(),
         isa,
         threads,
         problem: &problem,

@@ -69,8 +69,10 @@ pub(crate) fn by_head<'a>(
     shape: &Shape,
 ) -> longspan_pattern::Result<Compiled<'a>> {
     let mut compiled = Compiled { distinct: Vec::new(), each: Vec::with_capacity(heads) };
-    for head in 0..heads {
-        let pattern = patterns.get(head, heads)?;
+    let of_each = (0..heads).map(|head| patterns.get(head, heads));
+    let of_each: Vec<_> = of_each.collect::<longspan_pattern::Result<_>>()?;
+    let shape = &shape.clone().block_for(of_each.iter().copied());
+    for (head, pattern) in of_each.into_iter().enumerate() {
         let known = compiled.distinct.iter().position(|known| known.pattern == pattern);
         let index = match known {
             Some(index) => index,

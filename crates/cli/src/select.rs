@@ -7,8 +7,8 @@ use std::time::Instant;
 use anyhow::Result;
 use half::{bf16, f16};
 use longspan::{
-    Attention, BlockSelector, BlockSize, Dims, Element, ElementType, Heads, Hook, Inputs, KeptMass,
-    LayoutSet, Options, Order, Padding, Selection, Selector, Shape, Sharing, Tensor,
+    Attention, BlockSelector, Dims, Element, ElementType, Heads, Hook, Inputs, KeptMass, LayoutSet,
+    Options, Order, Padding, Selection, Selector, Shape, Sharing, Tensor,
 };
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 
@@ -129,8 +129,7 @@ fn select<E: Element>(args: &Select, q: &Recorded<'_>, k: &Recorded<'_>) -> Resu
     let (tensor_q, tensor_k) = (q.tensor::<E>()?, k.tensor::<E>()?);
     let (view_q, view_k) = (tensor_q.view(), tensor_k.view());
 
-    let block = BlockSize::new(args.block.block as u64)?;
-    let shape = Shape::new(q.dims.tokens, k.dims.tokens).block(block);
+    let shape = args.block.of(Shape::new(q.dims.tokens, k.dims.tokens))?;
     let stage = Stage::new("selecting");
     let start = Instant::now();
     let padding = Padding::None(q.dims.batch);

@@ -1,13 +1,15 @@
 //! What patterns cost, relative to dense attention and to their pairs.
 //!
 //! ```text
-//! cargo run --release -p longspan --example pattern_cost -- TOKENS DIM HEADS f32|bf16 ROUNDS PATTERN…
+//! cargo run --release -p longspan --example pattern_cost -- \
+//!     TOKENS DIM HEADS f32|bf16 ROUNDS chosen|both PATTERN…
 //! ```
 //!
-//! One line of JSON per pattern and pass: active pairs, build time of layouts in milliseconds,
-//! milliseconds of dense attention and of the pattern as the cost model chooses (`chosen`), and, where
-//! it has terms in an order of their own, in the order of tokens (`natural`) and as components
-//! (`split`). Rounds of all are interleaved; times are the best of them. `full` is timed on an eighth of
+//! One line of JSON per pattern and pass: active pairs, build time of layouts in milliseconds, bytes of
+//! inputs, results and workspace,
+//! milliseconds of dense attention and of the pattern as the cost model chooses (`chosen`), and, with
+//! `both` in place of `chosen` and where it has terms in an order of their own, in the order of tokens
+//! (`natural`) and as components (`split`). Rounds of all are interleaved; times are the best of them. `full` is timed on an eighth of
 //! the query rows from 131,072 tokens on.
 
 #![expect(clippy::print_stdout, reason = "the figures are the program's result")]
@@ -15,7 +17,7 @@
 use std::time::Instant;
 
 use longspan::{
-    Attention, Dims, Element, Gradients, Hook, Inputs, Layout, Order, Output, Pattern, Shape,
+    Attention, Dims, Element, Gradients, Hook, Inputs, Layout, Order, Output, Pass, Pattern, Shape,
     Tensor,
 };
 
@@ -26,14 +28,20 @@ const LONG: usize = 1 << 17;
 
 fn main() -> Outcome<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let [tokens, dim, heads, dtype, rounds, patterns @ ..] = &args[..] else {
-        return Err("usage: pattern_cost TOKENS DIM HEADS f32|bf16 ROUNDS PATTERN…".into());
+    let [tokens, dim, heads, dtype, rounds, orders, patterns @ ..] = &args[..] else {
+        let usage = "pattern_cost TOKENS DIM HEADS f32|bf16 ROUNDS chosen|both PATTERN…";
+        return Err(format!("usage: {usage}").into());
+    };
+    let both = match orders.as_str() {
+        "chosen" => false,
+        "both" => true,
+        _ => return Err("expected chosen or both".into()),
     };
     let dims = Dims { batch: 1, tokens: tokens.parse()?, heads: heads.parse()?, dim: dim.parse()? };
     let rounds = rounds.parse()?;
     match dtype.as_str() {
-        "f32" => run::<f32>(dims, rounds, patterns),
-        "bf16" => run::<half::bf16>(dims, rounds, patterns),
+        "f32" => run::<f32>(dims, rounds, both, patterns),
+        "bf16" => run::<half::bf16>(dims, rounds, both, patterns),
         _ => Err("expected f32 or bf16".into()),
     }
 }
@@ -87,7 +95,7 @@ fn time(best: &mut f64, mut pass: impl FnMut() -> longspan::Result<()>) -> Outco
     Ok(())
 }
 
-fn run<E: Element>(dims: Dims, rounds: usize, patterns: &[String]) -> Outcome<()> {
+fn run<E: Element>(dims: Dims, rounds: usize, both: bool, patterns: &[String]) -> Outcome<()> {
     let tokens = dims.tokens;
     let make = |tokens: usize, seed: usize| -> longspan::Result<Tensor<E>> {
         let dims = Dims { tokens, ..dims };
@@ -116,9 +124,12 @@ fn run<E: Element>(dims: Dims, rounds: usize, patterns: &[String]) -> Outcome<()
         let layout = compile()?;
         let has_split = layout.split()?.is_some();
         let built = start.elapsed().as_secs_f64();
-        about.push((layout.counts()?.active_pairs, built));
-        cases.push(case(index, "chosen", layout, None));
-        if has_split {
+        let pairs = layout.counts()?.active_pairs;
+        let chosen = case(index, "chosen", layout, None);
+        let needed = |pass| chosen.attention.bytes_needed::<E>([dims; 3], pass);
+        about.push((pairs, built, [needed(Pass::Forward)?, needed(Pass::Backward)?]));
+        cases.push(chosen);
+        if has_split && both {
             cases.push(case(index, "natural", compile()?, Some(false)));
             cases.push(case(index, "split", compile()?, Some(true)));
         }
@@ -131,16 +142,16 @@ fn run<E: Element>(dims: Dims, rounds: usize, patterns: &[String]) -> Outcome<()
             case.run(&mut all, &k, &v)?;
         }
     }
+    let inputs_bytes = 3 * dims.elements().unwrap_or(0) * size_of::<E>();
     let dense = dense.best.map(|best| best * tokens as f64 / queries as f64);
-    for (index, (pattern, (pairs, built))) in patterns.iter().zip(about).enumerate() {
+    for (index, (pattern, (pairs, built, needed))) in patterns.iter().zip(about).enumerate() {
         for (pass, name) in ["forward", "backward"].into_iter().enumerate() {
             print!("{{\"pattern\": {pattern:?}, \"tokens\": {tokens}, \"dim\": {}, ", dims.dim);
             print!("\"heads\": {}, \"dtype\": \"{}\", \"pass\": \"{name}\", ", dims.heads, E::TYPE);
-            print!(
-                "\"pairs\": {pairs}, \"build\": {}, \"dense\": {}",
-                built * 1e3,
-                dense[pass] * 1e3
-            );
+            let [built, dense] = [built, dense[pass]].map(|seconds| seconds * 1e3);
+            print!("\"pairs\": {pairs}, \"build\": {built}, \"dense\": {dense}");
+            let bytes = inputs_bytes + needed[pass];
+            print!(", \"bytes\": {bytes}");
             for case in cases.iter().filter(|case| case.pattern == index) {
                 print!(", \"{}\": {}", case.name, case.best[pass] * 1e3);
             }

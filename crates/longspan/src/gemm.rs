@@ -124,6 +124,11 @@ impl Prefetch {
         Prefetch { first, rows: self.rows - rows, ..self }
     }
 
+    /// Asks for all rows.
+    pub(crate) fn all<S: Simd>(mut self, simd: S) {
+        self.next(simd, self.rows);
+    }
+
     /// Asks for the next rows, and takes them away.
     #[inline(always)]
     fn next<S: Simd>(&mut self, simd: S, rows: usize) {

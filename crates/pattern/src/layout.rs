@@ -162,7 +162,7 @@ impl Layout {
         mut progress: impl FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<Self> {
         pattern.check()?;
-        let frame = shape.resolve()?;
+        let frame = shape.clone().block_for([pattern]).resolve()?;
         pattern.fits(frame.tokens_q, frame.query_offset, frame.key_end)?;
         compile::compile(&Arc::new(pattern.clone()), frame, &mut progress)
     }

@@ -92,11 +92,18 @@ impl LayoutSet {
         {
             return Err(Error::HeadCount { patterns, heads });
         }
+        let mut of_each = Vec::with_capacity(ranges.len() * heads);
+        for entry in 0..ranges.len() {
+            for head in 0..heads {
+                of_each.push(patterns.entry(entry).get(head, heads)?);
+            }
+        }
+        let shape = &shape.clone().block_for(of_each.iter().copied());
         let mut compiled: Vec<(LayoutKey<'_>, Arc<Layout>)> = Vec::new();
         let mut each = Vec::with_capacity(ranges.len() * heads);
         for (entry, valid) in ranges.iter().enumerate() {
             for head in 0..heads {
-                let pattern = patterns.entry(entry).get(head, heads)?;
+                let pattern = of_each[entry * heads + head];
                 let known = compiled.iter().find(|(key, _)| *key == (pattern, valid));
                 if let Some((_, layout)) = known {
                     each.push(layout.clone());

@@ -5,9 +5,10 @@ use std::ops::Range;
 
 use crate::arith::Divisor;
 use crate::error::{Error, Result};
+use crate::pattern::Pattern;
 use crate::positions::{MAX_POSITION, Positions, Progression};
 
-/// Tokens per block: 16 to 256, 64 by default.
+/// Tokens per block: 16 to 256, mostly 64 by default ([`Shape::block_for`]).
 ///
 /// 64 because a tile of 64 × 64 scores and its operands fit into L2 at every head dim, and one
 /// machine word is one mask row.
@@ -77,11 +78,14 @@ pub struct Shape {
     key_map: Option<Positions>,
     rows: Option<Range<u64>>,
     key_padding: Option<Range<usize>>,
-    block: BlockSize,
+    block: Option<BlockSize>,
     mask_bytes: Option<u64>,
     max_bytes: u64,
     max_work: u64,
 }
+
+/// Runs of a layout from which on long strides get larger blocks.
+const MANY_RUNS: u128 = 1 << 20;
 
 impl Shape {
     /// Default of [`max_bytes`](Self::max_bytes): 4 GiB. A quarter of it is for the runs, at most
@@ -103,7 +107,7 @@ impl Shape {
             key_map: None,
             rows: None,
             key_padding: None,
-            block: BlockSize::default(),
+            block: None,
             mask_bytes: None,
             max_bytes: Self::MAX_BYTES,
             max_work: Self::MAX_WORK,
@@ -154,9 +158,40 @@ impl Shape {
         self
     }
 
-    /// Tokens per block.
+    /// Tokens per block. Default: 64; for long sequences see [`block_for`](Self::block_for).
     pub fn block(mut self, block: BlockSize) -> Self {
-        self.block = block;
+        self.block = Some(block);
+        self
+    }
+
+    /// The shape with the block that these patterns get unless one is set: 64, and 128 or 256 where a
+    /// stride is longer than a block and layouts of whole sequences would have millions of runs. Layouts
+    /// of one set have one block.
+    ///
+    /// ```
+    /// use longspan_pattern::{Layout, Pattern, Shape};
+    ///
+    /// let (strided, shape) = (Pattern::strided(128)?, |n| Shape::new(n, n));
+    /// assert_eq!(Layout::compile(&strided, &shape(10_000))?.block().get(), 64);
+    /// assert_eq!(Layout::compile(&strided, &shape(1_000_000))?.block().get(), 128);
+    /// let shape = shape(1_000_000).block_for([&strided, &Pattern::causal()]);
+    /// assert_eq!(Layout::compile(&Pattern::causal(), &shape)?.block().get(), 128);
+    /// # Ok::<_, longspan_pattern::Error>(())
+    /// ```
+    #[must_use]
+    pub fn block_for<'p>(mut self, patterns: impl IntoIterator<Item = &'p Pattern>) -> Self {
+        let whole = self.query_map.is_none() && self.key_map.is_none() && self.rows.is_none();
+        if self.block.is_some() || !whole {
+            return self;
+        }
+        let least = BlockSize::default().get() as u64;
+        let longest = patterns.into_iter().map(Pattern::longest_step).max().unwrap_or(0);
+        // About a run per row of blocks and stride.
+        let runs = self.tokens_q as u128 / u128::from(least) * self.tokens_k as u128;
+        if longest > least && runs / u128::from(longest) > MANY_RUNS {
+            let block = longest.checked_next_power_of_two().unwrap_or(u64::MAX);
+            self.block = Some(BlockSize(block.min(BlockSize::MAX.0.into()) as u16));
+        }
         self
     }
 
@@ -215,7 +250,7 @@ impl Shape {
     /// Upper bound of the compiled rows; not validated.
     pub(crate) fn row_count(&self) -> u64 {
         let queries = self.query_map.as_ref().map_or(self.tokens_q, Positions::len);
-        let all = queries.div_ceil(self.block.get()) as u64;
+        let all = queries.div_ceil(self.block.unwrap_or_default().get()) as u64;
         self.rows.as_ref().map_or(all, |r| r.end.saturating_sub(r.start).min(all))
     }
 
@@ -237,9 +272,9 @@ impl Shape {
         let key_positions =
             resolve_positions("key", self.key_map.as_ref(), key_offset..key_end, self.tokens_k)?;
 
-        let block = self.block.get();
-        let rows_all = blocks("queries", query_positions.len(), block)?;
-        let columns = blocks("keys", key_positions.len(), block)?;
+        let block = self.block.unwrap_or_default();
+        let rows_all = blocks("queries", query_positions.len(), block.get())?;
+        let columns = blocks("keys", key_positions.len(), block.get())?;
         let rows = self.rows.clone().unwrap_or(0..rows_all.into());
         inside("rows", &rows, rows_all.into())?;
         let valid = match &self.key_padding {
@@ -259,8 +294,8 @@ impl Shape {
             rows: rows.start as u32..rows.end as u32,
             columns,
             valid,
-            block: self.block,
-            divisor: Divisor::new(self.block.get() as i64),
+            block,
+            divisor: Divisor::new(block.get() as i64),
             mask_bytes: self.mask_bytes,
             max_bytes: self.max_bytes,
             max_work: self.max_work,

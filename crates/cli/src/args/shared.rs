@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use longspan::{Dilated, ElementType, Heads, Overlap};
+use longspan::{BlockSize, Dilated, ElementType, Heads, Overlap, Shape};
 use longspan_ring::{Sparsity, Wire};
 
 use super::{heads, tokens};
@@ -105,9 +105,17 @@ fn wire(text: &str) -> Result<Wire, String> {
 
 #[derive(Debug, Args)]
 pub(crate) struct Block {
-    /// Tokens per block, 16 to 256
-    #[arg(long, short = 'b', value_name = "N", default_value = "64", value_parser = tokens)]
-    pub(crate) block: usize,
+    /// Tokens per block, 16 to 256 [default: 64, more for strides above it in long sequences]
+    #[arg(long, short = 'b', value_name = "N", value_parser = tokens)]
+    pub(crate) block: Option<usize>,
+}
+
+impl Block {
+    /// The shape with this block, if one is given.
+    pub(crate) fn of(&self, shape: Shape) -> longspan_pattern::Result<Shape> {
+        let Some(block) = self.block else { return Ok(shape) };
+        Ok(shape.block(BlockSize::new(block as u64)?))
+    }
 }
 
 #[derive(Debug, Args)]

@@ -140,7 +140,7 @@ pub(super) fn inspect(args: &Inspect) -> Result<Inspection> {
     };
     Ok(Inspection {
         pattern: shortened(&patterns, TEXT),
-        block: args.block.block,
+        block: set.get(0, 0).block().get(),
         query_offset: args.query_offset.unwrap_or_else(|| {
             // Compilation has checked that all are at most 2^60.
             args.key_offset + args.input.tokens as i64 - queries as i64
@@ -174,16 +174,14 @@ fn count_heads(patterns: &Heads, args: &Inspect) -> Result<(usize, ByHead)> {
 }
 
 fn shape(args: &Inspect, queries: usize) -> Result<Shape> {
-    let block = BlockSize::new(args.block.block as u64)?;
-    let mut shape = Shape::new(queries, args.input.tokens)
-        .block(block)
-        .key_offset(args.key_offset)
-        .max_work(args.max_work);
+    let shape = Shape::new(queries, args.input.tokens);
+    let mut shape = args.block.of(shape)?.key_offset(args.key_offset).max_work(args.max_work);
     if let Some(offset) = args.query_offset {
         shape = shape.query_offset(offset);
     }
     if let Some(rows) = &args.rows {
-        let rows = rows.within(queries.div_ceil(args.block.block));
+        let rows =
+            rows.within(queries.div_ceil(args.block.block.unwrap_or(BlockSize::default().get())));
         shape = shape.rows(rows.start as u64..rows.end as u64);
     }
     if let Some(keys) = &args.key_padding {

@@ -127,3 +127,44 @@ fn natural(layouts: &Layouts, splits: &[Option<&Split>]) -> Result<Option<Layout
         Layouts::Each(set) => set.map(rest)?.into(),
     }))
 }
+
+#[cfg(test)]
+mod tests {
+    use longspan_pattern::{Heads, Padding, Shape};
+
+    use super::*;
+    use crate::exec::Hook;
+
+    #[test]
+    fn rows_of_several_components_have_a_state() {
+        for (text, tokens, components, disjoint) in [
+            ("strided(8)", 64, 1, true),
+            // Views of eight and of seven tokens.
+            ("strided(8)", 61, 2, true),
+            ("dilated(16, 4, 0) | dilated(16, 4, 1)", 64, 2, true),
+            ("heads([strided(8), strided(4)])", 64, 2, true),
+            ("strided(8) | window(2, 2)", 64, 2, false),
+            ("strided(8) | strided(12)", 48, 2, false),
+            ("heads([strided(8), strided(8) | window(2, 2)])", 64, 3, false),
+        ] {
+            let patterns: Heads = text.parse().unwrap();
+            let (heads, shape) = (2, Shape::new(tokens, tokens));
+            let set = LayoutSet::compile(&patterns, heads, &shape, &Padding::None(1), None);
+            let layouts = Layouts::from(set.unwrap());
+            let options = Options::default().split(true);
+            let sizes = Sizes {
+                batch: 1,
+                queries: tokens,
+                keys: tokens,
+                heads,
+                key_heads: heads,
+                dim: 4,
+                value_dim: 4,
+            };
+            let (kept, monitor) = (Kept::default(), Monitor::new(Hook::none()));
+            let list = split(&options, ElementType::F32, &layouts, &sizes, &kept, &monitor);
+            let list = list.unwrap().unwrap();
+            assert_eq!((list.len(), list.disjoint), (components, disjoint), "{text}, {tokens}");
+        }
+    }
+}

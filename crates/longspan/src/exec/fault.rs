@@ -1,7 +1,7 @@
-//! Panics at chosen places, for tests of what happens then: with the feature `fault-injection`
-//! only, which no release enables.
+//! Panics at chosen places, for tests of what happens then, and counts of work: with the feature
+//! `fault-injection` only, which no release enables.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Where a panic can be injected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,6 +24,22 @@ pub fn arm(site: Site, passes: usize) {
 /// Lets `site` pass. Returns how many passes were left before it would have panicked.
 pub fn disarm(site: Site) -> Option<usize> {
     COUNTDOWN[site as usize].swap(0, Ordering::SeqCst).checked_sub(1)
+}
+
+/// Pairs of queries and keys whose scores kernels have computed, whether they are active or not.
+static PAIRS: AtomicU64 = AtomicU64::new(0);
+
+/// Pairs whose scores were computed since the last call of this function, by both passes.
+pub fn take_pairs() -> u64 {
+    PAIRS.swap(0, Ordering::SeqCst)
+}
+
+/// Counts the scores of a product.
+#[inline(always)]
+pub(crate) fn count_pairs(queries: usize, keys: usize) {
+    if cfg!(feature = "fault-injection") {
+        PAIRS.fetch_add((queries * keys) as u64, Ordering::Relaxed);
+    }
 }
 
 /// Passes a site.

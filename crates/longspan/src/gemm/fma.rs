@@ -16,10 +16,6 @@ use crate::dtype::{Element, ElementType, load};
 use crate::simd::{Operation, Simd};
 use crate::tensor::Strided;
 
-/// Numbers from one token to the next from which on each lies on a page of its own, and many of
-/// them in the same few sets of the first-level cache: a copy of a key tile, read many times, pays.
-const FAR: usize = 1024;
-
 /// f32 operands, multiplied by vector instructions; other elements are widened first, and tokens
 /// that lie far apart are brought together.
 #[derive(Debug)]
@@ -76,8 +72,7 @@ unsafe impl<S: Simd, E: Element> MicroKernel for Fma<S, E> {
         workspace: *mut f32,
     ) -> Strided {
         let Strided { first, row, column } = matrix;
-        let far = row.unsigned_abs().max(column.unsigned_abs()) >= FAR;
-        if E::TYPE == ElementType::F32 && !far {
+        if E::TYPE == ElementType::F32 && !matrix.is_far_apart() {
             return Strided { first: first.cast(), row, column };
         }
         // SAFETY: as `pack_lhs` demands; the part is the operand.

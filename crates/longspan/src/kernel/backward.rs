@@ -39,7 +39,7 @@ use super::bias::BiasSums;
 use super::finite::AllFinite;
 use super::padded;
 use crate::exec::Monitor;
-use crate::exec::fault::{Site, fault};
+use crate::exec::fault::{Site, count_pairs, fault};
 use crate::gemm::{Beta, Multiply, OVER_DIMS, Prefetch, Size};
 use crate::kernel::fused::{FusedKernel, PackBuffers};
 use crate::score::Additions;
@@ -316,6 +316,7 @@ impl<X: FusedKernel> Backward<'_, X> {
     ) {
         let (first, keys) = (number * QUERIES, panel.tile_keys(index).1);
         let (tiles, lanes) = (self.tiles, padded(keys, X::Simd::WIDTH));
+        count_pairs(queries, lanes);
         // SAFETY: `open` has made Kᵗ and Vᵗ of the tile packed, and `queries` its q and dO; scores
         // and gradients have `QUERIES` rows of `LANES`, a multiple of `TARGET_ROWS`. Statistics
         // have the rows of the tile, and `corrections` and terms those of all queries of a group. Products and rooms are those of the key panel, for its keys and the queries of a

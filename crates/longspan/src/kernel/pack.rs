@@ -40,9 +40,11 @@ impl<E: Element> Operation for ToLanes<E> {
                 for dim in (0..whole).step_by(S::WIDTH) {
                     let to = target.at(dim, lane + token);
                     let from = source.at(token, dim);
-                    for t in 0..S::WIDTH as isize {
-                        let soon = (LANES as isize + t) * source.row;
-                        simd.prefetch(from.first.wrapping_offset(soon).cast());
+                    if !source.is_far_apart() {
+                        for t in 0..S::WIDTH as isize {
+                            let soon = (LANES as isize + t) * source.row;
+                            simd.prefetch(from.first.wrapping_offset(soon).cast());
+                        }
                     }
                     let (first, row) = if E::TYPE == ElementType::F32 {
                         (from.first.cast(), from.row)

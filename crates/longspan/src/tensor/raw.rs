@@ -41,6 +41,9 @@ impl<E: Copy> Raw<E> {
     }
 }
 
+/// Bytes of a page, and of addresses that map to different sets of a first-level cache.
+const PAGE: usize = 4096;
+
 /// A matrix with any strides.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Strided<E = f32> {
@@ -64,6 +67,14 @@ impl<E: Copy> Strided<E> {
         let offset = row as isize * self.row + column as isize * self.column;
         // SAFETY: the offset stays in the allocation, as this function demands.
         Strided { first: unsafe { self.first.offset(offset) }, ..self }
+    }
+
+    /// Whether each row or column lies on a page of its own, and many of them in the same few sets of the
+    /// first-level cache: a copy, read many times, pays.
+    #[inline(always)]
+    pub(crate) fn is_far_apart(self) -> bool {
+        let step = self.row.unsigned_abs().max(self.column.unsigned_abs());
+        step * size_of::<E>() >= PAGE
     }
 
     /// Rows and columns exchanged.

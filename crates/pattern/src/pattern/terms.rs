@@ -111,6 +111,19 @@ impl Pattern {
         }
     }
 
+    /// The longest stride or dilation rate anywhere in it; 0 without any.
+    pub(crate) fn longest_step(&self) -> u64 {
+        match &self.0 {
+            Expr::Strided { stride } => *stride,
+            Expr::Dilated { rate, .. } => *rate,
+            Expr::And(parts) | Expr::Or(parts) => {
+                parts.iter().map(Pattern::longest_step).max().unwrap_or(0)
+            }
+            Expr::Packed { inner, .. } | Expr::Not(inner) => inner.longest_step(),
+            _ => 0,
+        }
+    }
+
     /// The part without an order, and the terms with one; they may overlap.
     fn split(&self) -> (Option<Pattern>, Vec<Term>) {
         if let Some(term) = self.term() {

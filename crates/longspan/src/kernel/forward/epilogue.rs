@@ -51,6 +51,7 @@ impl<X: FusedKernel> Forward<'_, X> {
                 let source = self.q.head(stream.entry, head, first + token);
                 let (dims, target_rows) = (self.dim, tile.queries);
                 simd.call(ToLanes { source, tokens: count, dims, target: target_rows, lane });
+                self.prefetch_beside(source, count, self.dim);
                 if let Some(additions) = self.additions {
                     let (at, tokens) = ((stream.entry, head), (first + token, count));
                     let (base, into) = (self.base(stack), tile.terms.at(0, lane));
@@ -109,6 +110,7 @@ impl<X: FusedKernel> Forward<'_, X> {
                             output.write_lse((at.0, at.1, at.2 + index - lane), &finished);
                         }
                         let target = output.out.head(at.0, at.1, at.2);
+                        self.prefetch_beside(target, count, dims);
                         let factors = tile.factors.cast_const();
                         let meet = Meet::Replace;
                         simd.call(FromLanes {

@@ -4,6 +4,8 @@ use super::lists::{Span, even};
 use super::scratch::{Tile, Workspace};
 use super::softmax::{Fold, Softmax};
 use super::{FOLD, Forward, KV_TILE, MAX_KV_TILE, Stack, most_keys};
+use crate::dtype::Element;
+use crate::exec::fault::count_pairs;
 use crate::gemm::{Prefetch, Rows};
 use crate::kernel::adjust::Adjust;
 use crate::kernel::finite::{clean, left_out};
@@ -54,13 +56,30 @@ impl<X: FusedKernel> Forward<'_, X> {
         // `MAX_KV_TILE` keys and values (`lengths`), which nothing but what this gives refers to.
         unsafe {
             let k = self.k.head(entry, head, key);
-            let v = self.v.head(entry, head, key).transposed();
+            let v = self.v.head(entry, head, key);
+            self.prefetch_beside(k, keys, self.dim);
+            self.prefetch_beside(v, keys, self.value_dim);
+            let v = v.transposed();
             Ready {
                 first: key,
                 end: key + keys,
                 keys: self.tiles.pack_lhs(k, keys, self.dim, workspace.keys),
                 values: self.tiles.pack_lhs(v, self.value_dim, keys, workspace.values),
             }
+        }
+    }
+
+    /// Asks for what lies beside the rows of a short view with a step: the rows of the next one.
+    pub(super) fn prefetch_beside<E: Element>(
+        &self,
+        matrix: Strided<E>,
+        rows: usize,
+        columns: usize,
+    ) {
+        if self.keys <= LANES && matrix.is_far_apart() {
+            let first = matrix.first.wrapping_add(columns);
+            let beside = Prefetch::of(Strided { first, ..matrix }, rows, columns);
+            beside.all(self.tiles.simd());
         }
     }
 
@@ -240,6 +259,7 @@ impl<X: FusedKernel> Forward<'_, X> {
         let (key, keys) = part.keys;
         let (lane, lanes) = (part.lanes.0, padded(part.lanes.1, X::Simd::WIDTH));
         let (tiles, entry, head) = (self.tiles, stack.stream.entry, stack.stream.key_head);
+        count_pairs(lanes, keys);
         // SAFETY: `start` made the queries packed in the tile; lanes, rounded up to whole vectors,
         // are below `LANES`, the length of all lists of a tile and of its rows. Keys of `packed`
         // are in the tensors; `next` isn't 0 where there is a key behind them. Scores of at most
