@@ -7,14 +7,15 @@ use longspan::{Attention, Dims, Inputs, Layout, Order, Shape, Tensor};
 
 const TOKENS: usize = 16_384;
 
-/// Patterns, and the most scores per active pair: what is beyond 1 are blocks at the edges of windows and
-/// of causal views.
-const PATTERNS: [(&str, f64); 5] = [
-    ("strided(64)", 1.02),
-    ("dilated(2048, 4)", 1.02),
-    ("strided(64) | window(64, 64)", 1.20),
-    ("dilated(2048, 4) | window(64, 64)", 1.20),
-    ("causal & (window(64, 0) | strided(128))", 1.40),
+/// Patterns, and the most scores per active pair, forward and backward. What is beyond 1 are blocks at the
+/// edges of windows and of causal views: forward, groups of queries leave out keys that none of them attends
+/// to; backward, a block has all of its queries for each vector of keys.
+const PATTERNS: [(&str, [f64; 2]); 5] = [
+    ("strided(64)", [1.02, 1.02]),
+    ("dilated(2048, 4)", [1.02, 1.02]),
+    ("strided(64) | window(64, 64)", [1.20, 1.20]),
+    ("dilated(2048, 4) | window(64, 64)", [1.20, 1.30]),
+    ("causal & (window(64, 0) | strided(128))", [1.40, 1.75]),
 ];
 
 /// One test: the count is that of the process.
@@ -34,7 +35,7 @@ fn scores_are_little_more_than_the_active_pairs() {
         attention.backward(inputs, &output, dout.view()).unwrap();
         let backward = take_pairs() as f64 / active;
         println!("{text}: {forward:.3} forward, {backward:.3} backward");
-        assert!(1.0 <= forward && forward <= most, "{text}: {forward} forward");
-        assert!(1.0 <= backward && backward <= most, "{text}: {backward} backward");
+        assert!(1.0 <= forward && forward <= most[0], "{text}: {forward} forward");
+        assert!(1.0 <= backward && backward <= most[1], "{text}: {backward} backward");
     }
 }
