@@ -85,7 +85,7 @@ pub struct Shape {
 }
 
 /// Runs of a layout from which on long strides get larger blocks.
-const MANY_RUNS: u128 = 1 << 20;
+const MANY_RUNS: u128 = 1 << 16;
 
 impl Shape {
     /// Default of [`max_bytes`](Self::max_bytes): 4 GiB. A quarter of it is for the runs, at most
@@ -165,8 +165,8 @@ impl Shape {
     }
 
     /// The shape with the block that these patterns get unless one is set: 64, and 128 or 256 where a
-    /// stride is longer than a block and layouts of whole sequences would have millions of runs. Layouts
-    /// of one set have one block.
+    /// stride is longer than a block and the layout of a whole sequence would have more than 65,536
+    /// runs because of it. Layouts of one set have one block.
     ///
     /// ```
     /// use longspan_pattern::{Layout, Pattern, Shape};
