@@ -58,7 +58,7 @@ def table(path):
     }
 
     def tokens(length):
-        return f"{length // 1024} k"
+        return f"{length // 1024} k" if length >= 1024 else str(length)
 
     print("### Share of pairs, and memory of a forward pass in f32 relative to inputs and output\n")
     print("| pattern |", " | ".join(tokens(length) for length in lengths), "|")
@@ -72,7 +72,7 @@ def table(path):
                 continue
             tensor = length * result["heads"] * result["dim"] * 4
             share = 100 * result["pairs"] / length**2
-            cells.append(f"{share:.2g} % ({result['bytes'] / (4 * tensor):.2f})")
+            cells.append(f"{share:.3g} % ({result['bytes'] / (4 * tensor):.2f})")
         print(f"| {name} |", " | ".join(cells), "|")
     for dtype in ["f32", "bf16"]:
         for run in ["forward", "backward"]:
@@ -83,7 +83,7 @@ def table(path):
                 cells, pays = [], None
                 for length in lengths:
                     result = by_case.get((name, length, dtype, run))
-                    if not result:
+                    if not result or not result["pairs"]:
                         cells.append("")
                         continue
                     time = (result["chosen"] + result["build"]) / result["dense"]
