@@ -56,7 +56,7 @@ fn shared_options_are_spelled_alike() {
         "--heads <N> Query heads [default: 8, or as many",
     ];
     let (block, head_dim) =
-        (["--block <N> Tokens per block, 16 to 256 [default: 64]"], &tensors[1..2]);
+        (["--block <N> Tokens per block, 16 to 256 [default: 64, more for strides above it in long sequences]"], &tensors[1..2]);
     let cases: [(&str, &[&[&str]]); 4] = [
         ("inspect", &[head_dim, &block]),
         ("bench", &[&tensors, &block]),
