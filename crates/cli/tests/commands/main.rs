@@ -55,8 +55,11 @@ fn shared_options_are_spelled_alike() {
         "--dtype <TYPE> Element type of the tensors: f32, bf16 or f16 [default: f32]",
         "--heads <N> Query heads [default: 8, or as many",
     ];
-    let (block, head_dim) =
-        (["--block <N> Tokens per block, 16 to 256 [default: 64, more for strides above it in long sequences]"], &tensors[1..2]);
+    let head_dim = &tensors[1..2];
+    let block = [concat!(
+        "--block <N> Tokens per block, 16 to 256 ",
+        "[default: 64, more for strides above it in long sequences]"
+    )];
     let cases: [(&str, &[&[&str]]); 4] = [
         ("inspect", &[head_dim, &block]),
         ("bench", &[&tensors, &block]),
