@@ -7,7 +7,7 @@
 
 Lengths are 4,096 to 262,144 tokens unless given; head dim 64, four heads up to 16,384 tokens and one
 beyond; f32 and bf16; both passes. Patterns are those of `patterns.py`. Dense attention is `full`.
-Beyond 65,536 tokens those with at least an eighth of all pairs are left out.
+Beyond 65,536 tokens those whose share of pairs does not fall with the length are left out.
 """
 
 import json

@@ -132,7 +132,8 @@ impl Pattern {
     /// Query `i` stands at position `i + query_offset`, key `j` at `j + key_offset`. Left out,
     /// `key_offset` is 0 and `query_offset` is `key_offset + tokens_k - tokens_q`: the queries are the
     /// *last* positions. `block` is the number of tokens
-    /// per block, 16 to 256.
+    /// per block, 16 to 256: 64 unless it is given, and 128 or 256 for long sequences with strides
+    /// above 64.
     ///
     /// `query_map` and `key_map` are for a shard of the sequence: the positions of the queries and
     /// keys at hand, in their order, as integers, a `range` or a list of ranges (each ascending).

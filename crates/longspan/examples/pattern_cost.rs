@@ -6,11 +6,11 @@
 //! ```
 //!
 //! One line of JSON per pattern and pass: active pairs, build time of layouts in milliseconds, bytes of
-//! inputs, results and workspace,
-//! milliseconds of dense attention and of the pattern as the cost model chooses (`chosen`), and, with
-//! `both` in place of `chosen` and where it has terms in an order of their own, in the order of tokens
-//! (`natural`) and as components (`split`). Rounds of all are interleaved; times are the best of them. `full` is timed on an eighth of
-//! the query rows from 131,072 tokens on.
+//! inputs, results and workspace, milliseconds of dense attention and of the pattern as the cost model
+//! chooses (`chosen`), and, with `both` in place of `chosen` and where it has terms in an order of
+//! their own, in the order of tokens (`natural`) and as components (`split`). Rounds of all are
+//! interleaved; times are the best of them. `full` is timed on an eighth of the query rows from 131,072
+//! tokens on.
 
 #![expect(clippy::print_stdout, reason = "the figures are the program's result")]
 

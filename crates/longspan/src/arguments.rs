@@ -76,7 +76,7 @@ impl<'a, E: Element> OutputMut<'a, E> {
         let OutputMut { out, lse, lse_lo } = self;
         let list = |list| ViewMut::new(list, Dims { dim: 1, ..out.dims() }, Order::Bhsd);
         let (lse, lse_lo) = (list(lse)?, lse_lo.map(list).transpose()?);
-        Ok(OutputRows { out, lse, lse_lo, begun: Begun::Nothing })
+        Ok(OutputRows { out, lse, lse_lo, prior: PriorState::None })
     }
 }
 
@@ -87,19 +87,19 @@ pub(crate) struct OutputRows<'a, E> {
     /// `[batch, head, token]`, one number each.
     pub(crate) lse: ViewMut<'a, f32>,
     pub(crate) lse_lo: Option<ViewMut<'a, f32>>,
-    pub(crate) begun: Begun<'a>,
+    pub(crate) prior: PriorState<'a>,
 }
 
 /// The state that rows go on from: where its sums are. Maxima and totals stand where log-sum-exps and
 /// their rests will.
 #[derive(Debug)]
-pub(crate) enum Begun<'a> {
+pub(crate) enum PriorState<'a> {
     /// Rows have seen nothing.
-    Nothing,
+    None,
     /// In the output, which is f32, with the elements of a row side by side.
-    InPlace,
+    InOutput,
     /// In a tensor of their own.
-    Apart(ViewMut<'a, f32>),
+    Separate(ViewMut<'a, f32>),
 }
 
 impl<E: Element> OutputRows<'_, E> {
@@ -109,7 +109,7 @@ impl<E: Element> OutputRows<'_, E> {
             out: self.out.reborrow(),
             lse: self.lse.reborrow(),
             lse_lo: self.lse_lo.as_mut().map(ViewMut::reborrow),
-            begun: Begun::Nothing,
+            prior: PriorState::None,
         }
     }
 
@@ -119,7 +119,7 @@ impl<E: Element> OutputRows<'_, E> {
             out: self.out.select(selection),
             lse: self.lse.select(selection),
             lse_lo: self.lse_lo.as_mut().map(|rests| rests.select(selection)),
-            begun: Begun::Nothing,
+            prior: PriorState::None,
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use longspan_pattern::Layout;
 
 use crate::arguments::{
-    Begun, GradientsMut, Inputs, OutputGradient, OutputMut, OutputRef, OutputRows,
+    GradientsMut, Inputs, OutputGradient, OutputMut, OutputRef, OutputRows, PriorState,
 };
 use crate::dims::{Dims, Sizes};
 use crate::dtype::Element;
@@ -139,13 +139,13 @@ fn output_dims<E: Element>(output: &OutputMut<'_, E>, dims: Dims) -> Result<()> 
 
 /// Whether there are rows of these dims.
 pub(crate) fn output_rows<E: Element>(rows: &OutputRows<'_, E>, dims: Dims) -> Result<()> {
-    let OutputRows { out, lse, lse_lo, begun } = rows;
+    let OutputRows { out, lse, lse_lo, prior } = rows;
     let list = Dims { dim: 1, ..dims };
     same("out", out.dims(), dims)?;
     same("lse", lse.dims(), list)?;
     lse_lo.as_ref().map_or(Ok(()), |rests| same("lse_lo", rests.dims(), list))?;
-    match begun {
-        Begun::Apart(sums) => same("the sums", sums.dims(), dims),
+    match prior {
+        PriorState::Separate(sums) => same("the sums", sums.dims(), dims),
         _ => Ok(()),
     }
 }

@@ -93,11 +93,11 @@ impl Deref for List {
 
 /// Whether no two components have a row in common.
 fn are_disjoint(components: &[Component], sizes: &Sizes) -> bool {
-    let places = components.iter().map(|component| component.place.map_or(0, |place| place.entry));
-    let entries = places.max().map_or(0, |last| last + 1);
     if components.len() <= 1 {
         return true;
     }
+    let places = components.iter().map(|component| component.place.map_or(0, |place| place.entry));
+    let entries = places.max().map_or(0, |last| last + 1);
     let mut taken = vec![0_u64; (entries * sizes.heads * sizes.queries).div_ceil(64)];
     components.iter().all(|component| {
         let entry = component.place.map_or(0, |place| place.entry);
@@ -140,13 +140,10 @@ impl Component {
 
     /// Options for the heads of this component and a batch entry; `of` is the number of query heads.
     fn options(&self, all: &Options, entry: usize, of: usize) -> Options {
-        let mut options = all.clone();
+        // Sinks join a row where it is finished.
+        let mut options = Options { sink_logits: None, ..all.clone() };
         if let Part::Some { queries, .. } = &self.part {
             let Steps { first, step, count } = queries.heads;
-            let own = |logits: &Arc<[f32]>| {
-                logits[first..].iter().step_by(step).take(count).copied().collect()
-            };
-            options.sink_logits = all.sink_logits.as_ref().map(own);
             options.score = all.score.of_heads(first, step, count);
             if let Some(dropout) = &mut options.dropout {
                 let entry = self.place.map_or(entry, |place| place.sequence);
@@ -154,6 +151,17 @@ impl Component {
             }
         }
         options
+    }
+
+    /// The sink logits of its heads.
+    fn sink_logits(&self, all: &Options) -> Option<Arc<[f32]>> {
+        let logits = all.sink_logits.as_ref()?;
+        Some(match &self.part {
+            Part::All => logits.clone(),
+            Part::Some { queries, .. } => {
+                queries.heads.indices().map(|head| logits[head]).collect()
+            }
+        })
     }
 
     /// Options and tensors of the call of a batch entry.

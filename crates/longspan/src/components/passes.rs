@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use super::{Component, List, Part};
-use crate::arguments::{Begun, GradientsMut, Inputs, OutputMut, OutputRows};
+use crate::arguments::{GradientsMut, Inputs, OutputMut, OutputRows, PriorState};
 use crate::dims::Order;
 use crate::driver;
 use crate::dtype::{Element, ElementType};
@@ -92,13 +92,13 @@ impl<E: Element> Rows<'_, '_, E> {
     /// The rows as an output that goes on from the state.
     fn output(&mut self) -> Result<OutputRows<'_, E>> {
         let dims = self.out.dims();
-        let begun = match self.sums.as_deref_mut() {
-            Some(sums) => Begun::Apart(ViewMut::new(sums, dims, Order::Bhsd)?),
-            None => Begun::InPlace,
+        let prior = match self.sums.as_deref_mut() {
+            Some(sums) => PriorState::Separate(ViewMut::new(sums, dims, Order::Bhsd)?),
+            None => PriorState::InOutput,
         };
         let lse_lo = Some(&mut *self.totals);
         let output = OutputMut { out: self.out.reborrow(), lse: self.lse, lse_lo };
-        Ok(OutputRows { begun, ..output.rows()? })
+        Ok(OutputRows { prior, ..output.rows()? })
     }
 }
 
@@ -123,13 +123,14 @@ fn finish_each<E: Element>(
     }
     let mut output = output.rows()?;
     each(components, dims.batch, monitor, |entry, component, monitor| {
-        let (options, inputs) = component.call(options, inputs, entry);
+        let (mut own, inputs) = component.call(options, inputs, entry);
+        own.sink_logits = component.sink_logits(options);
         let rows = match component.part.of(entry) {
             None => output.reborrow(),
             Some((queries, _)) => output.select(&queries),
         };
         let rows = driver::Target::Finish(rows);
-        driver::forward(&options, &component.layouts, &inputs, rows, monitor)
+        driver::forward(&own, &component.layouts, &inputs, rows, monitor)
     })
 }
 

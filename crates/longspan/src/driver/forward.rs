@@ -3,7 +3,7 @@
 #[cfg(target_arch = "x86_64")]
 use super::on_matrix_unit;
 use super::{Call, FusedPass, dispatch, dispatch_on_dtype};
-use crate::arguments::{Begun, Inputs, OutputRows};
+use crate::arguments::{Inputs, OutputRows, PriorState};
 use crate::check;
 use crate::dims::Strides;
 use crate::dtype::{Element, ElementType};
@@ -149,18 +149,21 @@ fn part_states(arena: &mut Arena, rows: usize, dim: usize) -> RawState {
 
 /// Where rows that are finished go, and what they go on from.
 fn finishing<E: Element>(rows: OutputRows<'_, E>) -> RowTarget<E> {
-    let OutputRows { mut out, mut lse, mut lse_lo, begun } = rows;
-    let dim = out.dims().dim;
-    let sums = match begun {
-        Begun::Nothing => None,
-        Begun::InPlace => out.reborrow().into_f32().ok().map(|mut sums| Raw::write(&mut sums)),
-        Begun::Apart(mut sums) => Some(Raw::write(&mut sums)),
+    let OutputRows { mut out, mut lse, mut lse_lo, prior } = rows;
+    let (dim, goes_on) = (out.dims().dim, !matches!(prior, PriorState::None));
+    let sums = match prior {
+        PriorState::None => None,
+        PriorState::InOutput => {
+            out.reborrow().into_f32().ok().map(|mut sums| Raw::write(&mut sums))
+        }
+        PriorState::Separate(mut sums) => Some(Raw::write(&mut sums)),
     };
     let output = RawOutput {
         out: Raw::write(&mut out),
         lse: Raw::write(&mut lse),
         lse_lo: lse_lo.as_mut().map(Raw::write),
     };
+    assert!(!goes_on || sums.is_some() && output.lse_lo.is_some(), "sums and totals of a state");
     let state = sums.zip(output.lse_lo);
     let state = state.map(|(sums, totals)| RawState { maxima: output.lse, totals, sums, dim });
     RowTarget::Finish { state, output }

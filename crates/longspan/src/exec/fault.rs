@@ -29,7 +29,8 @@ pub fn disarm(site: Site) -> Option<usize> {
 /// Pairs of queries and keys whose scores kernels have computed, whether they are active or not.
 static PAIRS: AtomicU64 = AtomicU64::new(0);
 
-/// Pairs whose scores were computed since the last call of this function, by both passes.
+/// Pairs whose scores were computed since the last call of this function, by both passes; those of
+/// at most 16 query rows × heads, which the decode kernel computes, are not counted.
 pub fn take_pairs() -> u64 {
     PAIRS.swap(0, Ordering::SeqCst)
 }
