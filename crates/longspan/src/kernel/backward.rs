@@ -28,9 +28,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use longspan_pattern::Masks;
 
-use self::cover::{Coverage, cover, sees};
+use self::cover::{Coverage, STRIPS, cover, patches, sees};
 use self::differentiate::{Differentiate, correct};
-use self::group::{Group, Pending, Queries, QueryTile, Run};
+use self::group::{Group, Patch, Pending, Queries, QueryTile};
 pub(crate) use self::panel::KeyPanel;
 use self::panel::tile_of;
 
@@ -234,49 +234,68 @@ impl<X: FusedKernel> Backward<'_, X> {
             };
             let mut finite = [None; MOST_GROUP];
             // Neighbouring tiles of keys are multiplied with K together.
-            let mut pending: [Option<Pending>; MOST_GROUP] = [None; MOST_GROUP];
+            let mut pending: [Pending; MOST_GROUP] = Default::default();
             for index in 0..panel.keys.div_ceil(LANES) {
                 let (key, keys) = panel.tile_keys(index);
                 if let Some(additions) = self.additions {
                     additions.key_terms(stream.layout, (key, keys), base, panel.key_terms);
                 }
                 // Neighbouring tiles of queries are summed together.
-                let mut run = Run::default();
+                let mut run = Patch::default();
                 for (number, tile) in group.iter().enumerate() {
                     let mut bits = [0; QUERIES];
                     let coverage = cover(stream.layout, tile, (key, keys), masks, &mut bits);
                     if coverage == Coverage::Empty {
-                        self.multiply_keys(panel, stream, tile, number, pending[number].take());
-                        self.sum(panel, &at, index, run.take());
+                        let pending = std::mem::take(&mut pending[number]);
+                        self.multiply_keys(panel, stream, tile, number, pending);
+                        self.sum(panel, &at, index, &run.take());
                         continue;
                     }
+                    let first = number * QUERIES;
+                    let whole = Patch { queries: first..first + tile.queries, keys: 0..keys };
                     let masked = coverage == Coverage::Partial;
                     let careful = masked
                         && !*finite[number]
                             .get_or_insert_with(|| self.is_finite(&at, number, tile));
+                    // Tiles that are summed one by one leave out what none of their queries sees.
+                    let mut parts: [Patch; STRIPS] = Default::default();
+                    parts[0] = whole.clone();
+                    if masked && X::GROUP == 1 {
+                        parts = patches(&bits[..tile.queries], first, keys);
+                    }
+                    if parts[0] != whole {
+                        panel.clear_products(index, tile.queries);
+                    }
                     let bits = masked.then_some(&bits);
-                    self.differentiate(panel, &at, index, (number, tile.queries), bits, careful);
-                    if let Some(additions) = self.additions
-                        && self.bias_gradients
-                    {
-                        let terms = panel.query_terms.at(0, number * QUERIES);
-                        let (queries, keys) = ((tile.queries, terms), (keys, panel.key_terms));
-                        bias.add(tiles.simd(), additions, head, panel.derivatives, queries, keys);
+                    for part in parts.iter().filter(|part| !part.queries.is_empty()) {
+                        self.differentiate(panel, &at, index, part, bits, careful);
+                        if let Some(additions) = self.additions
+                            && self.bias_gradients
+                        {
+                            let (within, lane) = (part.within(), part.keys.start);
+                            let gradients = panel.derivatives.at(within.start, lane);
+                            let terms = panel.query_terms.at(0, part.queries.start);
+                            let queries = (within.len(), terms);
+                            let keys = (part.keys.len(), panel.key_terms.at(0, lane));
+                            bias.add(tiles.simd(), additions, head, gradients, queries, keys);
+                        }
+                        if careful {
+                            self.sum(panel, &at, index, &run.take());
+                            self.sum_careful(panel, &at, index, part);
+                        } else if *part == whole {
+                            run.add(part.clone());
+                        } else {
+                            self.sum(panel, &at, index, part);
+                        }
+                        let of_panel = |key| index * LANES + key;
+                        let keys = of_panel(part.keys.start)..of_panel(part.keys.end);
+                        pending[number].add(part.within(), keys);
                     }
-                    let one = Run { first: number * QUERIES, queries: tile.queries };
-                    if careful {
-                        self.sum(panel, &at, index, run.take());
-                        self.sum_careful(panel, &at, index, one);
-                    } else {
-                        run.add(one);
-                    }
-                    let first = index * LANES;
-                    pending[number].get_or_insert(Pending { first, keys: 0 }).keys += keys;
                 }
-                self.sum(panel, &at, index, run);
+                self.sum(panel, &at, index, &run);
             }
-            for (number, tile) in group.iter().enumerate() {
-                self.multiply_keys(panel, stream, tile, number, pending[number]);
+            for ((number, tile), pending) in group.iter().enumerate().zip(pending) {
+                self.multiply_keys(panel, stream, tile, number, pending);
             }
         }
     }
@@ -298,24 +317,31 @@ impl<X: FusedKernel> Backward<'_, X> {
         })
     }
 
-    /// Probabilities and gradients of products of a tile of queries and a tile of keys.
+    /// Probabilities and gradients of products of queries and keys of a tile.
     ///
     /// # Safety
     ///
-    /// That of [`queries`](Self::queries), for `at` that it made, tile `index` of the key panel,
-    /// and tile `number` of the group, of `queries` queries; terms of these keys must be
-    /// placed.
+    /// That of [`queries`](Self::queries), for `at` that it made, tile `index` of the key panel, and
+    /// queries of one tile; terms of these keys must be placed. Where `GRAIN` is not 1, the part must
+    /// be the whole tile.
     unsafe fn differentiate(
         &self,
         panel: &KeyPanel,
         at: &Queries<'_, X>,
         index: usize,
-        (number, queries): (usize, usize),
+        part: &Patch,
         bits: Option<&[u64; QUERIES]>,
         careful: bool,
     ) {
-        let (first, keys) = (number * QUERIES, panel.tile_keys(index).1);
+        let (first, queries) = (part.queries.start, part.queries.len());
+        let (within, lane, keys) = (part.within(), part.keys.start, part.keys.len());
         let (tiles, lanes) = (self.tiles, padded(keys, X::Simd::WIDTH));
+        let bits = bits.map(|bits| {
+            let mut own = [0; QUERIES];
+            let words = own.iter_mut().zip(&bits[within.clone()]);
+            words.for_each(|(own, &bits)| *own = bits >> lane);
+            own
+        });
         count_pairs(queries, lanes);
         // SAFETY: `open` has made Kᵗ and Vᵗ of the tile packed, and `queries` its q and dO; scores
         // and gradients have `QUERIES` rows of `LANES`, a multiple of `TARGET_ROWS`. Statistics
@@ -333,15 +359,17 @@ impl<X: FusedKernel> Backward<'_, X> {
                 let transposed = tile_of(transposed, dims * LANES, index);
                 let packed = packed.add(index * Self::packed_len(dims));
                 let right = tiles.packed_rhs(transposed, dims, LANES, packed);
+                let (target, right) = (target.at(within.start, lane), X::rhs_at(right, 0, lane));
                 let size = Size { m: queries, n: lanes, k: dims, piece: OVER_DIMS };
                 let (left, keep, ahead) = (X::lhs_at(left, first, 0), Beta::Zero, Prefetch::NONE);
                 tiles.multiply(Multiply { target, keep, left, right, size, ahead });
             }
             let row = at.row + first;
+            let scores = panel.scores.at(within.start, lane);
             let work = Differentiate {
-                scores: panel.scores,
-                gradients: panel.gradients,
-                products: panel.products.at(first, index * LANES),
+                scores,
+                gradients: panel.gradients.at(within.start, lane),
+                products: panel.products.at(first, index * LANES + lane),
                 queries,
                 keys,
                 lanes,
@@ -349,17 +377,17 @@ impl<X: FusedKernel> Backward<'_, X> {
                 adjust: self.additions.map(|additions| Adjust {
                     additions,
                     scale: self.scale,
-                    scores: panel.scores,
+                    scores,
                     rows: queries,
                     lanes,
                     queries_in_lanes: false,
                     queries: panel.query_terms.at(0, first),
-                    keys: panel.key_terms,
-                    derivatives: panel.derivatives,
-                    factors: panel.factors,
+                    keys: panel.key_terms.at(0, lane),
+                    derivatives: panel.derivatives.at(within.start, lane),
+                    factors: panel.factors.at(within.start, lane),
                 }),
                 keep_gradients: self.bias_gradients,
-                bits: bits.map_or(std::ptr::null(), |bits| bits.as_ptr()),
+                bits: bits.as_ref().map_or(std::ptr::null(), |bits| bits.as_ptr()),
                 lse: self.rows.lse.as_ptr().add(row),
                 corrections: at.corrections.as_ptr().add(first),
                 delta: self.rows.delta.as_ptr().add(row),
@@ -368,7 +396,7 @@ impl<X: FusedKernel> Backward<'_, X> {
                 right: panel.right,
                 left: panel.left[4],
                 queries: (first, at.all),
-                keys: (index * LANES, panel.products.row),
+                keys: (index * LANES + lane, panel.products.row),
                 keep: careful || !panel.finite[index],
             };
             tiles.differentiate(work, rooms);

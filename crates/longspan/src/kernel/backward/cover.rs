@@ -2,8 +2,14 @@
 
 use longspan_pattern::{Layout, Masks, RunKind};
 
-use super::{KeyPanel, QUERIES, QueryTile};
+use super::{KeyPanel, Patch, QUERIES, QueryTile};
 use crate::exec::fault::{Site, fault};
+use crate::simd::LANES;
+
+/// Keys whose queries are looked up together: a whole number of vectors, and of pieces of a sum.
+pub(super) const STRIP: usize = 32;
+/// Strips of a tile.
+pub(super) const STRIPS: usize = LANES / STRIP;
 
 /// Whether a row of blocks sees any key of the key panel.
 pub(super) fn sees(layout: &Layout, row: u32, panel: &KeyPanel) -> bool {
@@ -79,5 +85,48 @@ pub(super) fn cover(
         Coverage::Full
     } else {
         Coverage::Partial
+    }
+}
+
+/// The parts of a tile where some query sees a key: per [`STRIP`] of keys, the queries from the first
+/// that does to the last one, counted from `first`. Strips of the same queries are one part; parts may
+/// be empty.
+pub(super) fn patches(bits: &[u64], first: usize, keys: usize) -> [Patch; STRIPS] {
+    let mut patches: [Patch; STRIPS] = Default::default();
+    let mut last = 0;
+    for key in (0..keys).step_by(STRIP) {
+        let end = keys.min(key + STRIP);
+        let strip = u64::MAX >> (LANES - (end - key)) << key;
+        let sees = |word: &u64| word & strip != 0;
+        let start = bits.iter().position(sees).unwrap_or(0);
+        let after = bits.iter().rposition(sees).map_or(start, |last| last + 1);
+        let queries = first + start..first + after;
+        if key > 0 && patches[last].queries == queries {
+            patches[last].keys.end = end;
+        } else {
+            last = key / STRIP;
+            patches[last] = Patch { queries, keys: key..end };
+        }
+    }
+    patches
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patches_hold_every_pair_and_leave_out_the_corners() {
+        let parts = |bits: &[u64], keys| {
+            let parts = patches(bits, 0, keys).into_iter().filter(|part| !part.queries.is_empty());
+            parts.map(|Patch { queries, keys }| (queries, keys)).collect::<Vec<_>>()
+        };
+        let lower: Vec<u64> = (0..64).map(|query| u64::MAX >> (63 - query)).collect();
+        assert_eq!(parts(&lower, 64), [(0..64, 0..32), (32..64, 32..64)]);
+        // A comb: every strip has all queries.
+        assert_eq!(parts(&[1 << 63 | 1; 5], 64), [(0..5, 0..64)]);
+        // Nothing in between, and a last strip that is short.
+        assert_eq!(parts(&[0, 1, 0, 1 << 40], 41), [(1..2, 0..32), (3..4, 32..41)]);
+        assert_eq!(parts(&[0, 0], 64), []);
     }
 }

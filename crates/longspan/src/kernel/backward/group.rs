@@ -1,5 +1,7 @@
 //! Queries of a panel that are processed together.
 
+use std::ops::Range;
+
 use super::{MOST_GROUP, QUERIES};
 use crate::kernel::fused::FusedKernel;
 use crate::tensor::Strided;
@@ -59,29 +61,62 @@ pub(super) struct Queries<'a, X: FusedKernel> {
     pub(super) corrections: &'a [f32],
 }
 
-/// Neighbouring queries of a group.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Run {
-    pub(super) first: usize,
-    pub(super) queries: usize,
+/// Neighbouring queries of a group, and neighbouring keys of a tile.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Patch {
+    pub(super) queries: Range<usize>,
+    pub(super) keys: Range<usize>,
 }
 
-impl Run {
-    /// Goes on with a tile that follows.
-    pub(super) fn add(&mut self, tile: Run) {
-        let first = if self.queries == 0 { tile.first } else { self.first };
-        *self = Run { first, queries: self.queries + tile.queries };
+impl Patch {
+    /// Goes on with the queries of a tile that follows, and the same keys.
+    pub(super) fn add(&mut self, tile: Patch) {
+        let start = if self.queries.is_empty() { tile.queries.start } else { self.queries.start };
+        *self = Patch { queries: start..tile.queries.end, keys: tile.keys };
     }
 
-    pub(super) fn take(&mut self) -> Run {
+    /// Its queries, counted from their tile's first.
+    pub(super) fn within(&self) -> Range<usize> {
+        let start = self.queries.start % QUERIES;
+        start..start + self.queries.len()
+    }
+
+    pub(super) fn take(&mut self) -> Patch {
         std::mem::take(self)
     }
 }
 
-/// Key tiles that wait for their product.
-#[derive(Clone, Copy)]
+/// Queries that have pending keys in common.
+const STEP: usize = 16;
+
+/// Key tiles that wait for their product with K.
+#[derive(Clone, Default)]
 pub(super) struct Pending {
-    /// The first key, counted from the key panel's.
-    pub(super) first: usize,
-    pub(super) keys: usize,
+    /// For each [`STEP`] queries of a tile, the keys from the first to the last one that any of them
+    /// sees, counted from the key panel's first.
+    keys: [Range<usize>; QUERIES / STEP],
+}
+
+impl Pending {
+    pub(super) fn add(&mut self, queries: Range<usize>, keys: Range<usize>) {
+        for own in &mut self.keys[queries.start / STEP..queries.end.div_ceil(STEP)] {
+            let start = if own.start == own.end { keys.start } else { own.start };
+            *own = start..keys.end;
+        }
+    }
+
+    /// Neighbouring queries, of a tile of `queries`, that have the same keys pending, and these.
+    pub(super) fn runs(
+        &self,
+        queries: usize,
+    ) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
+        let steps = self.keys[..queries.div_ceil(STEP)].chunk_by(PartialEq::eq);
+        let mut next = 0;
+        let runs = steps.map(move |steps| {
+            let first = next;
+            next = (first + steps.len() * STEP).min(queries);
+            (first..next, steps[0].clone())
+        });
+        runs.filter(|(_, keys)| !keys.is_empty())
+    }
 }

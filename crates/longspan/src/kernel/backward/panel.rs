@@ -285,4 +285,18 @@ impl KeyPanel {
     pub(super) fn tile_keys(&self, tile: usize) -> (usize, usize) {
         (self.first + tile * LANES, (self.keys - tile * LANES).min(LANES))
     }
+
+    /// Sets the gradients of products of the first queries of a group and a tile of keys to zero.
+    ///
+    /// # Safety
+    ///
+    /// The panel must be open, and `queries` those of a group at most.
+    pub(super) unsafe fn clear_products(&self, tile: usize, queries: usize) {
+        for query in 0..queries {
+            // SAFETY: products have a row per query of a group, with whole tiles of keys.
+            unsafe {
+                std::ptr::write_bytes(self.products.at(query, tile * LANES).first, 0, LANES);
+            }
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! The three products of gradients: dV and dK over runs of queries, dQ over runs of keys.
 
 use super::add::AddRows;
-use super::group::{Pending, Queries, QueryTile, Run};
+use super::group::{Patch, Pending, Queries, QueryTile};
 use super::panel::{KeyPanel, tile_of};
 use super::{Backward, OVER_KEYS, QUERIES};
 use crate::gemm::{Beta, Multiply, OVER_TOKENS, Prefetch, Rows, Size};
@@ -13,48 +13,56 @@ use crate::tasks::Stream;
 use crate::tensor::Strided;
 
 impl<X: FusedKernel> Backward<'_, X> {
-    /// dVᵗ ← dVᵗ + dOᵗ · P and dKᵗ ← dKᵗ + Qᵗ · D over neighbouring tiles of queries.
+    /// dVᵗ ← dVᵗ + dOᵗ · P and dKᵗ ← dKᵗ + Qᵗ · D over neighbouring queries.
     ///
     /// # Safety
     ///
-    /// That of [`differentiate`](Self::differentiate), which must have been called for the tiles of
-    /// the run and tile `index` of the key panel, and for no other tile of keys since.
-    pub(super) unsafe fn sum(&self, panel: &KeyPanel, at: &Queries<'_, X>, index: usize, run: Run) {
-        if run.queries == 0 {
+    /// That of [`differentiate`](Self::differentiate), which must have been called for the queries
+    /// and keys of the run and tile `index` of the key panel, and for no other tile of keys since. The
+    /// first query must be a multiple of `GRAIN`, and the run have all keys of the tile unless that
+    /// is 1.
+    pub(super) unsafe fn sum(
+        &self,
+        panel: &KeyPanel,
+        at: &Queries<'_, X>,
+        index: usize,
+        run: &Patch,
+    ) {
+        if run.queries.is_empty() {
             return;
         }
-        // SAFETY: `sums` and `add_products` have the condition of `sum`; the run starts with a
-        // tile, which is a multiple of `GRAIN`.
+        // SAFETY: `sums` and `add_products` have the condition of `sum`.
         unsafe {
             for sum in self.sums(panel, at, index, run) {
-                self.add_products(&sum, X::lhs_at(sum.transposed, 0, run.first), run);
+                self.add_products(&sum, X::lhs_at(sum.transposed, 0, run.queries.start), run);
             }
         }
     }
 
-    /// The same for one tile with elements that aren't finite, which only keys that are seen may
-    /// meet.
+    /// The same for queries of one tile that has elements that aren't finite, which only keys that are
+    /// seen may meet.
     ///
     /// # Safety
     ///
-    /// That of [`sum`](Self::sum), for a run of one tile, whose matrices were kept.
+    /// That of [`sum`](Self::sum), for a run within one tile, whose matrices were kept.
     pub(super) unsafe fn sum_careful(
         &self,
         panel: &KeyPanel,
         at: &Queries<'_, X>,
         index: usize,
-        run: Run,
+        run: &Patch,
     ) {
         // SAFETY: as in `sum`. `finite_copy_len` is `QUERIES` rows of the wider of both, for
         // elements no larger than f32, and `packed_lhs_len` of what is packed of them behind that.
         unsafe {
             for sum in self.sums(panel, at, index, run) {
-                let (matrix, dims) = (sum.matrix.at(run.first, 0), sum.dims);
-                let copy = clean(matrix, run.queries, dims, panel.clean.cast());
+                let (matrix, dims) = (sum.matrix.at(run.queries.start, 0), sum.dims);
+                let queries = run.queries.len();
+                let copy = clean(matrix, queries, dims, panel.clean.cast());
                 let after = panel.clean.add(QUERIES * self.dim.max(self.value_dim));
-                let left = self.tiles.pack_lhs(copy.transposed(), dims, run.queries, after);
+                let left = self.tiles.pack_lhs(copy.transposed(), dims, queries, after);
                 self.add_products(&sum, left, run);
-                left_out(matrix, run.queries, dims, |query, dim, x| {
+                left_out(matrix, queries, dims, |query, dim, x| {
                     for lane in 0..sum.lanes {
                         let factor = *sum.factors.at(query, lane).first;
                         if factor != 0.0 {
@@ -72,14 +80,14 @@ impl<X: FusedKernel> Backward<'_, X> {
     ///
     /// That of [`sum`](Self::sum), which `sum` must be one of; `left` must be packed, `sum.dims` ×
     /// the queries of the run.
-    unsafe fn add_products(&self, sum: &Sum<X>, left: X::Lhs, run: Run) {
+    unsafe fn add_products(&self, sum: &Sum<X>, left: X::Lhs, run: &Patch) {
         let (target, keep, ahead) = (sum.target, Beta::One, Prefetch::NONE);
-        let size = Size { m: sum.dims, n: sum.lanes, k: run.queries, piece: OVER_TOKENS };
-        // SAFETY: the operand on the right has the queries of the run, and starts with a tile, a
-        // multiple of `GRAIN`; the target has `dims` rows, rounded up to `TARGET_ROWS`
-        // (`sums_len`), of `LANES`.
+        let size = Size { m: sum.dims, n: sum.lanes, k: run.queries.len(), piece: OVER_TOKENS };
+        // SAFETY: the operand on the right has the queries and keys of the run, from a multiple of
+        // `GRAIN` on; the target has `dims` rows, rounded up to `TARGET_ROWS` (`sums_len`), of
+        // `LANES`.
         unsafe {
-            let right = X::rhs_at(sum.right, run.first, 0);
+            let right = X::rhs_at(sum.right, run.queries.start, run.keys.start);
             self.tiles.multiply(Multiply { target, keep, left, right, size, ahead });
         }
     }
@@ -94,33 +102,38 @@ impl<X: FusedKernel> Backward<'_, X> {
         panel: &KeyPanel,
         at: &Queries<'_, X>,
         index: usize,
-        run: Run,
+        run: &Patch,
     ) -> [Sum<X>; 2] {
-        let lanes = padded(panel.tile_keys(index).1, X::Simd::WIDTH);
+        let (lane, lanes) = (run.keys.start, padded(run.keys.len(), X::Simd::WIDTH));
         // SAFETY: products have the queries of a group and the keys of the key panel, the run and
         // tile `index` among them; `differentiate` has been given the rooms on the right. There is
         // a tile of sums for each of keys.
         unsafe {
-            let products = panel.products.at(run.first, index * LANES);
+            let products = panel.products.at(0, index * LANES);
             [
                 (
-                    at.dout,
-                    at.dout_transposed,
-                    panel.scores,
-                    panel.dv_transposed,
-                    self.value_dim,
+                    (at.dout, at.dout_transposed),
+                    (panel.scores, panel.scores.at(run.within().start, lane)),
+                    (panel.dv_transposed, self.value_dim),
                     panel.right[0],
                 ),
-                (at.q, at.q_transposed, products, panel.dk_transposed, self.dim, panel.right[1]),
+                (
+                    (at.q, at.q_transposed),
+                    (products, products.at(run.queries.start, lane)),
+                    (panel.dk_transposed, self.dim),
+                    panel.right[1],
+                ),
             ]
-            .map(|(matrix, transposed, factors, sums, dims, workspace)| Sum {
-                matrix,
-                transposed,
-                factors,
-                right: self.tiles.packed_rhs(factors, at.all, lanes, workspace),
-                target: tile_of(sums, Self::sums_len(dims), index),
-                dims,
-                lanes,
+            .map(|((matrix, transposed), (all, factors), (sums, dims), workspace)| {
+                Sum {
+                    matrix,
+                    transposed,
+                    factors,
+                    right: self.tiles.packed_rhs(all, at.all, lanes, workspace),
+                    target: tile_of(sums, Self::sums_len(dims), index).at(0, lane),
+                    dims,
+                    lanes,
+                }
             })
         }
     }
@@ -137,40 +150,44 @@ impl<X: FusedKernel> Backward<'_, X> {
         stream: &Stream<'_>,
         tile: &QueryTile,
         number: usize,
-        pending: Option<Pending>,
+        pending: Pending,
     ) {
-        let Some(Pending { first, keys }) = pending else { return };
-        let (tiles, row, queries) = (self.tiles, self.row_len(), tile.queries);
-        // SAFETY: pending keys are some of the key panel's, from a tile on, and the key panel is
-        // open: it has K in rows, packed, products of the group and of its keys, and `QUERIES` rows
-        // of `row` elements for dQ alone. `k` has the keys. `tile.dq` has the rows of the tile,
-        // which `query_panel` demands that no other thread reads or writes.
+        let (tiles, row) = (self.tiles, self.row_len());
+        // SAFETY: pending keys are some of the key panel's, from a multiple of `GRAIN` on, and the
+        // key panel is open: it has K in rows, packed, products of the group and of its keys, and
+        // `QUERIES` rows of `row` elements for dQ alone. `k` has the keys. `tile.dq` has the rows of
+        // the tile, which `query_panel` demands that no other thread reads or writes.
         unsafe {
-            let products = panel.products.at(number * QUERIES, first);
             let differentiated =
                 X::differentiated(panel.products, panel.products.row, panel.left[4]);
             let packed = tiles.packed_rhs(panel.key_rows, panel.keys, row, panel.rows_packed);
-            tiles.multiply(Multiply {
-                target: panel.dq,
-                keep: Beta::Zero,
-                left: X::lhs_at(differentiated, number * QUERIES, first),
-                right: X::rhs_at(packed, first, 0),
-                size: Size { m: queries, n: row, k: keys, piece: OVER_KEYS },
-                ahead: Prefetch::NONE,
-            });
-            if !panel.finite[first / LANES..(first + keys).div_ceil(LANES)].iter().all(|&x| x) {
-                let matrix = self.k.head(stream.entry, stream.key_head, panel.first + first);
-                left_out(matrix, keys, self.dim, |key, dim, x| {
-                    for query in 0..queries {
-                        let product = *products.at(query, key).first;
-                        if product != 0.0 {
-                            *panel.dq.at(query, dim).first += product * x;
-                        }
-                    }
+            for (queries, keys) in pending.runs(tile.queries) {
+                let (first, rows) = (number * QUERIES + queries.start, queries.len());
+                tiles.multiply(Multiply {
+                    target: panel.dq,
+                    keep: Beta::Zero,
+                    left: X::lhs_at(differentiated, first, keys.start),
+                    right: X::rhs_at(packed, keys.start, 0),
+                    size: Size { m: rows, n: row, k: keys.len(), piece: OVER_KEYS },
+                    ahead: Prefetch::NONE,
                 });
+                let key_tiles = keys.start / LANES..keys.end.div_ceil(LANES);
+                if !panel.finite[key_tiles].iter().all(|&x| x) {
+                    let products = panel.products.at(first, keys.start);
+                    let key = panel.first + keys.start;
+                    let matrix = self.k.head(stream.entry, stream.key_head, key);
+                    left_out(matrix, keys.len(), self.dim, |key, dim, x| {
+                        for query in 0..rows {
+                            let product = *products.at(query, key).first;
+                            if product != 0.0 {
+                                *panel.dq.at(query, dim).first += product * x;
+                            }
+                        }
+                    });
+                }
+                let (to, columns) = (tile.dq.at(queries.start, 0), self.dim);
+                tiles.simd().call(AddRows { from: panel.dq, to, rows, columns });
             }
-            let (rows, columns) = (queries, self.dim);
-            tiles.simd().call(AddRows { from: panel.dq, to: tile.dq, rows, columns });
         }
     }
 }
