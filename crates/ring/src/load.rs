@@ -1,7 +1,10 @@
 //! Load: active pairs of queries and keys, counted without a layout of the whole sequence. Sharding,
 //! demand and planning use it.
 
-use longspan::{BlockSize, HeadMap, Heads, Hook, Layout, Pattern, Positions, Progression, Shape};
+use longspan::{
+    BlockSize, HeadMap, Heads, Hook, Layout, Options, Pattern, Positions, Prediction, Progression,
+    Shape,
+};
 use longspan_pattern::{BlockCoverage, PatternCoverage};
 
 use crate::error::Result;
@@ -10,6 +13,9 @@ use crate::tokens;
 
 /// Pairs of progressions up to which one coverage query each is faster than compiling a layout.
 pub(crate) const MAX_COVERAGE_QUERIES: usize = 1 << 12;
+
+/// Pairs of the blocks that work is counted in.
+const BLOCK: u128 = 64 * 64;
 
 /// Block rows per compiled layout.
 const ROWS_PER_LAYOUT: usize = 1 << 14;
@@ -159,11 +165,20 @@ pub(crate) fn work(
     Ok(sum)
 }
 
+/// Work of a layout, as components where kernels compute those.
 fn counted(layout: &Layout) -> Result<Work> {
-    let block = layout.block().get() as u128;
     let counts = layout.counts()?;
-    let full_pairs = (counts.full_blocks * block * block).min(counts.active_pairs);
-    Ok(Work { pairs: counts.active_pairs, full_pairs, partial_blocks: counts.partial_blocks })
+    let pairs = counts.active_pairs;
+    let (full, partial) = match layout.split()? {
+        Some(split) if Prediction::of::<f32>(layout, &Options::default())?.split => {
+            (split.tiles().full_pairs, split.tiles().partial_pairs)
+        }
+        _ => {
+            let block = layout.block().get() as u128;
+            (counts.full_blocks * block * block, counts.partial_blocks * block * block)
+        }
+    };
+    Ok(Work { pairs, full_pairs: full.min(pairs), partial_blocks: partial.div_ceil(BLOCK) })
 }
 
 #[cfg(test)]
@@ -200,6 +215,28 @@ mod tests {
             let work = work(&mut patterns, 4_000, &queries, &keys).unwrap();
             assert_eq!(work.pairs, 3 * layout.counts().unwrap().active_pairs, "{text}");
             assert!(work.full_pairs <= work.pairs);
+        }
+    }
+
+    #[test]
+    fn strided_work_is_that_of_its_components() {
+        let pattern: Pattern = "strided(64)".parse().unwrap();
+        let mut patterns = [(pattern.clone(), PatternCoverage::new(&pattern), 1)];
+        let all = Positions::range(0, 8_192).unwrap();
+        let pairs = 8_192 * 128;
+        let work = work(&mut patterns, 8_192, &all, &all).unwrap();
+        assert_eq!(work, Work { pairs, full_pairs: pairs, partial_blocks: 0 });
+    }
+
+    #[test]
+    fn blocks_of_any_size_are_counted_in_those_of_64() {
+        let (causal, shape) = (Pattern::causal(), Shape::new(256, 256));
+        for block in [64, 128] {
+            let block = BlockSize::new(block).unwrap();
+            let layout = Layout::compile(&causal, &shape.clone().block(block)).unwrap();
+            let blocks = layout.counts().unwrap().partial_blocks;
+            let pairs = blocks * (block.get() * block.get()) as u128;
+            assert_eq!(counted(&layout).unwrap().partial_blocks * BLOCK, pairs);
         }
     }
 }
