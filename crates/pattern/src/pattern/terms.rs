@@ -151,9 +151,10 @@ impl Pattern {
                 let terms = terms.into_iter().map(|term| others.clone() & term.pattern);
                 let (rest, mut ordered) = terms_or_natural(terms);
                 // Other operands may be unions with terms too.
-                let Some(natural) = natural else { return (rest, ordered) };
-                let natural = others.clone() & natural;
-                if !others.has_residues() {
+                let Some(own) = natural else { return (rest, ordered) };
+                let natural = others.clone() & own.clone();
+                // Each turn leaves one operand fewer with residues, or is the last one.
+                if !others.has_residues() || own.has_residues() {
                     return (union(rest, Some(natural)), ordered);
                 }
                 let (natural, more) = natural.split();
