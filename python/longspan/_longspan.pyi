@@ -86,7 +86,7 @@ _Map = Sequence[int] | Sequence[range] | NDArray[numpy.integer[Any]]
 _Integers = Sequence[int] | NDArray[numpy.integer[Any]]
 _Order = Literal["bhsd", "bshd"]
 _Isa = Literal["portable", "neon", "avx2", "avx512", "amx"]
-_Precision = Literal["highest", "widened"]
+_Precision = Literal["highest", "high", "widened"]
 _Overlap = Literal["weighted", "union"]
 _What = Pattern | str | Sequence[Pattern | str] | Layout | Dilated
 #: A torch.device, or its name.
@@ -416,6 +416,7 @@ class Ring:
         softcap: float | None,
         wire: str | float,
         threads: int,
+        precision: str,
         timeout: float,
     ) -> Ring: ...
     def forward(

@@ -217,7 +217,7 @@ impl Options {
             }
             "threads" => self.threads.map(|count| count.get().into_bound_py_any(py)),
             "isa" => self.isa.map(|isa| isa.to_string().into_bound_py_any(py)),
-            "precision" => self.precision.map(|value| precision_name(value).into_bound_py_any(py)),
+            "precision" => self.precision.map(|value| value.to_string().into_bound_py_any(py)),
             other => unreachable!("{other} is in NAMES"),
         }
         .transpose()
@@ -448,22 +448,8 @@ fn order_name(order: Order) -> &'static str {
     }
 }
 
-fn precision_name(precision: Precision) -> &'static str {
-    match precision {
-        Precision::Widened => "widened",
-        _ => "highest",
-    }
-}
-
 fn precision(value: &Bound<'_, PyAny>) -> PyResult<Precision> {
-    match &*value.extract::<String>()? {
-        "highest" => Ok(Precision::Highest),
-        "widened" => Ok(Precision::Widened),
-        other => Err(errors::value(format!(
-            "precision is {other:?}, expected \"highest\" (products at the precision of the \
-             tensors) or \"widened\" (f32 products of bf16, too)"
-        ))),
-    }
+    value.extract::<String>()?.parse().map_err(errors::raise)
 }
 
 /// Adds the name of the argument to what Python says of a value that doesn't convert.

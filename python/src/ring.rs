@@ -38,7 +38,7 @@ impl Ring {
     /// All ranks agree, and each works out what it sends and receives. `sizes` are batch entries,
     /// heads of queries and of keys, head dims of keys and of values.
     #[new]
-    #[pyo3(signature = (post, pattern, shards, tokens, sizes, dtype, scale, softcap, wire, threads, timeout))]
+    #[pyo3(signature = (post, pattern, shards, tokens, sizes, dtype, scale, softcap, wire, threads, precision, timeout))]
     #[expect(clippy::too_many_arguments, reason = "only the glue calls it")]
     fn new(
         py: Python<'_>,
@@ -52,6 +52,7 @@ impl Ring {
         softcap: Option<f32>,
         wire: &Bound<'_, PyAny>,
         threads: usize,
+        precision: &str,
         timeout: f64,
     ) -> PyResult<Self> {
         let carrier = Carrier::new(post)?;
@@ -77,6 +78,7 @@ impl Ring {
         let options = Options {
             timeout: duration(timeout)?,
             threads,
+            precision: precision.parse().map_err(errors::raise)?,
             // One rank per process, which has a pool already.
             executor: Some(Arc::new(Pool::global())),
             ..Options::default()

@@ -16,7 +16,9 @@ use std::io::{Write, stdout};
 use std::time::Instant;
 
 use anyhow::Result;
-use longspan::{Attention, Element, GradientsMut, Hook, OutputGradient, OutputMut, OutputRef};
+use longspan::{
+    Attention, Element, ElementType, GradientsMut, Hook, OutputGradient, OutputMut, OutputRef,
+};
 use longspan_pattern::Shape;
 
 use crate::args::{Bench, Pass};
@@ -64,7 +66,11 @@ fn run_on<E: Element>(args: &Bench) -> Result<()> {
     let problem = Problem::new(sizes, args.order.into(), &compiled)?;
     drop(stage);
     let attention = Attention::new(problem.layouts.clone());
-    let attention = attention.isa(isa).threads(threads.get());
+    let attention = attention.isa(isa).threads(threads.get()).precision(args.precision);
+    let isa = match attention.compute_types::<E>()?.multiplied {
+        ElementType::Bf16 => isa,
+        _ => choice::vector_isa(isa),
+    };
 
     let stage = Stage::new(format!("making tensors, {}", bytes(sizes.forward_bytes() as usize)));
     let tensors = Tensors::<E>::new(&problem, threads)?;
@@ -144,6 +150,7 @@ fn run_on<E: Element>(args: &Bench) -> Result<()> {
         tokens: args.input.tokens,
         block: problem.layouts.get(0, 0).block().get(),
         isa,
+        precision: args.precision,
         threads,
         problem: &problem,
     };

@@ -49,11 +49,12 @@ pub(crate) fn isa(option: Option<Isa>) -> Result<Choice<Isa>> {
 /// The instruction set of the kernels that a call on tensors of `dtype` runs: AMX multiplies bf16
 /// only, so other dtypes run AVX-512 kernels there.
 pub(crate) fn kernel_isa(isa: Isa, dtype: ElementType) -> Isa {
-    match (isa, dtype) {
-        (Isa::Amx, ElementType::Bf16) => Isa::Amx,
-        (Isa::Amx, _) => Isa::Avx512,
-        (isa, _) => isa,
-    }
+    if dtype == ElementType::Bf16 { isa } else { vector_isa(isa) }
+}
+
+/// The instruction set of the kernels that have no matrix unit.
+pub(crate) fn vector_isa(isa: Isa) -> Isa {
+    if isa == Isa::Amx { Isa::Avx512 } else { isa }
 }
 
 /// The number of threads of a call.

@@ -95,6 +95,10 @@ macro_rules! dispatch_on_dtype {
     ($pass:ident, $value:expr) => {{
         fn of_f32(pass: $pass<'_, '_, f32>) -> Result<()> {
             let options = pass.call.options;
+            #[cfg(target_arch = "x86_64")]
+            if on_matrix_unit(options, ElementType::F32)? {
+                return pass.with($crate::gemm::amx::SplitAmx::new());
+            }
             dispatch(options, pass)
         }
         fn of_f16(pass: $pass<'_, '_, half::f16>) -> Result<()> {

@@ -201,6 +201,15 @@ pub enum Error {
         /// What was given.
         name: String,
     },
+    /// There is no precision of that name.
+    #[error(
+        "precision {name:?}: expected highest (products at the precision of the tensors), high (f32 \
+         products as three of bf16 where the CPU has a matrix unit) or widened (f32 products of bf16, too)"
+    )]
+    PrecisionName {
+        /// What was given.
+        name: String,
+    },
     /// There is no instruction set of that name.
     #[error("instruction set {name:?}: expected portable, neon, avx2, avx512 or amx")]
     IsaName {

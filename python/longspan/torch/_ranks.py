@@ -62,6 +62,7 @@ class Problem(NamedTuple):
     softcap: float | None
     wire: str | float
     threads: int
+    precision: str
     timeout: float
 
     def topics(self) -> dict[str, Any]:

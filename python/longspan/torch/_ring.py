@@ -192,6 +192,7 @@ def ring_attention(
                 softcap=None if softcap is None else float(softcap),
                 wire=_known_wire(wire),
                 threads=torch.get_num_threads(),
+                precision=_run.precision(),
                 timeout=float(timeout),
             )
         except Exception:

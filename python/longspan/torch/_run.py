@@ -205,7 +205,14 @@ def _options(scores: Scores, places: Places, k: Tensor) -> dict[str, Any]:
         "query_offset": _offset("query_offset", places.query_offset),
         "key_offset": _offset("key_offset", places.key_offset),
         "threads": torch.get_num_threads(),
+        "precision": precision(),
     }
+
+
+def precision() -> str:
+    """The precision of f32 products: that of torch's own (``torch.set_float32_matmul_precision``). What
+    torch calls medium, one bf16 product per product, is high here."""
+    return "highest" if torch.get_float32_matmul_precision() == "highest" else "high"
 
 
 def additions(scores: Scores) -> dict[str, Any]:

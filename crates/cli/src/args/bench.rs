@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 
 use clap::{Args, ValueEnum};
-use longspan::{Isa, Order};
+use longspan::{Isa, Order, Precision};
 
 use super::{Block, Input, Tensors, at_least_one, tokens};
 
@@ -71,6 +71,10 @@ pub(crate) struct Bench {
     /// portable, neon, avx2, avx512 or amx [default: LONGSPAN_ISA, or the fastest available]
     #[arg(long, value_name = "ISA")]
     pub(crate) isa: Option<Isa>,
+
+    /// highest, high (f32 products as three of bf16 on matrix units) or widened (f32 products of bf16)
+    #[arg(long, value_name = "PRECISION", default_value = "highest")]
+    pub(crate) precision: Precision,
 
     #[command(flatten)]
     pub(crate) block: Block,

@@ -3,13 +3,12 @@
 use std::io::{Result, Write};
 use std::num::NonZeroUsize;
 
-use longspan::{Isa, Order};
+use longspan::{Isa, Order, Precision};
 use longspan_pattern::Heads;
 use serde::Serialize;
 
 use super::PassResult;
 use super::problem::{Problem, Sizes};
-use crate::choice;
 use crate::number::{bytes, count, percent, shortened, significant};
 use crate::table;
 
@@ -21,16 +20,11 @@ pub(super) struct About<'a> {
     pub(super) pattern: &'a Heads,
     pub(super) tokens: usize,
     pub(super) block: usize,
+    /// The instruction set of the kernels that ran.
     pub(super) isa: Isa,
+    pub(super) precision: Precision,
     pub(super) threads: NonZeroUsize,
     pub(super) problem: &'a Problem,
-}
-
-impl About<'_> {
-    /// The instruction set of the kernels that ran.
-    fn isa(&self) -> Isa {
-        choice::kernel_isa(self.isa, self.problem.sizes.element)
-    }
 }
 
 /// Statistics of one pass.
@@ -115,6 +109,7 @@ struct Object<'a> {
     order: &'static str,
     density: f64,
     isa: String,
+    precision: String,
     threads: usize,
     #[serde(flatten)]
     statistics: Statistics,
@@ -143,7 +138,8 @@ pub(super) fn json(about: &About<'_>, results: &[PassResult], out: &mut impl Wri
                 Order::Bhsd => "bhtd",
             },
             density: about.problem.density,
-            isa: about.isa().to_string(),
+            isa: about.isa.to_string(),
+            precision: about.precision.to_string(),
             threads: about.threads.get(),
             statistics: Statistics::of(result),
         };
@@ -176,7 +172,8 @@ pub(super) fn table(about: &About<'_>, results: &[PassResult], out: &mut impl Wr
     };
     line("tensors", format!("{element}, batch {batch}, {heads}, {dims}, {axes}"))?;
     line("blocks", format!("{0} × {0} tokens", about.block))?;
-    line("computed with", format!("{}, {}", about.isa(), count(about.threads.get(), "thread")))?;
+    let threads = count(about.threads.get(), "thread");
+    line("computed with", format!("{}, {} precision, {threads}", about.isa, about.precision))?;
     if cfg!(debug_assertions) {
         line("built", "without optimization: times are not representative".into())?;
     }

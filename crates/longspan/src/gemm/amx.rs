@@ -13,12 +13,16 @@
 //! count as 0.
 
 mod pack;
+mod split;
+mod tiles;
 
 use std::arch::asm;
 use std::cell::Cell;
 use std::marker::PhantomData;
 
-use self::pack::{left_columns, left_numbers, left_rows, right_rounded};
+use self::pack::{left_columns, left_numbers, left_rows, right};
+pub(crate) use self::split::{Parts, SplitAmx};
+use self::tiles::Terms;
 use super::{Beta, MicroKernel, Multiply, Rows};
 use crate::isa;
 use crate::simd::{Avx512, Operation, Simd};
@@ -46,23 +50,25 @@ impl Amx {
     }
 }
 
-/// An operand in blocks.
+/// An operand in blocks; of numbers that are the sum of several `PARTS`, the blocks of those one after
+/// the other.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Blocks {
+pub(crate) struct Blocks<const PARTS: usize = 1> {
     pub(crate) first: *const u16,
     /// Blocks along the terms.
     pub(crate) along: usize,
 }
 
-impl Blocks {
+impl<const PARTS: usize> Blocks<PARTS> {
     /// From a block across and a block along the terms on.
     ///
     /// # Safety
     ///
     /// It must be a block of the operand, or the one right behind the last.
     pub(crate) unsafe fn at(self, across: usize, along: usize) -> Self {
+        let block = across * self.along + along;
         // SAFETY: the offset stays in the operand, as this function demands.
-        Blocks { first: unsafe { self.first.add((across * self.along + along) * BLOCK) }, ..self }
+        Blocks { first: unsafe { self.first.add(block * PARTS * BLOCK) }, ..self }
     }
 }
 
@@ -185,7 +191,7 @@ unsafe impl MicroKernel for Amx {
         // SAFETY: `pack_rhs` demands that the matrix is readable, `n` whole vectors and
         // `packed_rhs_len(k, n)` numbers, those of all blocks, its own; an `Amx` proves the
         // features of `features::amx`.
-        unsafe { right_rounded(matrix, k, n, to) };
+        unsafe { right::<1>(matrix, k, n, to) };
         Blocks { first: to, along: k.div_ceil(TERMS) }
     }
 
@@ -200,25 +206,38 @@ unsafe impl MicroKernel for Amx {
     }
 
     unsafe fn multiply(self, work: Multiply<Blocks, Blocks>) {
-        let Multiply { target, keep, left, right, size, .. } = work;
-        debug_assert!(size.n.is_multiple_of(SIDE));
-        let (rows, columns) = (size.m.div_ceil(SIDE), size.n / SIDE);
-        let terms = size.k.div_ceil(TERMS);
-        debug_assert!(terms > 0);
-        // SAFETY: `multiply` demands operands of m × k and k × n elements, which have these blocks,
-        // a target of rows rounded up to `SIDE` and of n columns, a multiple of a vector's `SIDE`
-        // elements, a factor per column where it is scaled, at least one term, and a session.
-        unsafe {
-            if let Beta::PerColumn(factors) = keep {
-                self.0.call(ScaleColumns { target, factors, m: size.m, n: size.n });
-            }
-            let keep = !matches!(keep, Beta::Zero);
-            for row in (0..rows).step_by(2) {
-                for column in (0..columns).step_by(2) {
-                    let at = target.at(row * SIDE, column * SIDE);
-                    let (left, right) = (left.at(row, 0), right.at(column, 0));
-                    few(at, left, right, [rows - row, columns - column], terms, keep);
-                }
+        // SAFETY: `multiply` has the condition of `by_blocks`.
+        unsafe { by_blocks(self.0, work) };
+    }
+}
+
+/// `target ← keep(target) + left · right`, two by two blocks at a time.
+///
+/// # Safety
+///
+/// That of [`multiply`](MicroKernel::multiply).
+unsafe fn by_blocks<const PARTS: usize>(simd: Avx512, work: Multiply<Blocks<PARTS>, Blocks<PARTS>>)
+where
+    Blocks<PARTS>: Terms,
+{
+    let Multiply { target, keep, left, right, size, .. } = work;
+    debug_assert!(size.n.is_multiple_of(SIDE));
+    let (rows, columns) = (size.m.div_ceil(SIDE), size.n / SIDE);
+    let terms = size.k.div_ceil(TERMS);
+    debug_assert!(terms > 0);
+    // SAFETY: `multiply` demands operands of m × k and k × n elements, which have these blocks,
+    // a target of rows rounded up to `SIDE` and of n columns, a multiple of a vector's `SIDE`
+    // elements, a factor per column where it is scaled, at least one term, and a session.
+    unsafe {
+        if let Beta::PerColumn(factors) = keep {
+            simd.call(ScaleColumns { target, factors, m: size.m, n: size.n });
+        }
+        let keep = !matches!(keep, Beta::Zero);
+        for row in (0..rows).step_by(2) {
+            for column in (0..columns).step_by(2) {
+                let at = target.at(row * SIDE, column * SIDE);
+                let (left, right) = (left.at(row, 0), right.at(column, 0));
+                few(at, left, right, [rows - row, columns - column], terms, keep);
             }
         }
     }
@@ -231,131 +250,35 @@ unsafe impl MicroKernel for Amx {
 /// `rows` blocks across of `pack_lhs` and `columns` of `pack_rhs`, two at most, must have `terms`
 /// blocks each, one at least. The `SIDE × SIDE` sums of each pair must be readable and writable at
 /// `target`, and shared with neither operand. A [`Session`] of this thread must be alive.
-unsafe fn few(
+unsafe fn few<const PARTS: usize>(
     target: Rows,
-    left: Blocks,
-    right: Blocks,
+    left: Blocks<PARTS>,
+    right: Blocks<PARTS>,
     [rows, columns]: [usize; 2],
     terms: usize,
     keep: bool,
-) {
+) where
+    Blocks<PARTS>: Terms,
+{
     // SAFETY: a second block of rows or columns is only used where there is one, and this function
     // demands the rest.
     unsafe {
         if rows > 1 && columns > 1 {
             let (left, right) = ([left, left.at(1, 0)], [right, right.at(1, 0)]);
-            return four(target, left, right, terms, keep);
+            return Terms::four(target, left, right, terms, keep);
         }
-        one(target, left, right, terms, keep);
+        Terms::one(target, left, right, terms, keep);
         if rows > 1 {
-            one(target.at(SIDE, 0), left.at(1, 0), right, terms, keep);
+            Terms::one(target.at(SIDE, 0), left.at(1, 0), right, terms, keep);
         }
         if columns > 1 {
-            one(target.at(0, SIDE), left, right.at(1, 0), terms, keep);
+            Terms::one(target.at(0, SIDE), left, right.at(1, 0), terms, keep);
         }
     }
 }
 
 fn cast(matrix: Strided<half::bf16>) -> Strided<u16> {
     Strided { first: matrix.first.cast(), row: matrix.row, column: matrix.column }
-}
-
-/// Sums of two by two blocks.
-///
-/// # Safety
-///
-/// That of [`few`] with two rows and two columns.
-unsafe fn four(target: Rows, left: [Blocks; 2], right: [Blocks; 2], terms: usize, keep: bool) {
-    // SAFETY: `tileloadd` reads and `tilestored` writes 16 rows of 64 bytes: of operands a block of
-    // 1,024 bytes, `terms` of them one after the other, of the target 16 sums of 16 rows that are
-    // `target.row` elements apart. This function demands them all, and that a session has
-    // configured the registers. `terms` isn't 0, so that the loop ends. All registers it writes are
-    // outputs.
-    unsafe {
-        asm!(
-            "test {keep:e}, {keep:e}",
-            "jz 3f",
-            "tileloadd tmm0, [{c} + {row}]",
-            "tileloadd tmm1, [{c} + {row} + 64]",
-            "tileloadd tmm2, [{d} + {row}]",
-            "tileloadd tmm3, [{d} + {row} + 64]",
-            "jmp 2f",
-            "3:",
-            "tilezero tmm0",
-            "tilezero tmm1",
-            "tilezero tmm2",
-            "tilezero tmm3",
-            "2:",
-            "tileloadd tmm4, [{a} + {line}]",
-            "tileloadd tmm6, [{e} + {line}]",
-            "tdpbf16ps tmm0, tmm4, tmm6",
-            "tileloadd tmm7, [{f} + {line}]",
-            "tdpbf16ps tmm1, tmm4, tmm7",
-            "tileloadd tmm5, [{b} + {line}]",
-            "tdpbf16ps tmm2, tmm5, tmm6",
-            "tdpbf16ps tmm3, tmm5, tmm7",
-            "add {a}, 1024",
-            "add {b}, 1024",
-            "add {e}, 1024",
-            "add {f}, 1024",
-            "dec {terms}",
-            "jnz 2b",
-            "tilestored [{c} + {row}], tmm0",
-            "tilestored [{c} + {row} + 64], tmm1",
-            "tilestored [{d} + {row}], tmm2",
-            "tilestored [{d} + {row} + 64], tmm3",
-            keep = in(reg) i32::from(keep),
-            c = in(reg) target.first,
-            d = in(reg) target.at(SIDE, 0).first,
-            row = in(reg) target.row * 4,
-            line = in(reg) 64_usize,
-            a = inout(reg) left[0].first => _,
-            b = inout(reg) left[1].first => _,
-            e = inout(reg) right[0].first => _,
-            f = inout(reg) right[1].first => _,
-            terms = inout(reg) terms => _,
-            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-            options(nostack),
-        );
-    }
-}
-
-/// Sums of one block.
-///
-/// # Safety
-///
-/// That of [`few`] with one row and one column.
-unsafe fn one(target: Rows, left: Blocks, right: Blocks, terms: usize, keep: bool) {
-    // SAFETY: as in `four`, for one block of each operand and of sums.
-    unsafe {
-        asm!(
-            "test {keep:e}, {keep:e}",
-            "jz 3f",
-            "tileloadd tmm0, [{c} + {row}]",
-            "jmp 2f",
-            "3:",
-            "tilezero tmm0",
-            "2:",
-            "tileloadd tmm4, [{a} + {line}]",
-            "tileloadd tmm6, [{e} + {line}]",
-            "tdpbf16ps tmm0, tmm4, tmm6",
-            "add {a}, 1024",
-            "add {e}, 1024",
-            "dec {terms}",
-            "jnz 2b",
-            "tilestored [{c} + {row}], tmm0",
-            keep = in(reg) i32::from(keep),
-            c = in(reg) target.first,
-            row = in(reg) target.row * 4,
-            line = in(reg) 64_usize,
-            a = inout(reg) left.first => _,
-            e = inout(reg) right.first => _,
-            terms = inout(reg) terms => _,
-            out("tmm0") _, out("tmm4") _, out("tmm6") _,
-            options(nostack),
-        );
-    }
 }
 
 /// Multiplies columns by their factors, but for vectors of them where all are 1.

@@ -32,7 +32,7 @@ macro_rules! avx512 {
 macro_rules! amx {
     ($then:ident $($rest:tt)*) => {
         $crate::isa::features::$then! {
-            ["avx512f" "avx512bw" "avx512vl" "avx512bf16"] $($rest)*
+            ["avx512f" "avx512bw" "avx512dq" "avx512vl" "avx512bf16"] $($rest)*
         }
     };
 }

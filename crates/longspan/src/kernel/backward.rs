@@ -260,7 +260,7 @@ impl<X: FusedKernel> Backward<'_, X> {
                     // Tiles that are summed one by one leave out what none of their queries sees.
                     let mut parts: [Patch; STRIPS] = Default::default();
                     parts[0] = whole.clone();
-                    if masked && X::GROUP == 1 {
+                    if masked && X::GRAIN == 1 {
                         parts = patches(&bits[..tile.queries], first, keys);
                     }
                     if parts[0] != whole {

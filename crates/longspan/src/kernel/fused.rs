@@ -1,11 +1,14 @@
 //! The steps between products that depend on the micro-kernel: softmax and its gradient.
 //!
 //! A micro-kernel for f32 leaves scores and probabilities in f32. One for bf16 packs probabilities
-//! while they are in registers, so its softmax epilogue is another: see [`amx`].
+//! while they are in registers, so its softmax epilogue is another: see [`amx`]. One for f32 numbers in
+//! bf16 parts packs them from the matrix of f32.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
 mod fma;
+#[cfg(target_arch = "x86_64")]
+mod split;
 
 use super::adjust::Adjust;
 use super::backward::differentiate::Differentiate;

@@ -18,7 +18,8 @@ mod strides;
 pub(crate) use buffer::{Buffer, BufferOf, Number, Placement, dense_order};
 pub(crate) use observed::{CallerOnly, Observed};
 pub(crate) use run::{
-    Engine, Rest, Run, Tensors, TensorsOf, attention, bits, check, check_all, check_with, compile,
-    compile_set, dims_k, dims_out, dims_q, dims_v, layouts, measures, number, score,
+    Engine, Rest, Run, Tensors, TensorsOf, attention, bits, check, check_all, check_all_with,
+    check_with, compile, compile_set, dims_k, dims_out, dims_q, dims_v, layouts, measures,
+    measures_of, number, score,
 };
-pub(crate) use strides::{check_mixed_strides, check_strides};
+pub(crate) use strides::{check_mixed_strides, check_strides, check_strides_with};

@@ -1,10 +1,9 @@
 //! A case, run on real tensors, and how wrong it is.
 
-use half::bf16;
 use longspan::{
-    Attention, BiasTable, BlockSize, Dilated, Dims, Dropout, Element, GradientsMut, Heads, Hook,
-    Inputs, Isa, Layout, LayoutSet, Layouts, Order, OutputGradient, OutputMut, OutputRef, Padding,
-    Pattern, Positions, Progression, Score, Shape, Threads,
+    Attention, BiasTable, BlockSize, ComputeTypes, Dilated, Dims, Dropout, Element, ElementType,
+    GradientsMut, Heads, Hook, Inputs, Isa, Layout, LayoutSet, Layouts, Order, OutputGradient,
+    OutputMut, OutputRef, Padding, Pattern, Positions, Progression, Score, Shape, Threads,
 };
 use longspan_testing::{
     Answer, AttentionCase, Axes, Case, Measure, Problem, Sample, Sizes, Steps, Table, Transform,
@@ -276,15 +275,28 @@ impl<E: Number> Run<'_, E> {
 pub(crate) fn measures<E: Number>(
     isa: Isa,
     problem: &Problem,
+    answers: (&Answer<f64>, &Values<f32>),
+    got: &Values<f32>,
+    sample: Sample,
+) -> Vec<Measure> {
+    let types = Dilated::new([(1, 1)]).unwrap().isa(isa).compute_types::<E>().unwrap();
+    measures_of(types, problem, answers, got, sample)
+}
+
+/// Errors of a result, by the rule of the products that it is made of.
+pub(crate) fn measures_of(
+    types: ComputeTypes,
+    problem: &Problem,
     (truth, naive): (&Answer<f64>, &Values<f32>),
     got: &Values<f32>,
     sample: Sample,
 ) -> Vec<Measure> {
-    let measures = Measure::all(problem, truth, naive, got, sample);
-    if isa == Isa::Amx && E::TYPE == bf16::TYPE {
-        return measures.into_iter().map(Measure::on_matrix_unit).collect();
-    }
-    measures
+    let rule = match (types.stored, types.multiplied) {
+        (ElementType::Bf16, ElementType::Bf16) => Measure::on_matrix_unit,
+        (ElementType::F32, ElementType::Bf16) => Measure::of_split_products,
+        _ => |measure| measure,
+    };
+    Measure::all(problem, truth, naive, got, sample).into_iter().map(rule).collect()
 }
 
 /// Every instruction set that this CPU has against the oracle; what is wrong, a line each.
@@ -310,7 +322,8 @@ pub(crate) fn check_with<E: Number>(
     for (n, isa) in Isa::available().into_iter().enumerate() {
         let attention = options(attention(case, isa, 1 + n % 2));
         let got = Run { attention: &attention, tensors: &tensors, results: placement }.both();
-        for measure in measures::<E>(isa, &problem, (&truth, &naive), &got, case.sample) {
+        let types = attention.compute_types::<E>().unwrap();
+        for measure in measures_of(types, &problem, (&truth, &naive), &got, case.sample) {
             if !measure.holds() {
                 wrong.push(format!("{isa} {} {measure}\n    {case}, {placement:?}", E::TYPE));
             }
@@ -321,11 +334,19 @@ pub(crate) fn check_with<E: Number>(
 
 /// Checks cases and says of all of them what is wrong.
 pub(crate) fn check_all<E: Number>(cases: impl IntoIterator<Item = AttentionCase>) {
+    check_all_with::<E>(cases, |attention| attention);
+}
+
+/// The same with further options.
+pub(crate) fn check_all_with<E: Number>(
+    cases: impl IntoIterator<Item = AttentionCase>,
+    options: fn(Attention) -> Attention,
+) {
     let mut count = 0;
     let mut wrong = Vec::new();
     for case in cases {
         count += 1;
-        let caught = std::panic::catch_unwind(|| check::<E>(&case, None));
+        let caught = std::panic::catch_unwind(|| check_with::<E>(&case, None, options));
         wrong.extend(caught.unwrap_or_else(|_| vec![format!("panicked\n    {case}")]));
     }
     assert!(count > 0, "no case was checked");

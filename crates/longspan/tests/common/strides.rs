@@ -1,13 +1,18 @@
 //! Strides of every kind against the oracle.
 
-use longspan::Isa;
+use longspan::{Attention, Isa};
 use longspan_testing::{AttentionCase, Rule, Sample, naive, truth};
 
 use super::buffer::{Number, Placement};
-use super::run::{Run, TensorsOf, attention, check, measures};
+use super::run::{Run, TensorsOf, attention, check_with, measures};
 
 /// Strides of every kind: gaps, backwards, spread out, the head dim outermost.
 pub(crate) fn check_strides<E: Number>() {
+    check_strides_with::<E>(|attention| attention);
+}
+
+/// The same with further options.
+pub(crate) fn check_strides_with<E: Number>(options: fn(Attention) -> Attention) {
     let local = Rule::And(vec![Rule::Causal, Rule::Window { left: 50, right: 0 }]);
     let grouped = AttentionCase {
         batch: 2,
@@ -24,7 +29,7 @@ pub(crate) fn check_strides<E: Number>() {
     let mut wrong = Vec::new();
     for case in [grouped, wide, decode] {
         for placement in Placement::ALL {
-            wrong.extend(check::<E>(&case, Some(placement)));
+            wrong.extend(check_with::<E>(&case, Some(placement), options));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

@@ -61,6 +61,15 @@
 //! than `E(t)`. Where many terms of about the same size add up, noise of operands is as large as
 //! `best`, and a matrix unit's output is off by up to `√2 · best`; by less where one probability is
 //! the most of a row, which is 1 before rows are divided by their totals and isn't rounded.
+//!
+//! # f32 as two bf16 numbers
+//!
+//! [Split products](Measure::of_split_products) have `x ≈ h + l` with `h` the nearest bf16 number to `x`
+//! and `l` that to `x − h`, and leave `l · l'` out. A number rounded to bf16 is off by
+//! `r = 0.41 · 2⁻⁸ = 1.6e-3` of itself, so `l` is about `r x` and off by `r² x`: a product has three errors
+//! of `r² x x'`, one per operand and that of what is left out, which is `√3 r² = 4.5e-6` of it. The size of
+//! all terms that a result is made of, in every product on the way to it, is what `gross` is. So
+//! `error ≤ 1.1 · 4.5e-6 · rms(gross) · (1 + 3/√n) + (what f32 may)`.
 
 use super::{Answer, Noise, Precision, Problem, Sample, Values};
 use crate::close::difference;
@@ -70,6 +79,9 @@ const MOST: f64 = 12.0;
 
 /// How many times the expected error a result may be off that noise comes into.
 const NOISE: f64 = 1.1;
+
+/// What a split product is off, as a share of it.
+const SPLIT: f64 = 4.5e-6;
 
 /// The errors of one tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -90,6 +102,10 @@ pub struct Measure {
     pub is_narrow: bool,
     /// RMS error of the naive result.
     pub naive: f64,
+    /// RMS size of the terms that the results are sums of.
+    pub gross: f64,
+    /// Whether products are those of two bf16 numbers for each f32 number.
+    pub is_split: bool,
     /// Whether it is the floor: terms cancel, or are few.
     pub cancels: bool,
     /// Rows that the means are over: queries that see a key, or keys that are seen where those are
@@ -124,7 +140,8 @@ impl Measure {
                 rms(elements().map(|n| difference(precision.round(t[n]), t[n])))
             };
             let rounded = best(Precision::F32);
-            let mut floor = Precision::F32.unit() / 6.0 * rms(elements().map(|n| gross[n]));
+            let size = rms(elements().map(|n| gross[n]));
+            let mut floor = Precision::F32.unit() / 6.0 * size;
             let is_list = ["dsink_logits", "dbias_table", "dalibi_slopes"].contains(&tensor);
             if is_list {
                 // So few numbers that their own roundings may all be small by chance.
@@ -155,6 +172,8 @@ impl Measure {
                 is_narrow,
                 cancels: floor > rounded,
                 naive: rms(elements().map(|n| difference(naive[n], t[n]))),
+                gross: size,
+                is_split: false,
                 rows: live.count().min(seeing).min(rows.len().min(seeing) * dim / 8),
                 unit_scale: problem.unit_scale,
             }
@@ -193,6 +212,12 @@ impl Measure {
         Measure { expected: self.expected_on_matrix_unit, ..self }
     }
 
+    /// The same errors of a result whose f32 operands were multiplied as two bf16 numbers each, judged as
+    /// such.
+    pub fn of_split_products(self) -> Measure {
+        Measure { is_split: true, ..self }
+    }
+
     /// What the error may be at most.
     pub fn limit(&self) -> f64 {
         let rows = self.rows.max(1) as f64;
@@ -201,6 +226,9 @@ impl Measure {
         let relative = (self.naive * fewer).max(least * self.best_f32);
         let absolute = MOST * self.best_f32 * few;
         let sums = if self.unit_scale { absolute.min(relative) } else { relative };
+        if self.is_split {
+            return NOISE * SPLIT * self.gross * fewer + sums;
+        }
         if !self.is_narrow {
             return sums;
         }

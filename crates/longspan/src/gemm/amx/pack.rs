@@ -104,48 +104,89 @@ pub(super) unsafe fn left_numbers(matrix: Strided<u16>, (m, k): (usize, usize), 
 }
 
 features::amx! { enable
-    /// # Safety
-    ///
-    /// The CPU must have what [`features::amx`] lists, as an [`Amx`](super::Amx) proves.
-    /// `count` elements, 16 at most, must be readable.
-    unsafe fn load_some(from: *const f32, count: usize) -> __m512 {
-        let mask = ((1_u32 << count) - 1) as __mmask16;
-        // SAFETY: the mask keeps `count` elements, which are demanded.
-        unsafe { _mm512_maskz_loadu_ps(mask, from) }
+    /// Two vectors of f32, rounded: numbers of `first`, then of `second`.
+    pub(super) fn rounded(first: __m512, second: __m512) -> __m512i {
+        // SAFETY: both are 512 bits without a meaning of their own.
+        unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(second, first)) }
     }
 }
 
 features::amx! { enable
-    /// Pairs of rows of f32, rounded and interleaved.
+    /// Numbers of two rows, one row's behind the other's, as pairs.
+    pub(super) fn interleaved(rows: __m512i) -> __m512i {
+        let mut order = [0_u16; 32];
+        for i in 0..16 {
+            (order[2 * i], order[2 * i + 1]) = (i as u16, 16 + i as u16);
+        }
+        // SAFETY: `order` is a vector's 64 bytes.
+        _mm512_permutexvar_epi16(unsafe { _mm512_loadu_si512(order.as_ptr().cast()) }, rows)
+    }
+}
+
+features::amx! { enable
+    /// The high part of each number: the nearest one of 8 bits, which a bf16 number is. Of infinite
+    /// numbers it is finite, and what is left of them infinite.
+    fn high(x: __m512) -> __m512 {
+        const LARGEST: f32 = f32::from_bits(0x7f7f_0000);
+        // The smaller one in size, with the sign of `x`.
+        let x = _mm512_range_ps::<0b0010>(x, _mm512_set1_ps(LARGEST));
+        let halfway = _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000));
+        _mm512_castsi512_ps(_mm512_and_si512(halfway, _mm512_set1_epi32(-0x1_0000)))
+    }
+}
+
+features::amx! { enable
+    /// The high and the low parts of two vectors of f32, as pairs of one of each or one vector behind
+    /// the other. Of numbers that aren't finite, NaN or infinity is the low part.
+    pub(super) fn parts<const PAIRS: bool>(first: __m512, second: __m512) -> [__m512i; 2] {
+        let highs = [high(first), high(second)];
+        let lows = rounded(_mm512_sub_ps(first, highs[0]), _mm512_sub_ps(second, highs[1]));
+        let highs = highs.map(|high| _mm512_castps_si512(high));
+        if PAIRS {
+            let even = _mm512_srli_epi32::<16>(highs[0]);
+            [_mm512_or_si512(even, highs[1]), interleaved(lows)]
+        } else {
+            let mut order = [0_u16; 32];
+            for (i, word) in order.iter_mut().enumerate() {
+                *word = 2 * i as u16 + 1;
+            }
+            // SAFETY: `order` is a vector's 64 bytes.
+            let order = unsafe { _mm512_loadu_si512(order.as_ptr().cast()) };
+            [_mm512_permutex2var_epi16(highs[0], order, highs[1]), lows]
+        }
+    }
+}
+
+features::amx! { enable
+    /// Pairs of rows of f32, rounded or in [`parts`], and interleaved.
     ///
     /// # Safety
     ///
     /// The CPU must have what [`features::amx`] lists, as an [`Amx`](super::Amx) proves. `k` rows
     /// of `n` elements, whole vectors, must be readable, and the blocks of `k × n` elements
     /// writable at `to`, without one that is read.
-    pub(super) unsafe fn right_rounded(matrix: Rows, k: usize, n: usize, to: *mut u16) {
-        let along = k.div_ceil(TERMS);
-        // Word i of the first row, then word i of the second, which lie 16 further.
-        let mut order = [0_u16; 32];
-        for i in 0..16 {
-            (order[2 * i], order[2 * i + 1]) = (i as u16, 16 + i as u16);
-        }
-        // SAFETY: rows below `k` are read, a vector at a time up to `n`; of others nothing is, so
-        // that their pointers may wrap. Blocks are those of `k × n` elements. Both are demanded.
+    pub(super) unsafe fn right<const PARTS: usize>(matrix: Rows, k: usize, n: usize, to: *mut u16) {
+        let all = Blocks::<PARTS> { first: to, along: k.div_ceil(TERMS) };
+        // SAFETY: rows below `k` are read, a vector at a time up to `n`. Blocks are those of `k × n`
+        // elements. Both are demanded.
         unsafe {
-            let order = _mm512_loadu_si512(order.as_ptr().cast());
-            for pair in 0..along * SIDE {
+            for pair in 0..all.along * SIDE {
                 for column in (0..n).step_by(SIDE) {
-                    let row = |row: usize| {
-                        let inside = if row < k { 16 } else { 0 };
-                        load_some(matrix.first.wrapping_add(row * matrix.row + column), inside)
+                    let row = |row: usize| match row < k {
+                        true => _mm512_loadu_ps(matrix.at(row, column).first),
+                        false => _mm512_setzero_ps(),
                     };
-                    let numbers = _mm512_cvtne2ps_pbh(row(2 * pair + 1), row(2 * pair));
-                    let numbers = std::mem::transmute::<__m512bh, __m512i>(numbers);
-                    let numbers = _mm512_permutexvar_epi16(order, numbers);
-                    let block = (column / SIDE) * along + pair / SIDE;
-                    let at = to.add(block * BLOCK + pair % SIDE * TERMS);
-                    _mm512_storeu_si512(at.cast(), numbers);
+                    let (first, second) = (row(2 * pair), row(2 * pair + 1));
+                    let block = all.at(column / SIDE, pair / SIDE).first.cast_mut();
+                    let at = block.add(pair % SIDE * TERMS);
+                    if PARTS == 1 {
+                        let numbers = interleaved(rounded(first, second));
+                        _mm512_storeu_si512(at.cast(), numbers);
+                    } else {
+                        let [high, low] = parts::<true>(first, second);
+                        _mm512_storeu_si512(at.cast(), high);
+                        _mm512_storeu_si512(at.add(BLOCK).cast(), low);
+                    }
                 }
             }
         }

@@ -69,7 +69,7 @@ unsafe impl FusedKernel for Amx {
                 work: &work,
                 shared: &dsoftmax_bf16::shared(&work),
                 right: rooms.right.map(|workspace| {
-                    let all = Blocks { first: workspace.cast(), along: right_along };
+                    let all: Blocks = Blocks { first: workspace.cast(), along: right_along };
                     all.at(0, query / TERMS).first.cast_mut()
                 }),
                 right_along,
