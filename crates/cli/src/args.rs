@@ -14,7 +14,7 @@ use std::num::NonZeroUsize;
 use std::ops::Range;
 
 use clap::{Args, Parser, Subcommand};
-use longspan::{ElementType, Isa};
+use longspan::{ElementType, Isa, Precision};
 
 pub(crate) use bench::{Bench, Pass};
 pub(crate) use map::Map;
@@ -88,6 +88,10 @@ pub(crate) struct Verify {
     /// Only this element type: f32, bf16 or f16
     #[arg(long, value_name = "TYPE")]
     pub(crate) dtype: Option<ElementType>,
+
+    /// highest, high (f32 products as three of bf16 on matrix units) or widened (f32 products of bf16)
+    #[arg(long, value_name = "PRECISION", default_value = "highest")]
+    pub(crate) precision: Precision,
 
     /// Print one JSON object and nothing else
     #[arg(long)]

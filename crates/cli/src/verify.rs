@@ -20,13 +20,10 @@ use std::io::{Write, stdout};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use anyhow::Result;
-use longspan::{ElementType, Isa};
-use longspan_testing::{
-    AttentionCase, Measure, Precision, Problem, Values, attention_cases, naive, truth,
-};
+use longspan::{ElementType, Isa, Precision};
+use longspan_testing::{AttentionCase, Measure, Problem, Values, attention_cases, naive, truth};
 
 use crate::args::Verify;
-use crate::choice;
 use crate::progress::Stage;
 use digest::Digest;
 use judge::Verdict;
@@ -43,23 +40,34 @@ struct Check {
     digest: Option<Digest>,
 }
 
-/// Instruction set and dtype.
+/// Instruction set, dtype and precision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Kernel {
     isa: Isa,
     element: ElementType,
+    precision: Precision,
 }
 
 impl fmt::Display for Kernel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, {}", self.isa, self.element)
+        write!(f, "{}, {}", self.isa, self.element)?;
+        match self.precision {
+            Precision::Highest => Ok(()),
+            other => write!(f, ", {other}"),
+        }
     }
 }
 
 impl Kernel {
-    /// Whether a matrix unit computes the products, which rounds its operands.
-    fn is_matrix_unit(self) -> bool {
-        choice::kernel_isa(self.isa, self.element) == Isa::Amx
+    /// The errors, judged by the rule of the products that this kernel computes.
+    fn judged(self, measure: Measure) -> Measure {
+        match (self.isa, self.element, self.precision) {
+            (Isa::Amx, ElementType::Bf16, Precision::Highest | Precision::High) => {
+                measure.on_matrix_unit()
+            }
+            (Isa::Amx, ElementType::F32, Precision::High) => measure.of_split_products(),
+            _ => measure,
+        }
     }
 }
 
@@ -67,6 +75,7 @@ impl Kernel {
 struct Scope {
     isas: Vec<Isa>,
     elements: Vec<ElementType>,
+    precision: Precision,
 }
 
 /// `longspan verify`
@@ -77,6 +86,7 @@ pub(crate) fn run(args: &Verify) -> Result<()> {
             None => Isa::available(),
         },
         elements: args.dtype.map_or(ElementType::ALL.to_vec(), |element| vec![element]),
+        precision: args.precision,
     };
     let mut cases = attention_cases();
     if args.quick {
@@ -127,11 +137,11 @@ fn work(case: &AttentionCase) -> usize {
 type Compute = dyn Fn(&AttentionCase, &Problem, Kernel) -> longspan::Result<Values<f32>>;
 
 /// The oracle's precision for an element type.
-fn precision(element: ElementType) -> Precision {
+fn rounding(element: ElementType) -> longspan_testing::Precision {
     match element {
-        ElementType::Bf16 => Precision::Bf16,
-        ElementType::F16 => Precision::F16,
-        _ => Precision::F32,
+        ElementType::Bf16 => longspan_testing::Precision::Bf16,
+        ElementType::F16 => longspan_testing::Precision::F16,
+        _ => longspan_testing::Precision::F32,
     }
 }
 
@@ -147,13 +157,13 @@ fn verify(
         done(number);
         let exact = case.problem();
         for &element in &scope.elements {
-            let problem = exact.clone().rounded(precision(element));
+            let problem = exact.clone().rounded(rounding(element));
             let (truth, naive) = std::thread::scope(|scope| {
                 let naive = scope.spawn(|| naive(&problem, case.sample));
                 (truth(&problem, case.sample), naive.join().expect("the oracle doesn't panic"))
             });
             for &isa in &scope.isas {
-                let on = Kernel { isa, element };
+                let on = Kernel { isa, element, precision: scope.precision };
                 // A panic fails this check only.
                 let got = catch_unwind(AssertUnwindSafe(|| compute(case, &problem, on)));
                 let digest = match &got {
@@ -163,11 +173,7 @@ fn verify(
                 let verdict = match got {
                     Ok(Ok(got)) => {
                         let all = Measure::all(&problem, &truth, &naive, &got, case.sample);
-                        let judged = all.into_iter().map(|measure| match on.is_matrix_unit() {
-                            true => measure.on_matrix_unit(),
-                            false => measure,
-                        });
-                        Verdict::Measured(judged.collect())
+                        Verdict::Measured(all.into_iter().map(|one| on.judged(one)).collect())
                     }
                     Ok(Err(error)) => Verdict::Refused(error.to_string()),
                     Err(_) => Verdict::Refused("panicked".into()),
@@ -192,7 +198,7 @@ mod tests {
     }
 
     fn portable(element: ElementType) -> Scope {
-        Scope { isas: vec![Isa::Portable], elements: vec![element] }
+        Scope { isas: vec![Isa::Portable], elements: vec![element], precision: Precision::Highest }
     }
 
     type Spoil = &'static dyn Fn(&mut Values<f32>);

@@ -2,7 +2,7 @@
 
 use longspan::{
     Attention, BiasTable, BlockSize, Dims, Dropout, Element, GradientsMut, Heads, Hook, Inputs,
-    Isa, Layout, LayoutSet, Layouts, Order, OutputGradient, OutputMut, OutputRef, Padding, Pattern,
+    Layout, LayoutSet, Layouts, Order, OutputGradient, OutputMut, OutputRef, Padding, Pattern,
     Positions, Progression, Result, Shape, Tensor,
 };
 use longspan_testing::{AttentionCase, Axes, Case, Problem, Sizes, Steps, Table, Values};
@@ -12,14 +12,14 @@ use crate::element::with_element;
 
 /// Forward and backward into tensors of NaN, so that missing writes are detected.
 pub(super) fn compute(case: &AttentionCase, problem: &Problem, on: Kernel) -> Result<Values<f32>> {
-    with_element!(on.element, E => compute_with::<E>(case, problem, on.isa))
+    with_element!(on.element, E => compute_with::<E>(case, problem, on))
 }
 
 /// The same for one element type; the problem's elements are exact in it.
 fn compute_with<E: Element>(
     case: &AttentionCase,
     problem: &Problem,
-    isa: Isa,
+    on: Kernel,
 ) -> Result<Values<f32>> {
     let Sizes { batch, tokens_q, tokens_k, heads_q, heads_kv, dim_k, dim_v } = problem.sizes;
     let queries = Dims { batch, tokens: tokens_q, heads: heads_q, dim: dim_k };
@@ -29,7 +29,7 @@ fn compute_with<E: Element>(
         Axes::TokenHead => Order::Bshd,
         Axes::HeadToken => Order::Bhsd,
     };
-    let attention = attention(case, isa)?;
+    let attention = attention(case, on)?;
     let poisoned = |dims| Tensor::filled(E::from_f32(f32::NAN), dims, order);
 
     let q = arrange::<E>(&problem.q, queries, order)?;
@@ -62,8 +62,8 @@ fn compute_with<E: Element>(
     Ok(Values { out, lse, dq, dk, dv, dsink_logits, dbias_table, dalibi_slopes })
 }
 
-fn attention(case: &AttentionCase, isa: Isa) -> Result<Attention> {
-    let mut attention = Attention::new(layouts(case)?).isa(isa);
+fn attention(case: &AttentionCase, on: Kernel) -> Result<Attention> {
+    let mut attention = Attention::new(layouts(case)?).isa(on.isa).precision(on.precision);
     if let Some(cap) = case.transform.softcap {
         attention = attention.softcap(cap);
     }

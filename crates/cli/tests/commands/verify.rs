@@ -9,6 +9,21 @@ use crate::common::run;
 const DTYPES: [&str; 3] = ["f32", "bf16", "f16"];
 const TENSORS: [&str; 5] = ["out", "lse", "dq", "dk", "dv"];
 
+/// f32 products as three of bf16 are right by their own rule, on matrix units, and by that of f32 elsewhere.
+#[test]
+fn split_products_are_right() {
+    let object =
+        run(&["verify", "--quick", "--dtype", "f32", "--precision", "high", "--json"]).json();
+    assert_eq!((&object["wrong"], &object["precision"]), (&json!(0), &json!("high")));
+    let checks = object["checks"].as_array().unwrap();
+    let worst = |isa: &str| {
+        let own = checks.iter().filter(|check| check["isa"] == isa);
+        own.map(|check| check["errors"]["out"].as_f64().unwrap()).fold(0.0, f64::max)
+    };
+    assert!(worst("portable") < 20.0);
+    assert_eq!(worst("amx") > 50.0, Isa::Amx.is_available());
+}
+
 /// Every type on every instruction set of this CPU on the small cases: the kernels are right.
 #[test]
 fn kernels_are_right() {
