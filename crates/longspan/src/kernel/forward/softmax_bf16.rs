@@ -5,7 +5,9 @@
 //!
 //! * scores that are neither changed nor masked are not written again;
 //! * the exponential rounds its argument, is one of base 2, and has a term less;
-//! * probabilities are written once, rounded and in the order that the matrix unit reads.
+//! * probabilities are written once, rounded and in the order that the matrix unit reads;
+//! * sums stay relative to an earlier maximum as long as no score is above it by more than [`SLACK`], so
+//!   that scores needn't all be there before the first one is used: see [`Flow`].
 
 #![expect(clippy::needless_range_loop, reason = "arrays of vectors stay in registers this way")]
 
@@ -18,6 +20,10 @@ const BLOCK_KEYS: usize = 32;
 /// Numbers of a block: pairs of keys × 16 lanes.
 const BLOCK: usize = BLOCK_KEYS * WIDEST;
 
+/// How far scores may be above what sums are relative to. Weights up to `exp(SLACK) = 256` are rounded as
+/// those up to 1 are.
+pub(crate) const SLACK: f32 = 8.0 * std::f32::consts::LN_2;
+
 /// Finds what the sums of a key tile are relative to, and the factors of older sums.
 ///
 /// # Safety
@@ -25,9 +31,11 @@ const BLOCK: usize = BLOCK_KEYS * WIDEST;
 /// That of [`Softmax`].
 pub(crate) struct Begin<'a> {
     pub(crate) softmax: &'a Softmax,
+    /// How far above an earlier maximum a score must be to replace it.
+    pub(crate) slack: f32,
 }
 
-/// Scores of a key tile become bf16 probabilities.
+/// Scores of blocks of keys become bf16 probabilities.
 ///
 /// # Safety
 ///
@@ -37,6 +45,23 @@ pub(crate) struct Weigh<'a> {
     pub(crate) softmax: &'a Softmax,
     /// For each 16 lanes, blocks of 32 keys: pairs of keys side by side.
     pub(crate) packed: *mut u16,
+}
+
+/// A block of keys of a key tile whose scores are weighed as they come: unmasked, neither changed nor
+/// dropped, and relative to maxima that [`near`] holds for.
+///
+/// # Safety
+///
+/// That of [`Weigh`] for the block's keys, but that their scores are the first ones. As many totals and
+/// greatest scores as there are lanes must be readable and writable.
+pub(crate) struct Flow<'a> {
+    pub(crate) softmax: &'a Softmax,
+    pub(crate) packed: *mut u16,
+    /// The block.
+    pub(crate) block: usize,
+    /// Sums of weights, in the order of [`Weigh`], and the greatest scores, without their scale.
+    pub(crate) totals: *mut f32,
+    pub(crate) greatest: *mut f32,
 }
 
 impl Operation for Begin<'_> {
@@ -144,7 +169,8 @@ impl Begin<'_> {
             let new = if RAW { simd.mul(greatest, simd.splat(softmax.scale)) } else { greatest };
 
             let old = simd.load(softmax.maxima.add(lane));
-            let maxima = simd.max(new, old);
+            let above = simd.less(simd.add(old, simd.splat(self.slack)), new);
+            let maxima = simd.select(above, new, old);
             // Where nothing has been seen yet the maximum is −∞, and −∞ − −∞ would be NaN.
             let safe = simd.select(simd.less(nothing, maxima), maxima, zero);
             let factor = exp_difference(simd, old, safe);
@@ -180,6 +206,79 @@ impl Begin<'_> {
             }
             scores
         }
+    }
+}
+
+impl Operation for Flow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn eval<S: Simd>(self, simd: S) {
+        assert_eq!(S::WIDTH, WIDEST, "blocks are as wide as a vector");
+        let Flow { softmax, packed, block, .. } = self;
+        let keys = (softmax.keys - block * BLOCK_KEYS).min(BLOCK_KEYS);
+        let along = softmax.keys.div_ceil(BLOCK_KEYS);
+        let log2 = std::f32::consts::LOG2_E;
+        let scale = simd.splat(softmax.scale * log2);
+        // SAFETY: the type demands lists of all lanes, a whole number of vectors, scores of all keys of the
+        // block, and its rows of pairs at `packed`.
+        unsafe {
+            for lane in (0..softmax.lanes).step_by(S::WIDTH) {
+                let to = packed.add((lane / S::WIDTH * along + block) * BLOCK);
+                let reference = simd.load(softmax.maxima.add(lane));
+                let reference = simd.mul(reference, simd.splat(-log2));
+                let mut total = simd.load(self.totals.add(lane));
+                let mut greatest = [simd.load(self.greatest.add(lane)); TOGETHER];
+                for quad in 0..BLOCK_KEYS / TOGETHER {
+                    let mut weights = [simd.splat(0.0); TOGETHER];
+                    for k in 0..TOGETHER {
+                        let key = TOGETHER * quad + k;
+                        if key < keys {
+                            let score = simd.load(softmax.scores.at(key, lane).first);
+                            greatest[k] = simd.max(score, greatest[k]);
+                            weights[k] = exp2_coarse(simd, simd.fma(score, scale, reference));
+                        }
+                    }
+                    let [a, b, c, d] = weights;
+                    total = simd.add(total, simd.add(simd.add(a, b), simd.add(c, d)));
+                    simd.store_pairs_bf16(to.add(2 * quad * BLOCK_KEYS), a, b);
+                    simd.store_pairs_bf16(to.add((2 * quad + 1) * BLOCK_KEYS), c, d);
+                }
+                let [a, b, c, d] = greatest;
+                simd.store(self.totals.add(lane), total);
+                simd.store(self.greatest.add(lane), simd.max(simd.max(a, b), simd.max(c, d)));
+            }
+        }
+    }
+}
+
+impl Softmax {
+    /// Whether the scores of a key tile may be weighed as they come, once all lanes have a maximum.
+    pub(crate) fn flows(&self) -> bool {
+        raw(self) && self.factors_of_pairs.first.is_null()
+    }
+
+    /// Whether all lanes have a maximum, and one that is [`near`].
+    ///
+    /// # Safety
+    ///
+    /// That of [`Softmax`].
+    pub(crate) unsafe fn is_near(&self) -> bool {
+        // SAFETY: there is a maximum per lane.
+        let maxima = unsafe { std::slice::from_raw_parts(self.maxima, self.lanes) };
+        maxima.iter().all(|maximum| maximum.abs() < MOST_NEAR)
+    }
+
+    /// Whether no score, of which the greatest are given, is too far above its lane's maximum.
+    ///
+    /// # Safety
+    ///
+    /// That of [`Softmax`].
+    pub(crate) unsafe fn fits(&self, greatest: &[f32]) -> bool {
+        // SAFETY: there is a maximum per lane.
+        let maxima = unsafe { std::slice::from_raw_parts(self.maxima, self.lanes) };
+        let mut each = greatest.iter().zip(maxima);
+        each.all(|(greatest, maximum)| greatest * self.scale <= maximum + SLACK)
     }
 }
 
