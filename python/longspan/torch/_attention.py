@@ -271,7 +271,7 @@ def no_tangents(*tensors: Tensor) -> None:
 
 
 def _check(name: str, x: Tensor) -> None:
-    if x.device.type != "cpu":
+    if not x.is_cpu:
         raise ValueError(
             f"{name} is on {x.device}, expected the CPU: copy it there, or stay on the device with "
             "torch's flex_attention and the mask that Layout.to_block_mask makes"

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from operator import is_
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -197,16 +198,23 @@ def raw(x: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...], str]:
     return x.data_ptr(), x.shape, x.stride(), str(x.dtype)[6:] if name is None else name
 
 
+#: Scores and places of most calls, of which nothing has to be said.
+_PLAIN_SCORES = Scores()
+_PLAIN_PLACES = Places()
+
+
 def _options(scores: Scores, places: Places, k: Tensor) -> dict[str, Any]:
-    return {
-        **additions(scores),
-        "scale": scores.scale,
-        "key_padding": _key_padding(places.key_padding, k),
-        "query_offset": _offset("query_offset", places.query_offset),
-        "key_offset": _offset("key_offset", places.key_offset),
-        "threads": torch.get_num_threads(),
-        "precision": precision(),
-    }
+    # Fields are compared by identity: tensors have no truth.
+    options = {"threads": torch.get_num_threads(), "precision": precision()}
+    if not all(map(is_, scores, _PLAIN_SCORES)):
+        options |= {**additions(scores), "scale": scores.scale}
+    if not all(map(is_, places, _PLAIN_PLACES)):
+        options |= {
+            "key_padding": _key_padding(places.key_padding, k),
+            "query_offset": _offset("query_offset", places.query_offset),
+            "key_offset": _offset("key_offset", places.key_offset),
+        }
+    return options
 
 
 def precision() -> str:

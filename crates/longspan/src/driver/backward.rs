@@ -10,6 +10,7 @@ use crate::arguments::{GradientsMut, Inputs};
 use crate::check;
 use crate::dtype::{Element, ElementType};
 use crate::error::Result;
+use crate::exec::fault::cut;
 use crate::exec::{Arena, Hook, Monitor, Tasks};
 use crate::kernel::Scratch;
 use crate::kernel::backward::{Backward, OrderedWriter, QueryTarget};
@@ -261,6 +262,7 @@ impl<X: FusedKernel> Work<'_, '_, X> {
                                 QueryTarget::Buffer(self.buffers.query(first + buffer as usize))
                             }
                         };
+                        cut(None);
                         if !writer.enter(|| monitor.is_stopped()) {
                             return;
                         }
@@ -274,6 +276,7 @@ impl<X: FusedKernel> Work<'_, '_, X> {
                             monitor,
                         );
                         writer.leave();
+                        cut(Some(chain));
                         if monitor.poll() {
                             return;
                         }

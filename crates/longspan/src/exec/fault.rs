@@ -1,5 +1,11 @@
-//! Panics at chosen places, for tests of what happens then, and counts of work: with the feature
+//! Panics at chosen places, for tests of what happens then, and records of work: with the feature
 //! `fault-injection` only, which no release enables.
+
+mod pieces;
+
+#[cfg(feature = "fault-injection")]
+pub use self::pieces::{Piece, record_pieces, take_pieces};
+pub(crate) use self::pieces::{begin_tasks, cut, task};
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 

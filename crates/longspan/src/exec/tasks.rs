@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use super::{Executor, Monitor, Pool};
 use crate::error::Result;
 use crate::exec::Progress;
+use crate::exec::fault::{self, begin_tasks};
 
 /// Threads of a call: an executor and how many of its threads take part, the caller included.
 #[derive(Debug, Clone, Copy)]
@@ -70,6 +71,7 @@ impl<'a, 'h> Tasks<'a, 'h> {
 
     /// Runs `work(task)` for every task.
     pub(crate) fn run(&self, workers: Workers<'_>, work: &(dyn Fn(usize) + Sync)) -> Result<()> {
+        begin_tasks();
         let step = || self.step(work);
         let Workers { executor, threads } = workers.at_most(self.total);
         if threads > 1 {
@@ -104,7 +106,9 @@ impl<'a, 'h> Tasks<'a, 'h> {
             std::mem::forget(unwinding);
             return ControlFlow::Break(());
         }
+        let timed = fault::task(task);
         work(task);
+        drop(timed);
         if self.monitor.is_stopped() {
             std::mem::forget(unwinding);
             return ControlFlow::Break(());
