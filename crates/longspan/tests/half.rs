@@ -295,6 +295,32 @@ fn exact_products_are_those_of_f32() {
     }
 }
 
+/// Scores that rise by more than a maximum may be off, late in a key tile or from one tile to the next,
+/// in some rows and not in others.
+#[test]
+fn scores_that_rise() {
+    for (first, factor) in [(40, 6.0), (300, 12.0), (520, 25.0), (1_000, 60.0)] {
+        let case = AttentionCase::new("rising", Rule::Full, 1_100);
+        let mut problem = case.problem();
+        let dim = problem.sizes.dim_k;
+        for key in problem.k.chunks_mut(dim).skip(first).step_by(200) {
+            key.iter_mut().for_each(|x| *x *= factor);
+        }
+        problem.unit_scale = false;
+        let problem = problem.rounded(Precision::Bf16);
+        let (truth, naive) = (truth(&problem, Sample::ALL), naive(&problem, Sample::ALL));
+        let placement = Placement::Contiguous(Order::Bhsd);
+        let tensors = TensorsOf::<bf16>::of(&problem, placement);
+        for isa in Isa::available() {
+            let attention = attention(&case, isa, 2);
+            let got = Run { attention: &attention, tensors: &tensors, results: placement }.both();
+            for measure in measures::<bf16>(isa, &problem, (&truth, &naive), &got, Sample::ALL) {
+                assert!(measure.holds(), "{isa}, from {first}, times {factor}: {measure}");
+            }
+        }
+    }
+}
+
 /// Scores in the thousands are computed with more care; their neighbours keep their bits.
 #[test]
 fn a_large_row_leaves_its_neighbours_alone() {

@@ -198,6 +198,9 @@ def raw(x: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...], str]:
     return x.data_ptr(), x.shape, x.stride(), str(x.dtype)[6:] if name is None else name
 
 
+#: Names of torch for f32 products of less than f32.
+_REDUCED = frozenset(("high", "medium", "tf32", "bf16"))
+
 #: Scores and places of most calls, of which nothing has to be said.
 _PLAIN_SCORES = Scores()
 _PLAIN_PLACES = Places()
@@ -218,9 +221,14 @@ def _options(scores: Scores, places: Places, k: Tensor) -> dict[str, Any]:
 
 
 def precision() -> str:
-    """The precision of f32 products: that of torch's own (``torch.set_float32_matmul_precision``). What
-    torch calls medium, one bf16 product per product, is high here."""
-    return "highest" if torch.get_float32_matmul_precision() == "highest" else "high"
+    """The precision of f32 products: that of torch's own on a CPU (``torch.set_float32_matmul_precision``).
+    What torch calls medium, one bf16 product per product, is high here."""
+    try:
+        name = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        # It was set for backends one by one, which torch 2.9 and later can.
+        name = torch.backends.mkldnn.matmul.fp32_precision
+    return "high" if name in _REDUCED else "highest"
 
 
 def additions(scores: Scores) -> dict[str, Any]:

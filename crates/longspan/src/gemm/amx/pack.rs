@@ -105,6 +105,10 @@ pub(super) unsafe fn left_numbers(matrix: Strided<u16>, (m, k): (usize, usize), 
 
 features::amx! { enable
     /// Two vectors of f32, rounded: numbers of `first`, then of `second`.
+    ///
+    /// # Safety
+    ///
+    /// The CPU must have what [`features::amx`] lists, as an [`Amx`](super::Amx) proves.
     pub(super) fn rounded(first: __m512, second: __m512) -> __m512i {
         // SAFETY: both are 512 bits without a meaning of their own.
         unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(second, first)) }
@@ -113,6 +117,10 @@ features::amx! { enable
 
 features::amx! { enable
     /// Numbers of two rows, one row's behind the other's, as pairs.
+    ///
+    /// # Safety
+    ///
+    /// The CPU must have what [`features::amx`] lists, as an [`Amx`](super::Amx) proves.
     pub(super) fn interleaved(rows: __m512i) -> __m512i {
         let mut order = [0_u16; 32];
         for i in 0..16 {
@@ -126,6 +134,10 @@ features::amx! { enable
 features::amx! { enable
     /// The high part of each number: the nearest one of 8 bits, which a bf16 number is. Of infinite
     /// numbers it is finite, and what is left of them infinite.
+    ///
+    /// # Safety
+    ///
+    /// The CPU must have what [`features::amx`] lists, as an [`Amx`](super::Amx) proves.
     fn high(x: __m512) -> __m512 {
         const LARGEST: f32 = f32::from_bits(0x7f7f_0000);
         // The smaller one in size, with the sign of `x`.
@@ -138,6 +150,10 @@ features::amx! { enable
 features::amx! { enable
     /// The high and the low parts of two vectors of f32, as pairs of one of each or one vector behind
     /// the other. Of numbers that aren't finite, NaN or infinity is the low part.
+    ///
+    /// # Safety
+    ///
+    /// The CPU must have what [`features::amx`] lists, as an [`Amx`](super::Amx) proves.
     pub(super) fn parts<const PAIRS: bool>(first: __m512, second: __m512) -> [__m512i; 2] {
         let highs = [high(first), high(second)];
         let lows = rounded(_mm512_sub_ps(first, highs[0]), _mm512_sub_ps(second, highs[1]));
