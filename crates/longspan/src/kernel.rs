@@ -19,6 +19,7 @@ pub(crate) mod forward;
 pub(crate) mod fused;
 pub(crate) mod masses;
 pub(crate) mod pack;
+mod reference;
 mod scratch;
 pub(crate) mod summary;
 

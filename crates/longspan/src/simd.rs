@@ -16,6 +16,8 @@
 
 use half::{bf16, f16};
 
+use self::tiles::RegisterTiles;
+
 pub(crate) mod math;
 
 #[cfg(target_arch = "x86_64")]
@@ -27,6 +29,7 @@ mod neon;
 mod portable;
 #[cfg(test)]
 mod tests;
+pub(crate) mod tiles;
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx2::Avx2;
@@ -74,6 +77,10 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync + 'static {
     /// Whether multiplication and addition round once: where they don't, sums are taken in shorter
     /// pieces.
     const FUSED: bool = true;
+
+    /// Register tiles in assembly, the largest first; products whose rows or vectors they don't divide
+    /// are compiled for the rest.
+    const TILES: &[RegisterTiles] = &[];
 
     /// Runs an operation as a function compiled for this instruction set.
     ///
@@ -215,7 +222,6 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync + 'static {
     /// stays.
     fn scale(self, x: Self::F, n: Self::F, biased: Self::F) -> Self::F;
     /// `x − ⌊x⌋`, or 1 for 0; 0 or 1 where `x` is below −126 or −∞. NaN stays.
-    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     fn fraction(self, x: Self::F) -> Self::F {
         let x = self.max(self.splat(-126.0), x);
@@ -224,7 +230,6 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync + 'static {
     }
     /// `f · 2^(x − fraction(x))`, for `x` up to 127: at most `f · 2^-126` where `x` is below. NaN
     /// stays.
-    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     fn scale_by_whole(self, f: Self::F, x: Self::F) -> Self::F {
         let x = self.max(self.splat(-126.0), x);

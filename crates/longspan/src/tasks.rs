@@ -104,7 +104,7 @@ pub(crate) struct Plan {
     pub(crate) cuts: Vec<Cut>,
     /// Rows of all parts' states.
     pub(crate) part_rows: usize,
-    /// FusedKernel of the largest unit, and of the widest row.
+    /// Tiles of the largest unit, and of the widest row.
     pub(crate) tiles: usize,
     pub(crate) row_tiles: usize,
     /// Runs and Partial blocks of the row that has most.

@@ -57,6 +57,17 @@ fn random_f16() {
 }
 
 #[test]
+fn sizes_that_divide_no_tile() {
+    check_all::<bf16>(odd_sizes());
+}
+
+#[test]
+fn decoding_with_any_number_of_queries() {
+    check_all::<bf16>(few_queries());
+    check_all::<f16>(few_queries());
+}
+
+#[test]
 fn any_strides() {
     check_strides::<bf16>();
     check_strides::<f16>();

@@ -56,6 +56,16 @@ fn random_odd_seeds() {
 }
 
 #[test]
+fn sizes_that_divide_no_tile() {
+    check_all::<f32>(odd_sizes());
+}
+
+#[test]
+fn decoding_with_any_number_of_queries() {
+    check_all::<f32>(few_queries());
+}
+
+#[test]
 fn any_strides() {
     check_strides::<f32>();
 }

@@ -186,7 +186,7 @@ fn text_report() {
     assert_eq!(line("tokens "), "2 queries × 1,024 keys, 100 % of all pairs");
     let tensors = "f32, batch 1, 2 heads on 1 KV head, head dim 16, [batch, head, token, dim]";
     assert_eq!(line("tensors "), tensors);
-    assert_eq!(line("computed with "), "portable, 1 thread");
+    assert_eq!(line("computed with "), "portable, highest precision, 1 thread");
     let titles: Vec<&str> = line("pass ").split_whitespace().collect();
     assert_eq!(titles[..4], ["best", "ms", "median", "ms"]);
     for pass in ["forward  ", "backward  "] {

@@ -32,15 +32,30 @@ pub(crate) fn backward<E: Element>(
     gradients: GradientsMut<'_, f32>,
     monitor: &Monitor<'_>,
 ) -> Result<()> {
-    let call = Call::new(options, layouts, inputs, monitor)?;
-    check::statistics(&dout, &rows, call.sizes.output())?;
-    check::gradient_dims(inputs, &gradients)?;
+    let call = Call::backward(options, layouts, inputs, (&dout, &rows), &gradients, monitor)?;
     let mut space = options.workspaces.take();
     let given = Some(Given { dout: Raw::read(&dout), rows, gradients });
     let pass = BackwardPass { call: &call, given, space: &mut space };
     let result = dispatch_on_dtype!(BackwardPass, pass);
     options.workspaces.put(space);
     result
+}
+
+impl<'a, 'h, E: Element> Call<'a, 'h, E> {
+    /// A backward call, all tensors of which fit.
+    pub(crate) fn backward(
+        options: &'a Options,
+        layouts: &'a Layouts,
+        inputs: &Inputs<'_, E>,
+        (dout, rows): (&View<'_, E>, &RowStatistics<'_>),
+        gradients: &GradientsMut<'_, f32>,
+        monitor: &'a Monitor<'h>,
+    ) -> Result<Self> {
+        let call = Call::new(options, layouts, inputs, monitor)?;
+        check::statistics(dout, rows, call.sizes.output())?;
+        check::gradient_dims(inputs, gradients)?;
+        Ok(call)
+    }
 }
 
 /// Prepares a workspace for [`backward`]; its bytes, with gradients of all options that have some.
@@ -80,7 +95,7 @@ impl<E: Element> FusedPass<E> for BackwardPass<'_, '_, E> {
         let BackwardPass { call, given, space } = self;
         let (sizes, layouts) = (&call.sizes, call.layouts);
         space.plan.list_streams(layouts, sizes, usize::MAX);
-        space.backward.fill(&space.plan, layouts, sizes, call.monitor)?;
+        space.backward.fill(&space.plan, layouts, sizes, X::KEY_PANEL, call.monitor)?;
         let (grid, dims) = (space.backward.grid, (sizes.dim, sizes.value_dim));
         let workers = call.workers_for(space.backward.weight, space.backward.units.len());
         space.grow_scratch(workers.threads, |scratch| {
@@ -150,7 +165,7 @@ impl Buffers {
         let query = (plan.grid.query_panel + longspan_pattern::BlockSize::MAX.get()) * dim;
         let key = plan.grid.panel * (dim + value_dim);
         let queries = plan.query_buffers;
-        let first = arena.reserve(queries * query + plan.key_buffers * key);
+        let first = arena.replace(queries * query + plan.key_buffers * key);
         // dQ buffers are added to from the start, dK/dV buffers are written.
         // SAFETY: the room begins with so many elements, which nothing else refers to.
         unsafe { std::ptr::write_bytes(first, 0, queries * query) };

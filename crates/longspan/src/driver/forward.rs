@@ -34,18 +34,32 @@ pub(crate) fn forward<E: Element>(
     rows: Target<'_, E>,
     monitor: &Monitor<'_>,
 ) -> Result<()> {
-    let call = Call::new(options, layouts, inputs, monitor)?;
-    let dims = call.sizes.output();
-    match &rows {
-        Target::Finish(rows) => check::output_rows(rows, dims)?,
-        Target::Extend(state) => check::same("the state", state.dims(), dims)?,
-    }
+    let call = Call::forward(options, layouts, inputs, &rows, monitor)?;
     let mut space = options.workspaces.take();
     let rows = Some(rows);
     let result =
         dispatch_on_dtype!(ForwardPass, ForwardPass { call: &call, rows, space: &mut space });
     options.workspaces.put(space);
     result
+}
+
+impl<'a, 'h, E: Element> Call<'a, 'h, E> {
+    /// A forward call, all tensors of which fit.
+    pub(crate) fn forward(
+        options: &'a Options,
+        layouts: &'a Layouts,
+        inputs: &Inputs<'_, E>,
+        rows: &Target<'_, E>,
+        monitor: &'a Monitor<'h>,
+    ) -> Result<Self> {
+        let call = Call::new(options, layouts, inputs, monitor)?;
+        let dims = call.sizes.output();
+        match rows {
+            Target::Finish(rows) => check::output_rows(rows, dims)?,
+            Target::Extend(state) => check::same("the state", state.dims(), dims)?,
+        }
+        Ok(call)
+    }
 }
 
 /// Prepares a workspace for [`forward`]; its bytes.
@@ -137,7 +151,7 @@ impl<E: Element> FusedPass<E> for ForwardPass<'_, '_, E> {
 
 /// Cuts `workspace` into the states of parts.
 fn part_states(arena: &mut Arena, rows: usize, dim: usize) -> RawState {
-    let first = arena.reserve(rows * (dim + 2));
+    let first = arena.replace(rows * (dim + 2));
     // One row after the other, whatever entry and head it is of.
     let list =
         |first, tokens| Raw { first, strides: Strides { batch: 0, heads: 0, tokens, dim: 1 } };

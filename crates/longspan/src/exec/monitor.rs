@@ -5,20 +5,25 @@
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::thread::ThreadId;
 
 use crate::error::{Error, Result};
 use crate::exec::{Hook, Progress};
 
 /// The hook of a call, how far the call has come, and whether it is to stop.
 pub(crate) struct Monitor<'h> {
-    thread: ThreadId,
+    thread: usize,
     hook: Mutex<Hook<'h>>,
     done: AtomicUsize,
     total: AtomicUsize,
     stopped: AtomicBool,
     /// Polls from inside tasks on the calling thread.
     polls: AtomicUsize,
+}
+
+/// What tells this thread from others that are alive: asked for several times per task.
+fn this_thread() -> usize {
+    thread_local!(static MARK: u8 = const { 0 });
+    MARK.with(|mark| std::ptr::from_ref(mark).addr())
 }
 
 /// Polls from inside a task per run of the hook: kernels poll per key tile, which takes from tens
@@ -33,7 +38,7 @@ unsafe impl Sync for Monitor<'_> {}
 impl<'h> Monitor<'h> {
     pub(crate) fn new(hook: Hook<'h>) -> Self {
         Monitor {
-            thread: std::thread::current().id(),
+            thread: this_thread(),
             hook: Mutex::new(hook),
             done: AtomicUsize::new(0),
             total: AtomicUsize::new(0),
@@ -70,7 +75,7 @@ impl<'h> Monitor<'h> {
     }
 
     fn is_calling_thread(&self) -> bool {
-        std::thread::current().id() == self.thread
+        this_thread() == self.thread
     }
 
     /// Runs the hook every few times, if this is its thread. Returns whether the call is to stop:

@@ -1,20 +1,35 @@
 //! Whether AMX is there, and permission to use its registers.
 
+#[cfg(all(feature = "amx-emulation", target_os = "linux"))]
+mod emulator;
+
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count};
 use std::sync::OnceLock;
 
 use super::{Isa, features};
 
-/// Whether this CPU has the unit, all that goes with it, and the system lets this process use it.
+/// Whether this CPU has the unit, all that goes with it, and the system lets this process use it; or
+/// whether it is emulated.
 pub(crate) fn is_available() -> bool {
     static AVAILABLE: OnceLock<bool> = OnceLock::new();
-    *AVAILABLE.get_or_init(|| {
-        Isa::Avx512.is_available()
-            && features::amx!(detected)
-            && unit().iter().all(|&(_, has)| has)
-            && request_permission()
-    })
+    *AVAILABLE.get_or_init(|| Isa::Avx512.is_available() && (is_emulated() || is_usable()))
+}
+
+fn is_usable() -> bool {
+    features::amx!(detected) && unit().iter().all(|&(_, has)| has) && request_permission()
+}
+
+/// Whether tests run the kernels without the unit, on any CPU with AVX-512: where `LONGSPAN_EMULATE_AMX` is
+/// set. A unit that is there is then not asked for, and its instructions are as illegal as elsewhere.
+#[cfg(all(feature = "amx-emulation", target_os = "linux"))]
+fn is_emulated() -> bool {
+    std::env::var_os("LONGSPAN_EMULATE_AMX").is_some() && emulator::install()
+}
+
+#[cfg(not(all(feature = "amx-emulation", target_os = "linux")))]
+fn is_emulated() -> bool {
+    false
 }
 
 /// The features of the unit, by CPUID.

@@ -109,7 +109,7 @@ struct Stack<'a, E> {
     target: Target<E>,
     /// Whether products leave out what is masked.
     careful: bool,
-    /// Whether there is only one tile: keys and values are then used once, and memory is what
+    /// Whether its layout has only one tile: keys and values are then used once, and memory is what
     /// limits, so they are asked for early.
     lone: bool,
 }
@@ -148,7 +148,7 @@ impl<X: FusedKernel> Forward<'_, X> {
     ) {
         let per_row = stream.lanes().div_ceil(LANES);
         let tiles = per_row * (unit.rows.1 - unit.rows.0) as usize;
-        let lone = tiles == 1;
+        let lone = tiles == 1 && stream.layout.rows().len() == 1;
         let mut stack = Stack { stream, rows: unit.rows, per_row, target, careful: false, lone };
         let few = unit.rows.1 - unit.rows.0 == 1 && stack.lanes(unit.rows.0) <= decode::MAX_LANES;
         if few && !self.uniform {

@@ -29,7 +29,11 @@ pub(crate) unsafe trait FusedKernel: MicroKernel {
     const MOST_LANES: usize;
     const MOST_SCORES: usize;
 
-    /// FusedKernel of queries whose sums over queries are one product.
+    /// Keys of a key panel: their five matrices have to stay in the second-level cache. Queries are
+    /// packed anew for each.
+    const KEY_PANEL: usize;
+
+    /// Tiles of queries whose sums over queries are one product.
     const GROUP: usize;
 
     /// Whether sums over keys are worth a third level: not where their terms are bf16.

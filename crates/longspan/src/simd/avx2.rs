@@ -2,6 +2,7 @@
 
 use std::arch::x86_64::*;
 
+use super::tiles::RegisterTiles;
 use super::{Operation, Simd};
 use crate::isa::features;
 
@@ -37,6 +38,28 @@ macro_rules! have {
     };
 }
 
+super::tiles::register_tiles! {
+    "ymm": avx2, right { 12 @ 0, 13 @ 32 }, spread 14, spare 15,
+    all {
+        "ymm0" "ymm1" "ymm2" "ymm3" "ymm4" "ymm5" "ymm6" "ymm7"
+        "ymm8" "ymm9" "ymm10" "ymm11" "ymm12" "ymm13" "ymm14" "ymm15"
+    }
+    fn tiles_of_6 {
+        "{left}" => 0 12 @ 0, 1 13 @ 32;
+        "{left} + {left_row}" => 2 12 @ 0, 3 13 @ 32;
+        "{left} + 2 * {left_row}" => 4 12 @ 0, 5 13 @ 32;
+        "{lower}" => 6 12 @ 0, 7 13 @ 32;
+        "{lower} + {left_row}" => 8 12 @ 0, 9 13 @ 32;
+        "{lower} + 2 * {left_row}" => 10 12 @ 0, 11 13 @ 32;
+    }
+    fn tiles_of_4 {
+        "{left}" => 0 12 @ 0, 1 13 @ 32;
+        "{left} + {left_row}" => 2 12 @ 0, 3 13 @ 32;
+        "{left} + 2 * {left_row}" => 4 12 @ 0, 5 13 @ 32;
+        "{lower}" => 6 12 @ 0, 7 13 @ 32;
+    }
+}
+
 // SAFETY: a `__m256` is 8 f32, and every method reads and writes as many as the trait says.
 unsafe impl Simd for Avx2 {
     type F = __m256;
@@ -44,6 +67,10 @@ unsafe impl Simd for Avx2 {
 
     const WIDTH: usize = 8;
     const REGISTERS: usize = 16;
+    const TILES: &[RegisterTiles] = &[
+        RegisterTiles { vectors: 2, rows: 6, run: tiles_of_6 },
+        RegisterTiles { vectors: 2, rows: 4, run: tiles_of_4 },
+    ];
 
     #[inline(always)]
     unsafe fn call<O: Operation>(self, operation: O) -> O::Output {

@@ -32,8 +32,6 @@ use crate::exec::Monitor;
 use crate::layouts::Layouts;
 use crate::tensor::size_of_list;
 
-/// Keys of a key panel: their five matrices have to stay in the second-level cache.
-const KEY_PANEL: usize = 256;
 /// Queries of a query panel, at least.
 const QUERY_PANEL: usize = 256;
 /// Query panels of a long sequence, at most: the list of turns has key panels × query panels
@@ -252,17 +250,18 @@ impl Plan {
         of_tickets + size_of_list(tickets) + of_units + size_of_list(weights)
     }
 
-    /// Lists units and turns for streams that were listed before.
+    /// Lists units and turns, in panels of so many keys, for streams that were listed before.
     pub(crate) fn fill(
         &mut self,
         streams: &Streams,
         layouts: &Layouts,
         sizes: &Sizes,
+        panel: usize,
         monitor: &Monitor<'_>,
     ) -> Result<()> {
         let query_panel =
             sizes.queries.div_ceil(QUERY_PANELS).next_multiple_of(QUERY_PANEL).max(QUERY_PANEL);
-        self.grid = Grid { panel: KEY_PANEL, query_panel };
+        self.grid = Grid { panel, query_panel };
         self.families.clear();
         self.streams.clear();
         self.units.clear();
@@ -302,7 +301,7 @@ impl Plan {
                 _ => self.families.push(Family { entry, key_head, streams: (number, number + 1) }),
             }
         }
-        // KeyPanel by key panel over all families: neighbours in the list rarely wait for each
+        // Key panel by key panel over all families: neighbors in the list rarely wait for each
         // other.
         let query_panels = sizes.queries.div_ceil(self.grid.query_panel);
         let mut weights = std::mem::take(&mut self.weights);

@@ -2,6 +2,7 @@
 
 use crate::gemm::Rows;
 use crate::kernel::adjust::Adjust;
+use crate::kernel::reference::{MOST_NEAR, Reference, binary_scale};
 use crate::simd::math::exp_difference;
 use crate::simd::{Operation, Simd};
 
@@ -137,56 +138,80 @@ impl Differentiate<'_> {
     /// That of [`Differentiate`]; `MASKED` only where bits aren't null.
     #[inline(always)]
     unsafe fn rows<S: Simd, const MASKED: bool, const ADDITIONS: bool>(&self, simd: S) {
+        for query in 0..self.queries {
+            // SAFETY: the type demands a log-sum-exp per query; `row` has the condition of this function.
+            unsafe {
+                match S::FUSED && (*self.lse.add(query)).abs() < MOST_NEAR {
+                    true => self.row::<S, MASKED, ADDITIONS, true>(simd, query),
+                    false => self.row::<S, MASKED, ADDITIONS, false>(simd, query),
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    ///
+    /// That of [`rows`](Self::rows), for a query below `queries`.
+    #[inline(always)]
+    unsafe fn row<S: Simd, const MASKED: bool, const ADDITIONS: bool, const NEAR: bool>(
+        &self,
+        simd: S,
+        query: usize,
+    ) {
         let (zero, one) = (simd.splat(0.0), simd.splat(1.0));
         let scale = simd.splat(self.scale);
-        let score_scale = if ADDITIONS { simd.splat(self.score_scale()) } else { scale };
-        // SAFETY: queries are below `queries`, vectors of lanes below `lanes`, as the type demands
+        let score_scale = if ADDITIONS { self.score_scale() } else { self.scale };
+        let binary = binary_scale(simd, score_scale);
+        let score_scale = simd.splat(score_scale);
+        // SAFETY: the query is below `queries`, vectors of lanes below `lanes`, as the type demands
         // of all matrices and lists.
         unsafe {
-            for query in 0..self.queries {
-                let lse = *self.lse.add(query);
-                // A row that has seen nothing has no probabilities.
-                let lse = simd.splat(if lse == f32::NEG_INFINITY { f32::INFINITY } else { lse });
-                let correction = simd.splat(*self.corrections.add(query));
-                let delta = simd.splat(*self.delta.add(query));
-                let word = if MASKED { *self.bits.add(query) } else { 0 };
-                let scores = self.scores.at(query, 0).first;
-                let gradients = self.gradients.at(query, 0).first;
-                let products = self.products.at(query, 0).first;
-                for lane in (0..self.lanes).step_by(S::WIDTH) {
-                    let score = simd.mul(simd.load(scores.add(lane)), score_scale);
-                    // No score is above the log-sum-exp and no probability above 1, though
-                    // other roundings than those of the forward pass may make them so.
-                    let power = exp_difference(simd, simd.min(lse, score), lse);
-                    let mut p = simd.min(one, simd.mul(power, correction));
-                    let mut gradient = simd.load(gradients.add(lane));
-                    let [kept, derivative] = match ADDITIONS {
-                        true => self.factors(simd, query, lane),
-                        false => [one; 2],
-                    };
-                    if ADDITIONS {
-                        gradient = simd.mul(gradient, kept);
+            let lse = *self.lse.add(query);
+            // A row that has seen nothing has no probabilities.
+            let lse = simd.splat(if lse == f32::NEG_INFINITY { f32::INFINITY } else { lse });
+            let reference = Reference::new(simd, lse);
+            let correction = simd.splat(*self.corrections.add(query));
+            let delta = simd.splat(*self.delta.add(query));
+            let word = if MASKED { *self.bits.add(query) } else { 0 };
+            let scores = self.scores.at(query, 0).first;
+            let gradients = self.gradients.at(query, 0).first;
+            let products = self.products.at(query, 0).first;
+            for lane in (0..self.lanes).step_by(S::WIDTH) {
+                // No score is above the log-sum-exp and no probability above 1, though
+                // other roundings than those of the forward pass may make them so.
+                let score = simd.load(scores.add(lane));
+                let power = match NEAR {
+                    true => reference.exact_weight(simd, score, binary),
+                    false => {
+                        let score = simd.mul(score, score_scale);
+                        exp_difference(simd, simd.min(lse, score), lse)
                     }
-                    let gradient = simd.mul(p, simd.sub(gradient, delta));
-                    let mut product = simd.mul(gradient, scale);
-                    if ADDITIONS {
-                        product = simd.mul(product, derivative);
-                        p = simd.mul(p, kept);
-                        let mask = if MASKED { word >> lane } else { u64::MAX };
-                        self.keep(
-                            simd,
-                            (query, lane),
-                            simd.select(simd.mask(mask), gradient, zero),
-                        );
-                    }
-                    if MASKED {
-                        let mask = simd.mask(word >> lane);
-                        p = simd.select(mask, p, zero);
-                        product = simd.select(mask, product, zero);
-                    }
-                    simd.store(scores.add(lane), p);
-                    simd.store(products.add(lane), product);
+                };
+                let mut p = simd.min(one, simd.mul(power, correction));
+                let mut gradient = simd.load(gradients.add(lane));
+                let [kept, derivative] = match ADDITIONS {
+                    true => self.factors(simd, query, lane),
+                    false => [one; 2],
+                };
+                if ADDITIONS {
+                    gradient = simd.mul(gradient, kept);
                 }
+                let gradient = simd.mul(p, simd.sub(gradient, delta));
+                let mut product = simd.mul(gradient, scale);
+                if ADDITIONS {
+                    product = simd.mul(product, derivative);
+                    p = simd.mul(p, kept);
+                    let mask = if MASKED { word >> lane } else { u64::MAX };
+                    let gradient = simd.select(simd.mask(mask), gradient, zero);
+                    self.keep(simd, (query, lane), gradient);
+                }
+                if MASKED {
+                    let mask = simd.mask(word >> lane);
+                    p = simd.select(mask, p, zero);
+                    product = simd.select(mask, product, zero);
+                }
+                simd.store(scores.add(lane), p);
+                simd.store(products.add(lane), product);
             }
         }
     }

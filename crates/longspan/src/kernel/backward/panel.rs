@@ -48,7 +48,7 @@ pub(crate) struct KeyPanel {
     pub(super) clean: *mut f32,
 }
 
-/// FusedKernel of the largest key panel.
+/// Tiles of the largest key panel.
 const MOST_TILES: usize = 8;
 
 impl<X: FusedKernel> Backward<'_, X> {

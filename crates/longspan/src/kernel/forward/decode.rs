@@ -117,17 +117,15 @@ impl<X: FusedKernel> Forward<'_, X> {
         // the stream. There are at most `MAX_LANES`, for which the room has rows of `query_row` and
         // `sum_row` elements; `place` gives a number below `dim`.
         unsafe {
-            std::ptr::write_bytes(workspace.sums.first, 0, MAX_LANES * self.sum_row());
+            std::ptr::write_bytes(workspace.sums.first, 0, queries.count * self.sum_row());
             for query in 0..queries.count {
                 let (head, token) = (stream.heads[query / tokens] as usize, first + query % tokens);
                 let source = self.q.head(stream.entry, head, token);
-                let as_they_lie = dots_pay::<X::Simd>(queries.count, self.dim);
+                let column = self.k.strides.dim;
+                let as_they_lie = dots_pay::<X::Simd>(queries.count, column, self.dim);
                 for dim in 0..self.dim {
                     let at = match as_they_lie {
-                        true => {
-                            let column = self.k.strides.dim;
-                            place::<X::Element, X::Simd>(column, self.dim, dim)
-                        }
+                        true => place::<X::Element, X::Simd>(column, self.dim, dim),
                         false => dim,
                     };
                     *workspace.queries.at(query, at).first = (*source.at(0, dim).first).to_f32();
@@ -257,12 +255,12 @@ impl<X: FusedKernel> Forward<'_, X> {
         let (count, value_row) = (queries.count, self.value_row());
         // SAFETY: `rows` demands tensors with the keys of the layout. The room has `MAX_LANES` rows
         // of `MAX_KV_TILE` scores and factors, a multiple of any vector's width, of `query_row` and
-        // of `sum_row` elements, and terms of as many queries and keys; all of them were written before, if only
-        // with elements without meaning. `sum_row` is at least `value_row`. `Fma` has sessions that
+        // of `sum_row` elements, and terms of as many queries and keys; those of the queries there are
+        // were written before, if only with elements without meaning. `sum_row` is at least `value_row`. `Fma` has sessions that
         // do nothing.
         unsafe {
             let source = self.k.head(entry, head, key);
-            if dots_pay::<X::Simd>(count, self.dim) {
+            if dots_pay::<X::Simd>(count, self.k.strides.dim, self.dim) {
                 simd.call(Dots {
                     keys: source,
                     tokens: keys,
@@ -320,7 +318,7 @@ impl<X: FusedKernel> Forward<'_, X> {
 
             let values = self.v.head(entry, head, key);
             let careful = stack.careful && masked;
-            if !dots_pay::<X::Simd>(count, self.value_dim) {
+            if !dots_pay::<X::Simd>(count, self.v.strides.dim, self.value_dim) {
                 let first = values.first.wrapping_offset(LANES as isize * values.row);
                 let soon = Strided { first, ..values };
                 tiles.multiply(Multiply {

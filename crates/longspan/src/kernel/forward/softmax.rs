@@ -6,6 +6,7 @@
 #![expect(clippy::needless_range_loop, reason = "arrays of vectors stay in registers this way")]
 
 use crate::gemm::Rows;
+use crate::kernel::reference::{MOST_NEAR, Reference, binary_scale};
 use crate::simd::math::exp_difference;
 use crate::simd::{LANES, Operation, Simd};
 
@@ -109,6 +110,13 @@ impl Operation for Softmax {
 /// and rounds less.
 const TOGETHER: usize = 4;
 
+/// What a score is when it is weighed: scaled; as the product left it, or −∞ where it is masked; or so
+/// and [near](Softmax::near), where scale, subtraction of the maximum and change of base are one
+/// step.
+pub(super) const SCALED: u8 = 0;
+pub(super) const RAW: u8 = 1;
+pub(super) const NEAR: u8 = 2;
+
 impl Softmax {
     /// `N` vectors of lanes from `lane` on.
     ///
@@ -117,44 +125,81 @@ impl Softmax {
     /// That of [`Softmax`]; the vectors must end within the lanes.
     #[inline(always)]
     unsafe fn columns<S: Simd, const N: usize>(&self, simd: S, lane: usize) {
+        // Masked scores are −∞ before they are scaled, which 0 would make NaN.
+        let raw = S::FUSED && (self.is_raw() || self.scale > 0.0);
         // SAFETY: all functions have the same condition.
         unsafe {
-            match (self.mask, self.factors_of_pairs.first.is_null()) {
-                (None, true) => self.masked_columns::<S, N, false, false>(simd, lane),
-                (Some(_), true) => self.masked_columns::<S, N, true, false>(simd, lane),
-                (None, false) => self.masked_columns::<S, N, false, true>(simd, lane),
-                (Some(_), false) => self.masked_columns::<S, N, true, true>(simd, lane),
-            }
+            let maxima = match (self.mask, raw) {
+                (None, true) => return self.raw_columns::<S, N, false>(simd, lane),
+                (Some(_), true) => return self.raw_columns::<S, N, true>(simd, lane),
+                (None, false) => self.maxima::<S, N, false, false>(simd, lane),
+                (Some(_), false) => self.maxima::<S, N, true, false>(simd, lane),
+            };
+            self.weights::<S, N, SCALED>(simd, lane, maxima);
         }
     }
 
+    /// The same of scores that aren't scaled before they are weighed.
+    ///
     /// # Safety
     ///
-    /// That of [`columns`](Self::columns); `DROPS` only where factors aren't null.
+    /// That of [`columns`](Self::columns).
     #[inline(always)]
-    unsafe fn masked_columns<S: Simd, const N: usize, const MASKED: bool, const DROPS: bool>(
+    unsafe fn raw_columns<S: Simd, const N: usize, const MASKED: bool>(
         &self,
         simd: S,
         lane: usize,
     ) {
-        let zero = simd.splat(0.0);
-        let nothing = simd.splat(f32::NEG_INFINITY);
+        // SAFETY: all functions have the same condition; `N` vectors end within the lanes.
+        unsafe {
+            let maxima = self.maxima::<S, N, MASKED, true>(simd, lane);
+            for n in 0..N {
+                simd.store(self.factors.add(lane + n * S::WIDTH), maxima[n]);
+            }
+            let lanes = std::slice::from_raw_parts(self.factors.add(lane), N * S::WIDTH);
+            match Self::near(lanes, MOST_NEAR) {
+                true => self.weights::<S, N, NEAR>(simd, lane, maxima),
+                false => self.weights::<S, N, RAW>(simd, lane, maxima),
+            }
+        }
+    }
+
+    /// Whether scores are used as the product left them, but for the scale: nothing is masked. A
+    /// negative scale would make the greatest product the least score.
+    #[inline(always)]
+    pub(super) fn is_raw(&self) -> bool {
+        self.scale >= 0.0 && self.mask.is_none()
+    }
+
+    /// Whether multiplying by the scale, subtracting the maximum and changing the base can be rounded
+    /// as one: the greatest score is then off by 2^-23 of itself, which mustn't be seen in its weight
+    /// of 1.
+    #[inline(always)]
+    pub(super) fn near(maxima: &[f32], most: f32) -> bool {
+        maxima.iter().all(|&max| max.abs() < most || max == f32::NEG_INFINITY)
+    }
+
+    /// The new maxima of some lanes. Scores that aren't raw are scaled; those that are scaled or masked are
+    /// written.
+    ///
+    /// # Safety
+    ///
+    /// That of [`columns`](Self::columns).
+    #[inline(always)]
+    unsafe fn maxima<S: Simd, const N: usize, const MASKED: bool, const RAW: bool>(
+        &self,
+        simd: S,
+        lane: usize,
+    ) -> [S::F; N] {
         let whole = self.keys / TOGETHER * TOGETHER;
+        let mut maxima = [simd.splat(f32::NEG_INFINITY); N];
         // SAFETY: vectors end within the lanes, as `columns` demands, and keys are below `keys`:
         // `Softmax` demands scores and lists of so many.
         unsafe {
-            let scores = self.scores.at(0, lane);
-            let mut old = [zero; N];
-            for n in 0..N {
-                let at = lane + n * S::WIDTH;
-                old[n] = simd.load(self.maxima.add(at));
-            }
-
-            let mut maxima = old;
             for key in (0..whole).step_by(TOGETHER) {
                 for n in 0..N {
                     let at = lane + n * S::WIDTH;
-                    let [a, b, c, d] = self.scores::<S, TOGETHER, MASKED>(simd, key, at);
+                    let [a, b, c, d] = self.scores::<S, TOGETHER, MASKED, RAW>(simd, key, at);
                     let greatest = simd.max(simd.max(a, b), simd.max(c, d));
                     maxima[n] = simd.max(greatest, maxima[n]);
                 }
@@ -162,39 +207,84 @@ impl Softmax {
             for key in whole..self.keys {
                 for n in 0..N {
                     let at = lane + n * S::WIDTH;
-                    let [score] = self.scores::<S, 1, MASKED>(simd, key, at);
+                    let [score] = self.scores::<S, 1, MASKED, RAW>(simd, key, at);
                     maxima[n] = simd.max(score, maxima[n]);
                 }
             }
-            // Where nothing has been seen yet the maximum is −∞, and exp(−∞ − −∞) would be NaN.
-            let mut safe = maxima;
             for n in 0..N {
-                let seen = simd.less(nothing, maxima[n]);
-                safe[n] = simd.select(seen, maxima[n], zero);
+                let old = simd.load(self.maxima.add(lane + n * S::WIDTH));
+                let scale = simd.splat(self.scale);
+                let scaled = if RAW { simd.mul(maxima[n], scale) } else { maxima[n] };
+                maxima[n] = simd.max(scaled, old);
             }
+        }
+        maxima
+    }
 
+    /// Scores become probabilities relative to the new maxima; lists are written.
+    ///
+    /// # Safety
+    ///
+    /// That of [`columns`](Self::columns); scores must be what `SCORE` says.
+    #[inline(always)]
+    unsafe fn weights<S: Simd, const N: usize, const SCORE: u8>(
+        &self,
+        simd: S,
+        lane: usize,
+        maxima: [S::F; N],
+    ) {
+        // SAFETY: both have the condition of this function.
+        unsafe {
+            match self.factors_of_pairs.first.is_null() {
+                true => self.weights_dropped::<S, N, SCORE, false>(simd, lane, maxima),
+                false => self.weights_dropped::<S, N, SCORE, true>(simd, lane, maxima),
+            }
+        }
+    }
+
+    /// # Safety
+    ///
+    /// That of [`weights`](Self::weights); `DROPS` only where factors aren't null.
+    #[inline(always)]
+    unsafe fn weights_dropped<S: Simd, const N: usize, const SCORE: u8, const DROPS: bool>(
+        &self,
+        simd: S,
+        lane: usize,
+        maxima: [S::F; N],
+    ) {
+        let zero = simd.splat(0.0);
+        let nothing = simd.splat(f32::NEG_INFINITY);
+        let whole = self.keys / TOGETHER * TOGETHER;
+        // Where nothing has been seen yet the maximum is −∞, and exp(−∞ − −∞) would be NaN.
+        let mut references = [Reference::new(simd, zero); N];
+        for n in 0..N {
+            let seen = simd.less(nothing, maxima[n]);
+            references[n] = Reference::new(simd, simd.select(seen, maxima[n], zero));
+        }
+        // SAFETY: vectors end within the lanes, as `columns` demands, and keys are below `keys`:
+        // `Softmax` demands scores and lists of so many.
+        unsafe {
             let mut sums = [zero; N];
             for key in (0..whole).step_by(TOGETHER) {
                 for n in 0..N {
-                    let at = scores.at(key, n * S::WIDTH);
-                    let factors = self.factors_of_pairs_at::<DROPS>(key, lane + n * S::WIDTH);
-                    let [a, b, c, d] = weigh::<S, TOGETHER, DROPS>(simd, at, factors, safe[n]);
+                    let at = lane + n * S::WIDTH;
+                    let [a, b, c, d] =
+                        self.weigh::<S, TOGETHER, SCORE, DROPS>(simd, (key, at), &references[n]);
                     let sum = simd.add(simd.add(a, b), simd.add(c, d));
                     sums[n] = simd.add(sums[n], sum);
                 }
             }
             for key in whole..self.keys {
                 for n in 0..N {
-                    let at = scores.at(key, n * S::WIDTH);
-                    let factors = self.factors_of_pairs_at::<DROPS>(key, lane + n * S::WIDTH);
-                    let [p] = weigh::<S, 1, DROPS>(simd, at, factors, safe[n]);
+                    let at = lane + n * S::WIDTH;
+                    let [p] = self.weigh::<S, 1, SCORE, DROPS>(simd, (key, at), &references[n]);
                     sums[n] = simd.add(sums[n], p);
                 }
             }
-
             for n in 0..N {
                 let at = lane + n * S::WIDTH;
-                let factor = exp_difference(simd, old[n], safe[n]);
+                let old = simd.load(self.maxima.add(at));
+                let factor = exp_difference(simd, old, references[n].natural);
                 let total = simd.fma(simd.load(self.totals.add(at)), factor, sums[n]);
                 simd.store(self.maxima.add(at), maxima[n]);
                 simd.store(self.totals.add(at), total);
@@ -203,24 +293,14 @@ impl Softmax {
         }
     }
 
-    /// Factors from a key and a lane on, where there are some.
-    ///
-    /// # Safety
-    ///
-    /// That of [`Softmax`]; key and lane must be its, and `DROPS` only where factors aren't null.
-    #[inline(always)]
-    unsafe fn factors_of_pairs_at<const DROPS: bool>(&self, key: usize, lane: usize) -> Rows {
-        // SAFETY: the element is one of those that `Softmax` demands.
-        if DROPS { unsafe { self.factors_of_pairs.at(key, lane) } } else { self.factors_of_pairs }
-    }
-
-    /// Scores of `K` keys and one vector of lanes: scaled and masked.
+    /// Scores of `K` keys and one vector of lanes, scaled unless `RAW`, masked if `MASKED`, and written if
+    /// either changed them.
     ///
     /// # Safety
     ///
     /// That of [`Softmax`]; the keys and the vector must end within its keys and lanes.
     #[inline(always)]
-    pub(super) unsafe fn scores<S: Simd, const K: usize, const MASKED: bool>(
+    pub(super) unsafe fn scores<S: Simd, const K: usize, const MASKED: bool, const RAW: bool>(
         &self,
         simd: S,
         key: usize,
@@ -234,47 +314,69 @@ impl Softmax {
             for k in 0..K {
                 let key = key + k;
                 let at = self.scores.at(key, lane).first;
-                let mut score = simd.mul(simd.load(at), simd.splat(self.scale));
+                let mut score = simd.load(at);
+                if !RAW {
+                    score = simd.mul(score, simd.splat(self.scale));
+                }
                 if let Some((bits, bit)) = self.mask
                     && MASKED
                 {
                     let mask = simd.mask(*bits.add(key) >> (bit + lane));
                     score = simd.select(mask, score, simd.splat(f32::NEG_INFINITY));
                 }
-                simd.store(at, score);
+                if MASKED || !RAW {
+                    simd.store(at, score);
+                }
                 scores[k] = score;
             }
         }
         scores
     }
-}
 
-/// Scores of `K` keys and one vector of lanes become probabilities relative to a maximum. Gives them
-/// as they are, and writes them multiplied by the factors, where there are some.
-///
-/// # Safety
-///
-/// A vector of each of `K` rows must be readable and writable, and one of factors readable if
-/// `DROPS`.
-#[inline(always)]
-unsafe fn weigh<S: Simd, const K: usize, const DROPS: bool>(
-    simd: S,
-    scores: Rows,
-    factors: Rows,
-    maxima: S::F,
-) -> [S::F; K] {
-    let mut weights = [maxima; K];
-    for k in 0..K {
-        // SAFETY: `k` is below `K`, and a vector of so many rows is demanded.
-        unsafe {
-            let at = scores.at(k, 0).first;
-            weights[k] = exp_difference(simd, simd.load(at), maxima);
-            let written = match DROPS {
-                true => simd.mul(weights[k], simd.load(factors.at(k, 0).first)),
-                false => weights[k],
-            };
-            simd.store(at, written);
+    /// Scores of `K` keys and one vector of lanes become probabilities relative to a reference. Gives
+    /// them as they are, and writes them multiplied by the factors, where there are some.
+    ///
+    /// # Safety
+    ///
+    /// That of [`weights`](Self::weights); keys and the vector must end within its keys and lanes, and
+    /// there be factors if `DROPS`.
+    #[inline(always)]
+    unsafe fn weigh<S: Simd, const K: usize, const SCORE: u8, const DROPS: bool>(
+        &self,
+        simd: S,
+        (key, lane): (usize, usize),
+        reference: &Reference<S::F>,
+    ) -> [S::F; K] {
+        let binary = binary_scale(simd, self.scale);
+        let mut weights = [reference.natural; K];
+        for k in 0..K {
+            // SAFETY: this function demands keys and lanes of the softmax, and `Softmax` a score and a
+            // factor of each.
+            unsafe {
+                let at = self.scores.at(key + k, lane).first;
+                let score = simd.load(at);
+                weights[k] = match SCORE {
+                    NEAR => reference.weight(simd, score, binary),
+                    // Lanes that are near don't notice their neighbors.
+                    RAW => {
+                        let size = simd.abs(reference.natural);
+                        let scaled = simd.mul(score, simd.splat(self.scale));
+                        let far = exp_difference(simd, scaled, reference.natural);
+                        let near = reference.weight(simd, score, binary);
+                        simd.select(simd.less(size, simd.splat(MOST_NEAR)), near, far)
+                    }
+                    _ => exp_difference(simd, score, reference.natural),
+                };
+                let written = match DROPS {
+                    true => {
+                        let factors = self.factors_of_pairs.at(key + k, lane).first;
+                        simd.mul(weights[k], simd.load(factors))
+                    }
+                    false => weights[k],
+                };
+                simd.store(at, written);
+            }
         }
+        weights
     }
-    weights
 }

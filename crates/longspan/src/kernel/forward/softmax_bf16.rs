@@ -11,7 +11,7 @@
 
 #![expect(clippy::needless_range_loop, reason = "arrays of vectors stay in registers this way")]
 
-use super::softmax::Softmax;
+use super::softmax::{NEAR, RAW, SCALED, Softmax};
 use crate::simd::math::{exp_difference, exp2_coarse};
 use crate::simd::{Operation, Simd, WIDEST};
 
@@ -48,7 +48,7 @@ pub(crate) struct Weigh<'a> {
 }
 
 /// A block of keys of a key tile whose scores are weighed as they come: unmasked, neither changed nor
-/// dropped, and relative to maxima that [`near`] holds for.
+/// dropped, and relative to maxima that [near](Softmax::near) holds for.
 ///
 /// # Safety
 ///
@@ -73,7 +73,7 @@ impl Operation for Begin<'_> {
         // SAFETY: `lanes` is a whole number of vectors, so that each of these ends within them.
         unsafe {
             for lane in (0..self.softmax.lanes).step_by(S::WIDTH) {
-                match (masked, raw(self.softmax)) {
+                match (masked, self.softmax.is_raw()) {
                     (false, true) => self.lanes::<S, false, true>(simd, lane),
                     (false, false) => self.lanes::<S, false, false>(simd, lane),
                     (true, _) => self.lanes::<S, true, false>(simd, lane),
@@ -94,14 +94,19 @@ impl Operation for Weigh<'_> {
         unsafe {
             for lane in (0..self.softmax.lanes).step_by(S::WIDTH) {
                 let maxima = self.softmax.maxima.add(lane);
-                match (self.softmax.mask.is_some(), raw(self.softmax)) {
+                match (self.softmax.mask.is_some(), self.softmax.is_raw()) {
                     _ if !self.softmax.factors_of_pairs.first.is_null() => {
-                        match raw(self.softmax) {
+                        match self.softmax.is_raw() {
                             true => self.lanes::<S, false, { RAW }, true>(simd, lane),
                             false => self.lanes::<S, true, { SCALED }, true>(simd, lane),
                         }
                     }
-                    (false, true) if near(std::slice::from_raw_parts(maxima, S::WIDTH)) => {
+                    (false, true)
+                        if Softmax::near(
+                            std::slice::from_raw_parts(maxima, S::WIDTH),
+                            MOST_NEAR,
+                        ) =>
+                    {
                         self.lanes::<S, false, { NEAR }, false>(simd, lane)
                     }
                     (false, true) => self.lanes::<S, false, { RAW }, false>(simd, lane),
@@ -113,28 +118,8 @@ impl Operation for Weigh<'_> {
     }
 }
 
-/// What a score is: scaled and changed, or as the product left it, or such that multiplication by
-/// the scale and subtraction of the maximum can be one step.
-const SCALED: u8 = 0;
-const RAW: u8 = 1;
-const NEAR: u8 = 2;
-
-/// Whether multiplying by the scale, subtracting the maximum and changing the base can be rounded
-/// as one: the greatest score is then off by 2^-23 of itself, which mustn't be seen in its weight
-/// of 1.
-#[inline(always)]
-fn near(maxima: &[f32]) -> bool {
-    maxima.iter().all(|&max| max.abs() < MOST_NEAR || max == f32::NEG_INFINITY)
-}
-
+/// Maxima up to which scores are weighed in one step.
 const MOST_NEAR: f32 = 1024.0;
-
-/// Whether scores are used as the product left them, but for the scale. A negative one would make
-/// the greatest product the least score.
-#[inline(always)]
-fn raw(softmax: &Softmax) -> bool {
-    softmax.scale >= 0.0 && softmax.mask.is_none()
-}
 
 /// Keys that are taken together, so that they don't wait for each other.
 const TOGETHER: usize = 4;
@@ -194,18 +179,8 @@ impl Begin<'_> {
         lane: usize,
     ) -> [S::F; K] {
         let softmax = self.softmax;
-        let zero = simd.splat(0.0);
         // SAFETY: this function demands keys and lanes of the softmax, and `Softmax` its scores.
-        unsafe {
-            if !RAW {
-                return softmax.scores::<S, K, MASKED>(simd, key, lane);
-            }
-            let mut scores = [zero; K];
-            for k in 0..K {
-                scores[k] = simd.load(softmax.scores.at(key + k, lane).first);
-            }
-            scores
-        }
+        unsafe { softmax.scores::<S, K, MASKED, RAW>(simd, key, lane) }
     }
 }
 
@@ -255,10 +230,10 @@ impl Operation for Flow<'_> {
 impl Softmax {
     /// Whether the scores of a key tile may be weighed as they come, once all lanes have a maximum.
     pub(crate) fn flows(&self) -> bool {
-        raw(self) && self.factors_of_pairs.first.is_null()
+        self.is_raw() && self.factors_of_pairs.first.is_null()
     }
 
-    /// Whether all lanes have a maximum, and one that is [`near`].
+    /// Whether all lanes have a maximum, and one that is [near](Softmax::near).
     ///
     /// # Safety
     ///

@@ -16,6 +16,7 @@ use crate::simd::{LANES, Simd};
 unsafe impl FusedKernel for Amx {
     const MOST_LANES: usize = 2 * SIDE;
     const MOST_SCORES: usize = 512 * Self::MOST_LANES;
+    const KEY_PANEL: usize = 512;
     const GROUP: usize = 4;
     const FOLDS: bool = false;
 

@@ -11,6 +11,7 @@ use crate::simd::{LANES, Simd};
 unsafe impl FusedKernel for SplitAmx {
     const MOST_LANES: usize = LANES;
     const MOST_SCORES: usize = 128 * LANES;
+    const KEY_PANEL: usize = 256;
     const GROUP: usize = 1;
     const FOLDS: bool = true;
 

@@ -1,26 +1,35 @@
 //! Very few queries: keys and values as they lie, and no operand packed.
 //!
 //! ```text
-//! scores    for each vector of keys, each query:
-//!               sums[key] ← Σ over vectors of dims: q · k        one vector per key
-//!               turn the square of sums, and add its rows        one lane per key
-//! values    for each query, a few vectors of dims:
+//! scores    for each vector of keys, each few queries:
+//!               sums[query, key] ← Σ over vectors of dims: q · k     one vector per query and key
+//!               turn the square of sums, and add its rows            one lane per key
+//! values    for each few queries, a few vectors of dims:
 //!               A ← A + Σ over keys: p · v
 //! ```
 //!
 //! One square is transposed for each query, in place of one for each vector of dims; what is
-//! narrower than f32 is widened on its way to the multiplication.
+//! narrower than f32 is widened on its way to the multiplication. Each line of keys and values is
+//! requested some tokens ahead: the CPU's own requests stop where it computes in between.
 
 #![expect(clippy::needless_range_loop, reason = "arrays of vectors stay in registers this way")]
 
 use crate::dtype::{Element, ElementType, load_pairs, paired};
-use crate::gemm::Rows;
-use crate::simd::{LANES, Operation, Simd, WIDEST};
+use crate::gemm::{OVER_TOKENS, Rows};
+use crate::simd::{Operation, Simd, WIDEST};
 use crate::tensor::Strided;
 
-/// Whether turning sums takes at most half of what turning keys would.
-pub(super) fn dots_pay<S: Simd>(rows: usize, dims: usize) -> bool {
-    2 * rows <= dims.div_ceil(S::WIDTH)
+/// Queries that share what is loaded of keys and values, where there are registers for their sums.
+const SHARED: usize = 4;
+
+/// Whether using tokens as they lie takes less time than transposing or copying them would, given how far
+/// their numbers are from each other.
+pub(super) fn dots_pay<S: Simd>(rows: usize, column: isize, dims: usize) -> bool {
+    let vectors = dims.div_ceil(S::WIDTH);
+    match S::REGISTERS >= 32 && is_plain::<S>(column, dims) {
+        true => rows <= 2 * vectors,
+        false => 2 * rows <= vectors,
+    }
 }
 
 /// Whether pairs of vectors lie in one piece, given how far numbers are from each other.
@@ -61,6 +70,20 @@ unsafe fn vectors<S: Simd, E: Element, const PLAIN: bool>(
     }
 }
 
+/// Tokens from the one that is read to the one that is requested: some thousand bytes.
+const AHEAD: isize = 32;
+
+/// Requests the same numbers of a later token as [`vectors`] reads, line by line.
+#[inline(always)]
+fn request<S: Simd, E: Element, const PLAIN: bool>(simd: S, token: Strided<E>, dim: usize) {
+    let soon = token.first.wrapping_offset(AHEAD * token.row).wrapping_add(dim).cast::<u8>();
+    if PLAIN {
+        for byte in (0..2 * S::WIDTH * size_of::<E>()).step_by(64) {
+            simd.prefetch(soon.wrapping_add(byte));
+        }
+    }
+}
+
 /// The products of `rows` queries with `tokens` keys, in whole vectors of keys.
 ///
 /// # Safety
@@ -78,53 +101,82 @@ pub(super) struct Dots<E> {
     pub(super) scores: Rows,
 }
 
+/// Sums of a query and each of as many keys as a vector has lanes.
+type Square = [f32; WIDEST * WIDEST];
+
 impl<E: Element> Operation for Dots<E> {
     type Output = ();
 
     #[inline(always)]
     unsafe fn eval<S: Simd>(self, simd: S) {
-        // SAFETY: the matrices are as the type demands, and `is_plain` says what it has to.
+        let plain = is_plain::<S>(self.keys.column, self.dims);
+        let mut squares = [[0.0; WIDEST * WIDEST]; SHARED];
+        // SAFETY: the matrices are as the type demands, `is_plain` says what it has to, and `Q` queries
+        // from one on that is at most `rows - Q` are below `rows`.
         unsafe {
-            match is_plain::<S>(self.keys.column, self.dims) {
-                true => self.scores::<S, true>(simd),
-                false => self.scores::<S, false>(simd),
+            for first in (0..self.tokens).step_by(S::WIDTH) {
+                let mut query = 0;
+                while S::REGISTERS >= 32 && query + SHARED <= self.rows {
+                    let at = (query, first);
+                    match plain {
+                        true => self.scores::<S, SHARED, true>(simd, &mut squares, at),
+                        false => self.scores::<S, SHARED, false>(simd, &mut squares, at),
+                    }
+                    query += SHARED;
+                }
+                for query in query..self.rows {
+                    let at = (query, first);
+                    match plain {
+                        true => self.scores::<S, 1, true>(simd, &mut squares, at),
+                        false => self.scores::<S, 1, false>(simd, &mut squares, at),
+                    }
+                }
             }
         }
     }
 }
 
 impl<E: Element> Dots<E> {
+    /// The scores of `Q` queries and a vector of keys.
+    ///
     /// # Safety
     ///
-    /// That of [`Dots`]; `PLAIN` only where [`is_plain`].
+    /// That of [`Dots`]; `query + Q` queries must be among the rows, `first` below `tokens`, a multiple of
+    /// the vector's width; `PLAIN` only where [`is_plain`].
     #[inline(always)]
-    unsafe fn scores<S: Simd, const PLAIN: bool>(&self, simd: S) {
-        let mut square = [0.0_f32; WIDEST * WIDEST];
+    unsafe fn scores<S: Simd, const Q: usize, const PLAIN: bool>(
+        &self,
+        simd: S,
+        squares: &mut [Square; SHARED],
+        (query, first): (usize, usize),
+    ) {
         // SAFETY: tokens are below `tokens`, queries below `rows`; dims go up by pairs of vectors,
         // which `queries` has whole, and keys where `PLAIN`; scores are stored a vector at a time.
-        // `Dots` demands all of them. `square` holds one of the widest vectors.
+        // `Dots` demands all of them. A square holds one of the widest vectors.
         unsafe {
-            for first in (0..self.tokens).step_by(S::WIDTH) {
-                for query in 0..self.rows {
-                    let q = self.queries.at(query, 0).first;
-                    for t in 0..S::WIDTH {
-                        // Behind the last key, it again.
-                        let key = self.keys.at((first + t).min(self.tokens - 1), 0);
-                        let mut sum = simd.splat(0.0);
-                        for dim in (0..self.dims).step_by(2 * S::WIDTH) {
-                            let k = vectors::<S, E, PLAIN>(simd, key, dim, self.dims);
-                            for n in 0..2 {
-                                sum = simd.fma(k[n], simd.load(q.add(dim + n * S::WIDTH)), sum);
-                            }
-                        }
-                        simd.store(square.as_mut_ptr().add(t * S::WIDTH), sum);
+            for t in 0..S::WIDTH {
+                // Behind the last key, it again.
+                let key = self.keys.at((first + t).min(self.tokens - 1), 0);
+                let mut sums = [simd.splat(0.0); Q];
+                for dim in (0..self.dims).step_by(2 * S::WIDTH) {
+                    let k = vectors::<S, E, PLAIN>(simd, key, dim, self.dims);
+                    if query == 0 {
+                        request::<S, E, PLAIN>(simd, key, dim);
                     }
-                    simd.store(self.scores.at(query, first).first, simd.sums(square.as_ptr()));
+                    for n in 0..2 {
+                        for q in 0..Q {
+                            let at = self.queries.at(query + q, dim + n * S::WIDTH).first;
+                            sums[q] = simd.fma(k[n], simd.load(at), sums[q]);
+                        }
+                    }
                 }
-                for t in 0..S::WIDTH {
-                    let soon = (LANES + first + t) as isize * self.keys.row;
-                    simd.prefetch(self.keys.first.wrapping_offset(soon).cast());
+                for q in 0..Q {
+                    simd.store(squares[q].as_mut_ptr().add(t * S::WIDTH), sums[q]);
                 }
+            }
+            for q in 0..Q {
+                let to = self.scores.at(query + q, first).first;
+                simd.store(to, simd.sums(squares[q].as_ptr()));
             }
         }
     }
@@ -147,12 +199,8 @@ pub(super) struct Weigh<E> {
     pub(super) sums: Rows,
 }
 
-/// Pairs of vectors of sums that are in registers together, for even and for odd keys.
+/// Pairs of vectors of sums per query that are in registers together.
 const TOGETHER: usize = 2;
-
-/// Keys whose values are summed up before they are added to others, half of them each in even and
-/// odd sums: as accurate as [`OVER_TOKENS`](crate::gemm::OVER_TOKENS)(crate::gemm::OVER_TOKENS).
-const PIECE: usize = 128;
 
 impl<E: Element> Operation for Weigh<E> {
     type Output = ();
@@ -160,17 +208,22 @@ impl<E: Element> Operation for Weigh<E> {
     #[inline(always)]
     unsafe fn eval<S: Simd>(self, simd: S) {
         let plain = is_plain::<S>(self.values.column, self.dims);
-        // SAFETY: queries are below `rows`, and `first` below `dims`; `PLAIN` is what `is_plain`
-        // says.
+        let mut query = 0;
+        // SAFETY: `Q` queries from one on that is at most `rows - Q` are below `rows`; `PLAIN` is what
+        // `is_plain` says. One query has sums of even and of odd keys, so that enough of them are
+        // independent.
         unsafe {
-            for query in 0..self.rows {
-                for first in (0..self.dims).step_by(TOGETHER * 2 * S::WIDTH) {
-                    match (self.dims - first <= 2 * S::WIDTH, plain) {
-                        (true, true) => self.columns::<S, 1, true>(simd, query, first),
-                        (true, false) => self.columns::<S, 1, false>(simd, query, first),
-                        (false, true) => self.columns::<S, TOGETHER, true>(simd, query, first),
-                        (false, false) => self.columns::<S, TOGETHER, false>(simd, query, first),
-                    }
+            while S::REGISTERS >= 32 && query + SHARED <= self.rows {
+                match plain {
+                    true => self.queries::<S, SHARED, 1, true>(simd, query),
+                    false => self.queries::<S, SHARED, 1, false>(simd, query),
+                }
+                query += SHARED;
+            }
+            for query in query..self.rows {
+                match plain {
+                    true => self.queries::<S, 1, 2, true>(simd, query),
+                    false => self.queries::<S, 1, 2, false>(simd, query),
                 }
             }
         }
@@ -178,64 +231,121 @@ impl<E: Element> Operation for Weigh<E> {
 }
 
 impl<E: Element> Weigh<E> {
-    /// `N` pairs of vectors of the sums of a query, from dim `first` on.
+    /// All dims of `Q` queries.
     ///
     /// # Safety
     ///
-    /// That of [`Weigh`], for a query below `rows` and a dim below `dims` that is a multiple of a
+    /// That of [`Weigh`], for queries below `rows`; `PLAIN` only where [`is_plain`].
+    #[inline(always)]
+    unsafe fn queries<S: Simd, const Q: usize, const W: usize, const PLAIN: bool>(
+        &self,
+        simd: S,
+        query: usize,
+    ) {
+        for first in (0..self.dims).step_by(TOGETHER * 2 * S::WIDTH) {
+            // SAFETY: this function demands what is left, and `first` is below `dims`.
+            unsafe {
+                match self.dims - first <= 2 * S::WIDTH {
+                    true => self.columns::<S, Q, W, 1, PLAIN>(simd, query, first),
+                    false => self.columns::<S, Q, W, TOGETHER, PLAIN>(simd, query, first),
+                }
+            }
+        }
+    }
+
+    /// `N` pairs of vectors of the sums of `Q` queries, from dim `first` on; keys are added to `W`
+    /// sums in turn.
+    ///
+    /// # Safety
+    ///
+    /// That of [`Weigh`], for queries below `rows` and a dim below `dims` that is a multiple of a
     /// pair of vectors; `PLAIN` only where [`is_plain`].
     #[inline(always)]
-    unsafe fn columns<S: Simd, const N: usize, const PLAIN: bool>(
+    unsafe fn columns<
+        S: Simd,
+        const Q: usize,
+        const W: usize,
+        const N: usize,
+        const PLAIN: bool,
+    >(
         &self,
         simd: S,
         query: usize,
         first: usize,
     ) {
-        let zero = [[simd.splat(0.0); 2]; N];
+        let zero = [[[simd.splat(0.0); 2]; N]; Q];
+        // Keys whose values are summed up before they are added to others.
+        let piece = OVER_TOKENS * W;
         // SAFETY: keys are below `tokens`, as `add` demands; sums are only touched in pairs of
-        // vectors that begin below `dims`, which `Weigh` demands. `numbers` has a pair of the
-        // widest vectors.
+        // vectors that begin below `dims`, which `Weigh` demands.
         unsafe {
-            let weights = self.weights.at(query, 0).first.cast_const();
             let mut total = zero;
-            for start in (0..self.tokens).step_by(PIECE) {
-                let end = self.tokens.min(start + PIECE);
-                let (mut even, mut odd) = (zero, zero);
-                let pairs = start + (end - start) / 2 * 2;
-                for key in (start..pairs).step_by(2) {
-                    self.add::<S, N, PLAIN>(simd, &mut even, weights, key, first);
-                    self.add::<S, N, PLAIN>(simd, &mut odd, weights, key + 1, first);
+            for start in (0..self.tokens).step_by(piece) {
+                let end = self.tokens.min(start + piece);
+                let mut ways = [zero; W];
+                let mut key = start;
+                while key + W <= end {
+                    for way in 0..W {
+                        self.add::<S, Q, N, PLAIN>(simd, &mut ways[way], (query, key + way), first);
+                    }
+                    key += W;
                 }
-                if pairs < end {
-                    self.add::<S, N, PLAIN>(simd, &mut even, weights, pairs, first);
+                for key in key..end {
+                    self.add::<S, Q, N, PLAIN>(simd, &mut ways[0], (query, key), first);
                 }
-                for n in 0..N {
-                    for half in 0..2 {
-                        let both = simd.add(even[n][half], odd[n][half]);
-                        total[n][half] = simd.add(total[n][half], both);
+                for q in 0..Q {
+                    for n in 0..N {
+                        for half in 0..2 {
+                            let mut sum = ways[0][q][n][half];
+                            for way in &ways[1..] {
+                                sum = simd.add(sum, way[q][n][half]);
+                            }
+                            total[q][n][half] = simd.add(total[q][n][half], sum);
+                        }
                     }
                 }
             }
-            for n in 0..N {
-                let dim = first + n * 2 * S::WIDTH;
-                if dim >= self.dims {
-                    break;
-                }
-                let to = self.sums.at(query, dim).first;
-                if !PLAIN || E::TYPE != ElementType::Bf16 {
-                    for half in 0..2 {
-                        let to = to.add(half * S::WIDTH);
-                        simd.store(to, simd.add(simd.load(to), total[n][half]));
+            for q in 0..Q {
+                for n in 0..N {
+                    let dim = first + n * 2 * S::WIDTH;
+                    if dim < self.dims {
+                        self.store::<S, PLAIN>(simd, (query + q, dim), total[q][n]);
                     }
-                    continue;
                 }
-                let mut numbers = [0.0; 2 * WIDEST];
+            }
+        }
+    }
+
+    /// Adds to a pair of vectors of the sums.
+    ///
+    /// # Safety
+    ///
+    /// That of [`Weigh`], for a query below `rows` and a dim below `dims` that is a multiple of a
+    /// pair of vectors; `PLAIN` as for the [values](vectors).
+    #[inline(always)]
+    unsafe fn store<S: Simd, const PLAIN: bool>(
+        &self,
+        simd: S,
+        (query, dim): (usize, usize),
+        pair: [S::F; 2],
+    ) {
+        // SAFETY: the sums are in whole pairs of vectors, as `Weigh` demands; `numbers` has a pair of the
+        // widest vectors.
+        unsafe {
+            let to = self.sums.at(query, dim).first;
+            if !PLAIN || E::TYPE != ElementType::Bf16 {
                 for half in 0..2 {
-                    simd.store(numbers.as_mut_ptr().add(half * S::WIDTH), total[n][half]);
+                    let to = to.add(half * S::WIDTH);
+                    simd.store(to, simd.add(simd.load(to), pair[half]));
                 }
-                for number in 0..2 * S::WIDTH {
-                    *to.add(number) += numbers[paired::<E, S>(number)];
-                }
+                return;
+            }
+            let mut numbers = [0.0; 2 * WIDEST];
+            for half in 0..2 {
+                simd.store(numbers.as_mut_ptr().add(half * S::WIDTH), pair[half]);
+            }
+            for number in 0..2 * S::WIDTH {
+                *to.add(number) += numbers[paired::<E, S>(number)];
             }
         }
     }
@@ -244,23 +354,29 @@ impl<E: Element> Weigh<E> {
     ///
     /// # Safety
     ///
-    /// That of [`columns`](Self::columns), for a key below `tokens` and the weights of the query.
+    /// That of [`columns`](Self::columns), for a key below `tokens`.
     #[inline(always)]
-    unsafe fn add<S: Simd, const N: usize, const PLAIN: bool>(
+    unsafe fn add<S: Simd, const Q: usize, const N: usize, const PLAIN: bool>(
         &self,
         simd: S,
-        sums: &mut [[S::F; 2]; N],
-        weights: *const f32,
-        key: usize,
+        sums: &mut [[[S::F; 2]; N]; Q],
+        (query, key): (usize, usize),
         first: usize,
     ) {
-        // SAFETY: the key has a weight and `dims` values, as `Weigh` demands.
+        // SAFETY: the key has a weight per query and `dims` values, as `Weigh` demands.
         unsafe {
-            let (weight, row) = (simd.splat(*weights.add(key)), self.values.at(key, 0));
+            let row = self.values.at(key, 0);
             for n in 0..N {
-                let v = vectors::<S, E, PLAIN>(simd, row, first + n * 2 * S::WIDTH, self.dims);
-                for half in 0..2 {
-                    sums[n][half] = simd.fma(v[half], weight, sums[n][half]);
+                let dim = first + n * 2 * S::WIDTH;
+                let v = vectors::<S, E, PLAIN>(simd, row, dim, self.dims);
+                if query == 0 {
+                    request::<S, E, PLAIN>(simd, row, dim);
+                }
+                for q in 0..Q {
+                    let weight = simd.splat(*self.weights.at(query + q, key).first);
+                    for half in 0..2 {
+                        sums[q][n][half] = simd.fma(v[half], weight, sums[q][n][half]);
+                    }
                 }
             }
         }
