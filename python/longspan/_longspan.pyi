@@ -39,6 +39,7 @@ __all__ = [
     "causal",
     "check_options",
     "dilated",
+    "direct_forward",
     "documents",
     "fma_peak",
     "forward",
@@ -92,8 +93,8 @@ _What = Pattern | str | Sequence[Pattern | str] | Layout | Dilated
 #: A torch.device, or its name.
 _Device = Any
 _Width = Literal["all", "longest"]
-#: (address, shape, strides, name of the type)
-_Raw = tuple[int, Sequence[int], Sequence[int], str]
+#: A tensor whose type has DLPack's functions, or (address, shape, strides, name of the type).
+_Raw = _Tensor | tuple[int, Sequence[int], Sequence[int], str]
 
 @final
 class Pattern:
@@ -756,14 +757,17 @@ def fma_peak(threads: int = 1, isa: _Isa | None = None) -> float: ...
 def amx_peak(threads: int = 1) -> float | None: ...
 def read_bandwidth(data: _Tensor, threads: int) -> float: ...
 def raw_forward(
-    q: _Raw, k: _Raw, v: _Raw, out: _Raw, lse: _Raw, lse_lo: _Raw | None,
-    pattern: _What, **options: Any,
+    q: _Raw, k: _Raw, v: _Raw, out: _Raw, lse: _Raw | None, lse_lo: _Raw | None,
+    pattern: _What, threads: int | None = None, precision: _Precision | None = None,
+    **options: Any,
 ) -> None: ...
 def raw_backward(
     q: _Raw, k: _Raw, v: _Raw, out: _Raw, lse: _Raw, lse_lo: _Raw | None,
     dout: _Raw, dlse: _Raw | None, dq: _Raw, dk: _Raw, dv: _Raw,
-    pattern: _What, wanted: Sequence[bool] = ..., **options: Any,
+    pattern: _What, wanted: Sequence[bool] = ..., threads: int | None = None,
+    precision: _Precision | None = None, **options: Any,
 ) -> tuple[bytes | None, bytes | None, bytes | None]: ...
+def direct_forward(q: _Out, k: _Out, v: _Out, pattern: Pattern, enable_gqa: bool) -> _Out | None: ...
 def check_options(
     pattern: _What, **options: Any
 ) -> tuple[Pattern | Layout | Dilated, dict[str, Any]]: ...

@@ -9,13 +9,15 @@
 //!
 //! The structures are those of `dlpack.h`, field by field.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, c_int, c_void};
+use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
 use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyType};
 
 use crate::errors;
 
@@ -89,6 +91,76 @@ struct Versioned {
     flags: u64,
     tensor: RawTensor,
 }
+
+/// `DLPackExchangeAPI`: functions that a type of tensors has as `__dlpack_c_exchange_api__`.
+#[repr(C)]
+struct Exchange {
+    version: Version,
+    previous: *const c_void,
+    allocate: *const c_void,
+    export: *const c_void,
+    import: *const c_void,
+    borrow: Option<unsafe extern "C" fn(*mut ffi::PyObject, *mut RawTensor) -> c_int>,
+    stream: *const c_void,
+}
+
+/// Describes a tensor that its caller holds on to, without a capsule; `None` for objects whose type has no
+/// function for that.
+pub(crate) fn borrow(object: &Bound<'_, PyAny>) -> PyResult<Option<RawTensor>> {
+    let Some(exchange) = exchange(object)? else { return Ok(None) };
+    let Some(function) = exchange.borrow else { return Ok(None) };
+    let mut tensor = MaybeUninit::<RawTensor>::uninit();
+    // SAFETY: the function is that of the object's type, and the interpreter is attached. It writes the
+    // whole structure where it returns 0.
+    let tensor = unsafe {
+        if function(object.as_ptr(), tensor.as_mut_ptr()) != 0 {
+            return Err(PyErr::fetch(object.py()));
+        }
+        tensor.assume_init()
+    };
+    Ok(Some(tensor))
+}
+
+impl RawTensor {
+    /// Refuses what isn't in the CPU's memory.
+    pub(crate) fn on_cpu(&self, name: &str) -> PyResult<()> {
+        on_cpu(name, self.device.kind, self.device.index)
+    }
+
+    /// Whether it has four axes of f32, bf16 or f16 in the CPU's memory.
+    pub(crate) fn is_plain(&self) -> bool {
+        let DataType { code, bits, lanes } = self.dtype;
+        let known = matches!((code, bits, lanes), (FLOAT, 16 | 32, 1) | (BFLOAT, 16, 1));
+        known && self.axes == 4 && self.device.kind == CPU
+    }
+}
+
+/// The functions of an object's type, looked up once for the first type: torch's tensors.
+fn exchange(object: &Bound<'_, PyAny>) -> PyResult<Option<&'static Exchange>> {
+    static FIRST: PyOnceLock<(Py<PyType>, Option<&'static Exchange>)> = PyOnceLock::new();
+    let py = object.py();
+    let of_type = || -> PyResult<Option<&'static Exchange>> {
+        let Ok(capsule) = object.get_type().getattr("__dlpack_c_exchange_api__") else {
+            return Ok(None);
+        };
+        let name = c"dlpack_exchange_api".as_ptr();
+        // SAFETY: `capsule` keeps the object alive, and the interpreter is attached; a null pointer is
+        // an exception that was set. DLPack demands that the structure lives as long as the process.
+        let exchange = unsafe {
+            let pointer = ffi::PyCapsule_GetPointer(capsule.as_ptr(), name);
+            pointer.cast::<Exchange>().as_ref().ok_or_else(|| PyErr::fetch(py))?
+        };
+        Ok((exchange.version.major == MAJOR).then_some(exchange))
+    };
+    let (first, found) =
+        FIRST.get_or_try_init(py, || PyResult::Ok((object.get_type().unbind(), of_type()?)))?;
+    if object.get_type().is(first.bind(py)) { Ok(*found) } else { of_type() }
+}
+
+// SAFETY: a table of functions, which nothing writes.
+unsafe impl Send for Exchange {}
+// SAFETY: as above.
+unsafe impl Sync for Exchange {}
 
 /// A tensor that was taken from its capsule; given back when it is dropped.
 pub(crate) enum Managed {

@@ -2,7 +2,7 @@
 //!
 //! | module | what it has |
 //! |---|---|
-//! | `attention`, `raw` | what users call, what the package's own glue calls |
+//! | `attention`, `raw`, `direct` | what users call, what the package's own glue calls |
 //! | `call` | tensors checked against each other, and the passes over them |
 //! | `options` | what they take by keyword; layouts and scratch that outlive a call |
 //! | `tensor`, `dlpack`, `array` | tensors that come in, how they are handed over, those that go out |
@@ -29,6 +29,7 @@ mod carrier;
 mod components;
 mod density;
 mod dilated;
+mod direct;
 mod dlpack;
 mod engine;
 mod errors;
@@ -60,6 +61,8 @@ mod _longspan {
     use crate::density::scale_to_density;
     #[pymodule_export]
     use crate::dilated::Dilated;
+    #[pymodule_export]
+    use crate::direct::direct_forward;
     #[pymodule_export]
     use crate::errors::RingError;
     #[pymodule_export]

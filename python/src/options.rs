@@ -111,6 +111,19 @@ impl Options {
         Ok(calls)
     }
 
+    /// The same, with what most calls give besides: arguments cost less than names.
+    pub(crate) fn executed(
+        mut self,
+        threads: Option<usize>,
+        precision: Option<&str>,
+    ) -> PyResult<Self> {
+        self.threads = threads.and_then(NonZeroUsize::new).or(self.threads);
+        if let Some(precision) = precision {
+            self.precision = Some(precision.parse().map_err(errors::raise)?);
+        }
+        Ok(self)
+    }
+
     /// Reads them; a name that `function` doesn't know is an error.
     pub(crate) fn read(function: &str, options: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
         let mut read = Options::default();

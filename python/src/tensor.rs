@@ -11,7 +11,7 @@ use longspan::{Dims, Element, ElementType, Order, Strides, View, ViewMut};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use crate::dlpack::{self, DataType, Managed};
+use crate::dlpack::{self, DataType, Managed, RawTensor};
 use crate::errors;
 
 pub(crate) use self::numpy::ndarray;
@@ -86,12 +86,24 @@ impl Tensor {
     }
 
     fn taken(name: &'static str, managed: Managed) -> PyResult<Self> {
-        let raw = managed.tensor();
+        let access = match managed.flags() {
+            flags if flags & dlpack::READ_ONLY != 0 => Access::ReadOnly,
+            flags if flags & dlpack::IS_COPIED != 0 => Access::Copied,
+            _ => Access::Write,
+        };
+        // SAFETY: the tensor keeps the capsule, whose tensor this is.
+        let tensor = unsafe { Tensor::described(name, managed.tensor()) }?;
+        Ok(Tensor { access, _keeper: Keeper::Capsule(managed), ..tensor })
+    }
+
+    /// A tensor that DLPack describes.
+    ///
+    /// # Safety
+    ///
+    /// What is described has to live until the tensor is dropped, and nothing else may write to it.
+    pub(crate) unsafe fn described(name: &'static str, raw: &RawTensor) -> PyResult<Self> {
         let Some(element) = element_of(raw.dtype) else {
-            return Err(errors::kind(format!(
-                "{name} holds {}, expected f32, bf16 or f16: convert it first",
-                describe(raw.dtype)
-            )));
+            return Err(unsupported(name, &describe(raw.dtype)));
         };
         let axes = usize::try_from(raw.axes).unwrap_or(usize::MAX);
         check_axes(name, axes)?;
@@ -99,7 +111,7 @@ impl Tensor {
         let mut within = 1_i64;
         for axis in (0..axes).rev() {
             // SAFETY: DLPack demands an entry per axis of both lists, which live as long as the
-            // capsule.
+            // tensor.
             let len = unsafe { *raw.shape.add(axis) };
             let stride = match raw.strides.is_null() {
                 true => within,
@@ -111,29 +123,30 @@ impl Tensor {
             within = within.saturating_mul(len);
         }
         let data = raw.data.cast::<u8>().wrapping_add(raw.byte_offset as usize);
-        let access = match managed.flags() {
-            flags if flags & dlpack::READ_ONLY != 0 => Access::ReadOnly,
-            flags if flags & dlpack::IS_COPIED != 0 => Access::Copied,
-            _ => Access::Write,
-        };
-        let _keeper = Keeper::Capsule(managed);
+        let (access, _keeper) = (Access::Write, Keeper::Caller);
         Ok(Tensor { name, data, axes, shape, strides, element, access, _keeper })
     }
 
-    /// A tensor from `(address, shape, strides, name of the type)`.
+    /// A tensor that the caller holds on to: itself, where its type has DLPack's functions, or
+    /// `(address, shape, strides, name of the type)`.
     ///
     /// # Safety
     ///
-    /// The tuple has to describe memory that lives, and that nothing else writes to, until the
-    /// tensor is dropped.
-    pub(crate) unsafe fn raw(name: &'static str, tuple: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let tuple = tuple.cast::<PyTuple>()?;
+    /// The tensor, or the memory that the tuple describes, has to live until this one is dropped, and
+    /// nothing else may write to it.
+    pub(crate) unsafe fn raw(name: &'static str, object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        if let Some(tensor) = dlpack::borrow(object)? {
+            tensor.on_cpu(name)?;
+            if element_of(tensor.dtype).is_none() {
+                let dtype = object.getattr("dtype")?.str()?.to_string();
+                return Err(unsupported(name, dtype.trim_start_matches("torch.")));
+            }
+            // SAFETY: this function demands both.
+            return unsafe { Tensor::described(name, &tensor) };
+        }
+        let tuple = object.cast::<PyTuple>()?;
         let (address, lens, steps, dtype): (usize, Vec<i64>, Vec<i64>, String) = tuple.extract()?;
-        let element = by_dtype(&dtype).ok_or_else(|| {
-            errors::kind(format!(
-                "{name} holds {dtype}, expected f32, bf16 or f16: convert it first"
-            ))
-        })?;
+        let element = by_dtype(&dtype).ok_or_else(|| unsupported(name, &dtype))?;
         check_axes(name, lens.len())?;
         if steps.len() != lens.len() {
             return Err(errors::value(format!(
@@ -336,6 +349,10 @@ fn element_of(dtype: DataType) -> Option<ElementType> {
         (dlpack::BFLOAT, 16, 1) => Some(ElementType::Bf16),
         _ => None,
     }
+}
+
+fn unsupported(name: &str, dtype: &str) -> PyErr {
+    errors::kind(format!("{name} holds {dtype}, expected f32, bf16 or f16: convert it first"))
 }
 
 fn describe(dtype: DataType) -> String {

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from longspan import Dilated, Layout, Pattern, batch
+from longspan._longspan import direct_forward
 from longspan.torch import _functional, _op, _run
 from longspan.torch._run import Found, Learned, Places, Scores
 
@@ -167,6 +168,16 @@ def attention(
     tokens, or each packed sequence, are a sequence of their own, in which branches count from the first
     key. ``query_offset`` is the only offset. ``DilatedAttention`` is the module.
     """
+    if (
+        scale is softcap is key_padding is cu_seqlens is query_offset is key_offset is None
+        and global_tokens is prefix is sink_logits is bias_table is alibi_slopes is None
+        and not (return_lse or bias_right or dropout_p)
+        and isinstance(pattern, (str, Pattern))
+        and not torch.compiler.is_compiling()
+    ):
+        out = direct_forward(q, k, v, _run.read(pattern), enable_gqa)
+        if out is not None:
+            return out
     q, k, v = checked(q, k, v)
     if q.shape[1] != k.shape[1] and not enable_gqa:
         raise ValueError(
@@ -299,20 +310,20 @@ def same_type(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def _is_direct(q: Tensor, k: Tensor, v: Tensor, learned: Learned) -> bool:
+def _is_direct(q: Tensor, k: Tensor, v: Tensor, learned: tuple[Tensor | None, ...]) -> bool:
     """Whether only the kernel would see a call of the operator: no gradient, no mode that
     traces or counts, no transform of functions. Decoding a token takes tens of microseconds, of
     which the dispatcher's way through Python would be 20."""
     return (
         not torch.compiler.is_compiling()
         and type(q) is type(k) is type(v) is Tensor
-        and not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
+        and not (
+            torch.is_grad_enabled()
+            and any(x is not None and x.requires_grad for x in (q, k, v, *learned))
+        )
         and not (q.is_neg() or k.is_neg() or v.is_neg())
         and torch._C._len_torch_dispatch_stack() == 0
         and torch._C._functorch.peek_interpreter_stack() is None
-        and not (
-            torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in learned)
-        )
     )
 
 

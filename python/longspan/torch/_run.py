@@ -129,6 +129,8 @@ def forward(
         raw(found.lse),
         None if found.lse_lo is None else raw(found.lse_lo),
         _what(pattern, places, k),
+        torch.get_num_threads(),
+        precision(),
         **_options(scores, places, k),
     )
     return found
@@ -168,6 +170,8 @@ def backward(
         raw(dv),
         _what(pattern, places, k),
         wanted,
+        torch.get_num_threads(),
+        precision(),
         **_options(scores, places, k),
     )
     return dq, dk, dv, *learned_gradients(lists, scores.learned)
@@ -192,11 +196,16 @@ def empty_learned(learned: Learned, wanted: Sequence[bool], device: torch.device
     return [torch.empty(shape, dtype=torch.float32, device=device) for shape in shapes]
 
 
-def raw(x: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...], str]:
+def raw(x: Tensor) -> Tensor | tuple[int, tuple[int, ...], tuple[int, ...], str]:
     """A tensor as the compiled part takes it; the caller holds on to it."""
+    if _READS:
+        return x
     name = NAMES.get(x.dtype)
     return x.data_ptr(), x.shape, x.stride(), str(x.dtype)[6:] if name is None else name
 
+
+#: Whether the compiled part reads torch's tensors itself, by DLPack's functions.
+_READS = hasattr(Tensor, "__dlpack_c_exchange_api__")
 
 #: Names of torch for f32 products of less than f32.
 _REDUCED = frozenset(("high", "medium", "tf32", "bf16"))
@@ -208,7 +217,7 @@ _PLAIN_PLACES = Places()
 
 def _options(scores: Scores, places: Places, k: Tensor) -> dict[str, Any]:
     # Fields are compared by identity: tensors have no truth.
-    options = {"threads": torch.get_num_threads(), "precision": precision()}
+    options: dict[str, Any] = {}
     if not all(map(is_, scores, _PLAIN_SCORES)):
         options |= {**additions(scores), "scale": scores.scale}
     if not all(map(is_, places, _PLAIN_PLACES)):
@@ -392,9 +401,11 @@ def _ranges(
     return found
 
 
-def read(text: str) -> longspan.Pattern:
+def read(pattern: longspan.Pattern | str) -> longspan.Pattern:
     """The pattern of a text."""
-    return _read(text) if len(text) <= _SHORT else longspan.Pattern(text)
+    if not isinstance(pattern, str):
+        return pattern
+    return _read(pattern) if len(pattern) <= _SHORT else longspan.Pattern(pattern)
 
 
 @functools.lru_cache(maxsize=256)

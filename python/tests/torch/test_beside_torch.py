@@ -54,7 +54,8 @@ def test_threads_follow_torch(threads, monkeypatch):
         real = getattr(_run, name)
 
         def spy(*arguments, real=real, **options):
-            seen.append(options["threads"])
+            # Threads come before the precision, which is the last argument without a name.
+            seen.append(arguments[-2])
             return real(*arguments, **options)
 
         monkeypatch.setattr(_run, name, spy)
