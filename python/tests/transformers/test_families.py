@@ -62,7 +62,10 @@ def test_outputs_and_gradients(title, check, monkeypatch):
     for name, gradient in gradients.items():
         # Gradients of some biases are 0 but for rounding.
         if float(expected_gradients[name].abs().max()) > 1e-5 * largest:
-            assert apart(gradient, expected_gradients[name]) < TOLERANCE, name
+            eager = expected_gradients[name]
+            # A single number sums terms of all tokens, which cancel: its error is as theirs.
+            share = float(eager.abs().max()) / largest if eager.numel() == 1 else 1
+            assert apart(gradient, eager) * share < TOLERANCE, name
     # Those that ``set_pattern`` finds are those that call attention.
     assert set(layers) == {module for module in made(family).modules() if _support.calls_interface(type(module))}
 
