@@ -37,12 +37,20 @@ impl Precision {
             return x as f32;
         }
         let exponent = ((x.to_bits() >> 52 & 0x7FF) as i32 - 1023).max(least);
-        let ulp = 2.0_f64.powi(exponent - precision + 1);
-        let rounded = (x / ulp).round_ties_even() * ulp;
-        if rounded.abs() >= 2.0_f64.powi(greatest + 1) {
+        // Powers of two from their bits, and whole numbers by a sum: most of what the oracle computes
+        // is rounded.
+        let power = |exponent: i32| f64::from_bits(((exponent + 1023) as u64) << 52);
+        if exponent > greatest {
             return f32::INFINITY.copysign(x as f32);
         }
-        rounded as f32
+        let ulp = power(exponent - precision + 1);
+        // 1.5 · 2^52 ulps: sums from 2^52 to 2^53 of them are whole numbers of ulps.
+        let shift = 6_755_399_441_055_744.0 * ulp;
+        let rounded = (x + shift) - shift;
+        if rounded.abs() >= power(greatest + 1) {
+            return f32::INFINITY.copysign(x as f32);
+        }
+        rounded.copysign(x) as f32
     }
 
     /// The unit roundoff: half the distance from 1 to the next number.
