@@ -54,9 +54,14 @@ def check_all(q, k, v, dout, pattern, mask, dtype="float32", dlse=None, score=No
         oracle.check(name, getattr(output, name), truth, gross, dtype)
     for name in ("dq", "dk", "dv"):
         oracle.check(name, getattr(gradients, name), truth, gross, dtype)
-    same, lse = longspan.attention(q, k, v, pattern, return_lse=True, **options)
-    assert numpy.array_equal(same, output.out)
-    assert numpy.array_equal(lse, output.lse)
+    out, lse = longspan.attention(q, k, v, pattern, return_lse=True, **options)
+    oracle.check("out", out, truth, gross, dtype)
+    oracle.check("lse", lse, truth, gross, dtype)
+    # Up to 16 queries of heads that share keys have the order of the decode kernel where no backward
+    # pass follows; all others have one order.
+    if q.shape[2] > 16:
+        assert numpy.array_equal(out, output.out)
+        assert numpy.array_equal(lse, output.lse)
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)

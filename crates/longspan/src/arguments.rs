@@ -66,7 +66,8 @@ pub struct OutputMut<'a, E = f32> {
     pub out: ViewMut<'a, E>,
     /// See [`Output::lse`].
     pub lse: &'a mut [f32],
-    /// See [`Output::lse_lo`]; of use to the backward pass alone.
+    /// See [`Output::lse_lo`]; of use to the backward pass alone. With it, scores of few queries are
+    /// added up in that pass's order, which takes longer: leave it out where none follows.
     pub lse_lo: Option<&'a mut [f32]>,
 }
 
@@ -103,6 +104,12 @@ pub(crate) enum PriorState<'a> {
 }
 
 impl<E: Element> OutputRows<'_, E> {
+    /// Whether a backward pass starts from them: it alone uses `lse_lo`. Rows that go on from a state
+    /// have their totals there, which says nothing of it.
+    pub(crate) fn are_saved(&self) -> bool {
+        self.lse_lo.is_some() && matches!(self.prior, PriorState::None)
+    }
+
     /// All of the rows, which go on from nothing.
     pub(crate) fn reborrow(&mut self) -> OutputRows<'_, E> {
         OutputRows {

@@ -78,6 +78,13 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync + 'static {
     /// pieces.
     const FUSED: bool = true;
 
+    /// Whether [`whole`](Simd::whole) rounds to the nearest number, else down.
+    const NEAREST: bool = true;
+
+    /// Keys per panel of the backward pass: five matrices of so many rows of 128 f32 fit into the
+    /// second-level cache of the CPUs that have this set and no wider one.
+    const KEY_PANEL: usize = 256;
+
     /// Register tiles in assembly, the largest first; products whose rows or vectors they don't divide
     /// are compiled for the rest.
     const TILES: &[RegisterTiles] = &[];
@@ -215,27 +222,33 @@ pub(crate) unsafe trait Simd: Copy + Send + Sync + 'static {
     fn mask(self, bits: u64) -> Self::M;
     /// `x` where the mask is set, else `y`.
     fn select(self, mask: Self::M, x: Self::F, y: Self::F) -> Self::F;
+    /// 0 where the mask is set, else `x`.
+    #[inline(always)]
+    fn zero_where(self, mask: Self::M, x: Self::F) -> Self::F {
+        self.select(mask, self.splat(0.0), x)
+    }
     /// Where a pair is kept by [dropout](crate::Dropout): the words of keys and queries, given as
     /// bits, mixed, are at least `threshold`.
     fn kept(self, key: Self::F, query: [Self::F; 2], threshold: u32) -> Self::M;
-    /// `x · 2^n`, where `n` is whole, from −126 to 127, and `biased` is `n + 1.5 · 2^23`. NaN
-    /// stays.
+    /// `x · 2^n`, where `n` is whole, from −126 to 127, and `biased` is `n` + [`ROUND`](math::ROUND).
+    /// NaN stays.
     fn scale(self, x: Self::F, n: Self::F, biased: Self::F) -> Self::F;
-    /// `x − ⌊x⌋`, or 1 for 0; 0 or 1 where `x` is below −126 or −∞. NaN stays.
+    /// The whole number [nearest](Self::NEAREST) to `x` or the one below, for `x` from −126 to 127. NaN
+    /// stays.
+    #[inline(always)]
+    fn whole(self, x: Self::F) -> Self::F {
+        let round = self.splat(math::ROUND);
+        self.sub(self.add(x, round), round)
+    }
+    /// `x − whole(x)`: from −½ to ½ or from 0 to 1. NaN stays.
     #[inline(always)]
     fn fraction(self, x: Self::F) -> Self::F {
-        let x = self.max(self.splat(-126.0), x);
-        let round = self.splat(math::ROUND);
-        self.sub(x, self.sub(self.add(self.sub(x, self.splat(0.5)), round), round))
+        self.sub(x, self.whole(x))
     }
-    /// `f · 2^(x − fraction(x))`, for `x` up to 127: at most `f · 2^-126` where `x` is below. NaN
-    /// stays.
+    /// `f · 2^whole(x)`, for `x` from −126 to 127. NaN stays.
     #[inline(always)]
     fn scale_by_whole(self, f: Self::F, x: Self::F) -> Self::F {
-        let x = self.max(self.splat(-126.0), x);
-        let round = self.splat(math::ROUND);
-        let biased = self.add(self.sub(x, self.splat(0.5)), round);
-        self.scale(f, self.sub(biased, round), biased)
+        self.scale(f, self.whole(x), self.add(x, self.splat(math::ROUND)))
     }
     /// Asks for the cache line of a byte, which needn't exist; a hint.
     fn prefetch(self, at: *const u8);

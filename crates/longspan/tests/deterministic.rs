@@ -26,7 +26,7 @@ fn cases() -> Vec<AttentionCase> {
     decode.layout.tokens_q = 1;
     let mut few = AttentionCase { heads_q: 4, ..one_head("16 queries", Rule::Causal, 4001) };
     few.layout.tokens_q = 16;
-    vec![
+    let cases = vec![
         one_head("window", window.clone(), 2100),
         one_head("global tokens", Rule::GlobalTokens { n: 3 }, 4200),
         AttentionCase { heads_q: 8, heads_kv: 2, ..decode.clone() },
@@ -65,7 +65,8 @@ fn cases() -> Vec<AttentionCase> {
             lse_gradient: true,
             ..one_head("sink logits", Rule::SlidingWindow { width: 300 }, 1100)
         },
-    ]
+    ];
+    short(cases, AttentionCase::sizes).collect()
 }
 
 #[track_caller]

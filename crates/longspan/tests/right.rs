@@ -282,3 +282,26 @@ fn ndarray_views() {
         assert!(measure.holds(), "{measure}");
     }
 }
+
+/// One key has all the weight, however large its logit: the backward pass computes that it is 1 only
+/// if the forward pass has added up the same score.
+#[test]
+fn few_queries_and_one_key() {
+    for (dim, heads_q) in [(64, 8), (128, 16), (40, 16), (48, 1)] {
+        let name = format!("{heads_q} queries, one key of {dim}");
+        let case = AttentionCase::new(name, Rule::Full, 1);
+        let (dim_k, dim_v, scale) = (dim, dim, Some(4.0));
+        let case = AttentionCase { batch: 40, heads_q, heads_kv: 1, dim_k, dim_v, scale, ..case };
+        let (problem, results) = (case.problem(), Placement::Contiguous(Order::Bshd));
+        let (truth, naive) = (truth(&problem, case.sample), naive(&problem, case.sample));
+        let tensors = TensorsOf::<f32>::of(&problem, results);
+        for isa in Isa::available() {
+            let attention = attention(&case, isa, 1);
+            let got = Run { attention: &attention, tensors: &tensors, results }.both();
+            let measures = measures::<f32>(isa, &problem, (&truth, &naive), &got, case.sample);
+            let dv = measures.into_iter().find(|measure| measure.tensor == "dv").unwrap();
+            // Sums of the same output gradients: not even a rounding of the score comes in.
+            assert!(dv.ratio() < 1.0, "{isa} {dv}\n    {case}");
+        }
+    }
+}

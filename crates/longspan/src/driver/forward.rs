@@ -105,6 +105,7 @@ impl<E: Element> FusedPass<E> for ForwardPass<'_, '_, E> {
             value_dim: sizes.value_dim,
             keys: sizes.keys,
             uniform: call.options.uniform,
+            saves: matches!(&rows, Some(Target::Finish(rows)) if rows.are_saved()),
         };
         let workers = call.workers_for(plan.weight, plan.units.len());
         let (workspace, row_tiles, pieces) =

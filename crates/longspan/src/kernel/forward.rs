@@ -75,6 +75,8 @@ pub(crate) struct Forward<'a, X: FusedKernel> {
     pub(crate) keys: usize,
     /// Whether the bits of a row must not depend on which other rows a call has.
     pub(crate) uniform: bool,
+    /// Whether a backward pass follows: scores are then added up in its order.
+    pub(crate) saves: bool,
 }
 
 /// Where the rows of a unit go.

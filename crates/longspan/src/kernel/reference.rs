@@ -42,21 +42,37 @@ impl<F: Copy> Reference<F> {
         Reference { natural, binary, low: simd.fma(natural, simd.splat(LOW), rounded) }
     }
 
-    /// The weight of a score, given its [factor](binary_scale): off by a rounding of the exponent.
+    /// The weights of scores, given their [factor](binary_scale): off by a rounding of the exponent.
     #[inline(always)]
-    pub(super) fn weight<S: Simd<F = F>>(self, simd: S, score: F, [high, low]: [F; 2]) -> F {
-        let low = simd.fma(score, low, self.low);
-        exp2(simd, simd.fma(score, high, self.binary), low)
+    pub(super) fn weights<S: Simd<F = F>, const K: usize>(
+        self,
+        simd: S,
+        scores: [F; K],
+        [high, low]: [F; 2],
+    ) -> [F; K] {
+        let powers = scores.map(|score| simd.fma(score, high, self.binary));
+        let rests = scores.map(|score| simd.fma(score, low, self.low));
+        exp2(simd, powers, rests)
     }
 
     /// The same without the rounding of the exponent, which would cost a probability of one in
     /// thousands eight ulps. A score that should be above the reference gives any weight of 1 or more.
     #[inline(always)]
-    pub(super) fn exact_weight<S: Simd<F = F>>(self, simd: S, score: F, [high, low]: [F; 2]) -> F {
-        let power = simd.min(simd.splat(0.0), simd.fma(score, high, self.binary));
-        let whole = simd.sub(power, simd.fraction(power));
-        // The difference is exact.
-        let rest = simd.fma(score, high, simd.sub(self.binary, whole));
-        exp2_from(simd, simd.add(rest, simd.fma(score, low, self.low)), power)
+    pub(super) fn exact_weights<S: Simd<F = F>, const K: usize>(
+        self,
+        simd: S,
+        scores: [F; K],
+        [high, low]: [F; 2],
+    ) -> [F; K] {
+        let (mut powers, mut fractions) = (scores, scores);
+        for k in 0..K {
+            let score = scores[k];
+            powers[k] = simd.min(simd.splat(0.0), simd.fma(score, high, self.binary));
+            let whole = simd.whole(powers[k]);
+            // The difference is exact.
+            let rest = simd.fma(score, high, simd.sub(self.binary, whole));
+            fractions[k] = simd.add(rest, simd.fma(score, low, self.low));
+        }
+        exp2_from(simd, fractions, powers)
     }
 }

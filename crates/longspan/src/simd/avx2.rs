@@ -38,25 +38,34 @@ macro_rules! have {
     };
 }
 
-super::tiles::register_tiles! {
-    "ymm": avx2, right { 12 @ 0, 13 @ 32 }, spread 14, spare 15,
+super::tiles::x86_64::register_tiles! {
+    "ymm": avx2, spread 15,
     all {
         "ymm0" "ymm1" "ymm2" "ymm3" "ymm4" "ymm5" "ymm6" "ymm7"
         "ymm8" "ymm9" "ymm10" "ymm11" "ymm12" "ymm13" "ymm14" "ymm15"
     }
-    fn tiles_of_6 {
-        "{left}" => 0 12 @ 0, 1 13 @ 32;
-        "{left} + {left_row}" => 2 12 @ 0, 3 13 @ 32;
-        "{left} + 2 * {left_row}" => 4 12 @ 0, 5 13 @ 32;
-        "{lower}" => 6 12 @ 0, 7 13 @ 32;
-        "{lower} + {left_row}" => 8 12 @ 0, 9 13 @ 32;
-        "{lower} + 2 * {left_row}" => 10 12 @ 0, 11 13 @ 32;
+    fn tiles_of_3: right { 12 @ 0, 13 @ 32, 14 @ 64 }, left { "{left}" } {
+        "{left}" => 0 "ymm12" @ 0, 1 "ymm13" @ 32, 2 "ymm14" @ 64, 3 "[{right} + 96]" @ 96;
+        "{left} + {left_row}" => 4 "ymm12" @ 0, 5 "ymm13" @ 32, 6 "ymm14" @ 64, 7 "[{right} + 96]" @ 96;
+        "{left} + 2 * {left_row}" => 8 "ymm12" @ 0, 9 "ymm13" @ 32, 10 "ymm14" @ 64, 11 "[{right} + 96]" @ 96;
     }
-    fn tiles_of_4 {
-        "{left}" => 0 12 @ 0, 1 13 @ 32;
-        "{left} + {left_row}" => 2 12 @ 0, 3 13 @ 32;
-        "{left} + 2 * {left_row}" => 4 12 @ 0, 5 13 @ 32;
-        "{lower}" => 6 12 @ 0, 7 13 @ 32;
+    fn tiles_of_2: right { 8 @ 0, 9 @ 32, 10 @ 64, 11 @ 96 }, left { "{left}" } {
+        "{left}" => 0 "ymm8" @ 0, 1 "ymm9" @ 32, 2 "ymm10" @ 64, 3 "ymm11" @ 96;
+        "{left} + {left_row}" => 4 "ymm8" @ 0, 5 "ymm9" @ 32, 6 "ymm10" @ 64, 7 "ymm11" @ 96;
+    }
+    fn narrow_tiles_of_6: right { 12 @ 0, 13 @ 32 }, left { "{left}" "{lower}" } {
+        "{left}" => 0 "ymm12" @ 0, 1 "ymm13" @ 32;
+        "{left} + {left_row}" => 2 "ymm12" @ 0, 3 "ymm13" @ 32;
+        "{left} + 2 * {left_row}" => 4 "ymm12" @ 0, 5 "ymm13" @ 32;
+        "{lower}" => 6 "ymm12" @ 0, 7 "ymm13" @ 32;
+        "{lower} + {left_row}" => 8 "ymm12" @ 0, 9 "ymm13" @ 32;
+        "{lower} + 2 * {left_row}" => 10 "ymm12" @ 0, 11 "ymm13" @ 32;
+    }
+    fn narrow_tiles_of_4: right { 12 @ 0, 13 @ 32 }, left { "{left}" "{lower}" } {
+        "{left}" => 0 "ymm12" @ 0, 1 "ymm13" @ 32;
+        "{left} + {left_row}" => 2 "ymm12" @ 0, 3 "ymm13" @ 32;
+        "{left} + 2 * {left_row}" => 4 "ymm12" @ 0, 5 "ymm13" @ 32;
+        "{lower}" => 6 "ymm12" @ 0, 7 "ymm13" @ 32;
     }
 }
 
@@ -67,9 +76,12 @@ unsafe impl Simd for Avx2 {
 
     const WIDTH: usize = 8;
     const REGISTERS: usize = 16;
+    const KEY_PANEL: usize = 192;
     const TILES: &[RegisterTiles] = &[
-        RegisterTiles { vectors: 2, rows: 6, run: tiles_of_6 },
-        RegisterTiles { vectors: 2, rows: 4, run: tiles_of_4 },
+        RegisterTiles { vectors: 4, rows: 3, run: tiles_of_3 },
+        RegisterTiles { vectors: 4, rows: 2, run: tiles_of_2 },
+        RegisterTiles { vectors: 2, rows: 6, run: narrow_tiles_of_6 },
+        RegisterTiles { vectors: 2, rows: 4, run: narrow_tiles_of_4 },
     ];
 
     #[inline(always)]
@@ -212,6 +224,11 @@ unsafe impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn zero_where(self, mask: __m256, x: __m256) -> __m256 {
+        have!(_mm256_andnot_ps(mask, x))
+    }
+
+    #[inline(always)]
     fn kept(self, key: __m256, words: [__m256; 2], threshold: u32) -> __m256 {
         have!({
             let [a, c] = words.map(|x| _mm256_castps_si256(x));
@@ -228,10 +245,10 @@ unsafe impl Simd for Avx2 {
 
     #[inline(always)]
     fn scale(self, x: __m256, _: __m256, biased: __m256) -> __m256 {
-        // The low bits of `biased` are those of `n`; moved up they are an exponent.
+        // The low bits of `biased` are `n + 127`; moved up they are an exponent.
         have!({
-            let n = _mm256_add_epi32(_mm256_castps_si256(biased), _mm256_set1_epi32(127));
-            _mm256_mul_ps(x, _mm256_castsi256_ps(_mm256_slli_epi32::<23>(n)))
+            let power = _mm256_slli_epi32::<23>(_mm256_castps_si256(biased));
+            _mm256_mul_ps(x, _mm256_castsi256_ps(power))
         })
     }
 

@@ -39,53 +39,43 @@ macro_rules! have {
     };
 }
 
-super::tiles::register_tiles! {
-    "zmm": avx512, right { 24 @ 0, 25 @ 64, 26 @ 128, 27 @ 192 }, spread 28, spare 29,
+super::tiles::x86_64::register_tiles! {
+    "zmm": avx512, spread 28,
     all {
         "zmm0" "zmm1" "zmm2" "zmm3" "zmm4" "zmm5" "zmm6" "zmm7"
         "zmm8" "zmm9" "zmm10" "zmm11" "zmm12" "zmm13" "zmm14" "zmm15"
         "zmm16" "zmm17" "zmm18" "zmm19" "zmm20" "zmm21" "zmm22" "zmm23"
         "zmm24" "zmm25" "zmm26" "zmm27" "zmm28" "zmm29" "zmm30" "zmm31"
     }
-    fn tiles_of_6 {
-        "{left}" => 0 24 @ 0, 1 25 @ 64, 2 26 @ 128, 3 27 @ 192;
-        "{left} + {left_row}" => 4 24 @ 0, 5 25 @ 64, 6 26 @ 128, 7 27 @ 192;
-        "{left} + 2 * {left_row}" => 8 24 @ 0, 9 25 @ 64, 10 26 @ 128, 11 27 @ 192;
-        "{lower}" => 12 24 @ 0, 13 25 @ 64, 14 26 @ 128, 15 27 @ 192;
-        "{lower} + {left_row}" => 16 24 @ 0, 17 25 @ 64, 18 26 @ 128, 19 27 @ 192;
-        "{lower} + 2 * {left_row}" => 20 24 @ 0, 21 25 @ 64, 22 26 @ 128, 23 27 @ 192;
+    fn tiles_of_6: right { 24 @ 0, 25 @ 64, 26 @ 128, 27 @ 192 }, left { "{left}" "{lower}" } {
+        "{left}" => 0 "zmm24" @ 0, 1 "zmm25" @ 64, 2 "zmm26" @ 128, 3 "zmm27" @ 192;
+        "{left} + {left_row}" => 4 "zmm24" @ 0, 5 "zmm25" @ 64, 6 "zmm26" @ 128, 7 "zmm27" @ 192;
+        "{left} + 2 * {left_row}" => 8 "zmm24" @ 0, 9 "zmm25" @ 64, 10 "zmm26" @ 128, 11 "zmm27" @ 192;
+        "{lower}" => 12 "zmm24" @ 0, 13 "zmm25" @ 64, 14 "zmm26" @ 128, 15 "zmm27" @ 192;
+        "{lower} + {left_row}" => 16 "zmm24" @ 0, 17 "zmm25" @ 64, 18 "zmm26" @ 128, 19 "zmm27" @ 192;
+        "{lower} + 2 * {left_row}" => 20 "zmm24" @ 0, 21 "zmm25" @ 64, 22 "zmm26" @ 128, 23 "zmm27" @ 192;
     }
-    fn tiles_of_4 {
-        "{left}" => 0 24 @ 0, 1 25 @ 64, 2 26 @ 128, 3 27 @ 192;
-        "{left} + {left_row}" => 4 24 @ 0, 5 25 @ 64, 6 26 @ 128, 7 27 @ 192;
-        "{left} + 2 * {left_row}" => 8 24 @ 0, 9 25 @ 64, 10 26 @ 128, 11 27 @ 192;
-        "{lower}" => 12 24 @ 0, 13 25 @ 64, 14 26 @ 128, 15 27 @ 192;
+    fn tiles_of_4: right { 24 @ 0, 25 @ 64, 26 @ 128, 27 @ 192 }, left { "{left}" "{lower}" } {
+        "{left}" => 0 "zmm24" @ 0, 1 "zmm25" @ 64, 2 "zmm26" @ 128, 3 "zmm27" @ 192;
+        "{left} + {left_row}" => 4 "zmm24" @ 0, 5 "zmm25" @ 64, 6 "zmm26" @ 128, 7 "zmm27" @ 192;
+        "{left} + 2 * {left_row}" => 8 "zmm24" @ 0, 9 "zmm25" @ 64, 10 "zmm26" @ 128, 11 "zmm27" @ 192;
+        "{lower}" => 12 "zmm24" @ 0, 13 "zmm25" @ 64, 14 "zmm26" @ 128, 15 "zmm27" @ 192;
     }
-}
-
-super::tiles::register_tiles! {
-    "zmm": avx512, right { 24 @ 0, 25 @ 64 }, spread 28, spare 29,
-    all {
-        "zmm0" "zmm1" "zmm2" "zmm3" "zmm4" "zmm5" "zmm6" "zmm7"
-        "zmm8" "zmm9" "zmm10" "zmm11" "zmm12" "zmm13" "zmm14" "zmm15"
-        "zmm16" "zmm17" "zmm18" "zmm19" "zmm20" "zmm21" "zmm22" "zmm23"
-        "zmm24" "zmm25" "zmm26" "zmm27" "zmm28" "zmm29" "zmm30" "zmm31"
+    fn narrow_tiles_of_8: right { 24 @ 0, 25 @ 64 }, left { "{left}" "{lower}" } {
+        "{left}" => 0 "zmm24" @ 0, 1 "zmm25" @ 64;
+        "{left} + {left_row}" => 2 "zmm24" @ 0, 3 "zmm25" @ 64;
+        "{left} + 2 * {left_row}" => 4 "zmm24" @ 0, 5 "zmm25" @ 64;
+        "{lower}" => 6 "zmm24" @ 0, 7 "zmm25" @ 64;
+        "{lower} + {left_row}" => 8 "zmm24" @ 0, 9 "zmm25" @ 64;
+        "{lower} + 2 * {left_row}" => 10 "zmm24" @ 0, 11 "zmm25" @ 64;
+        "{lower} + {three_rows}" => 12 "zmm24" @ 0, 13 "zmm25" @ 64;
+        "{lower} + 4 * {left_row}" => 14 "zmm24" @ 0, 15 "zmm25" @ 64;
     }
-    fn narrow_tiles_of_8 {
-        "{left}" => 0 24 @ 0, 1 25 @ 64;
-        "{left} + {left_row}" => 2 24 @ 0, 3 25 @ 64;
-        "{left} + 2 * {left_row}" => 4 24 @ 0, 5 25 @ 64;
-        "{lower}" => 6 24 @ 0, 7 25 @ 64;
-        "{lower} + {left_row}" => 8 24 @ 0, 9 25 @ 64;
-        "{lower} + 2 * {left_row}" => 10 24 @ 0, 11 25 @ 64;
-        "{lower} + {three_rows}" => 12 24 @ 0, 13 25 @ 64;
-        "{lower} + 4 * {left_row}" => 14 24 @ 0, 15 25 @ 64;
-    }
-    fn narrow_tiles_of_4 {
-        "{left}" => 0 24 @ 0, 1 25 @ 64;
-        "{left} + {left_row}" => 2 24 @ 0, 3 25 @ 64;
-        "{left} + 2 * {left_row}" => 4 24 @ 0, 5 25 @ 64;
-        "{lower}" => 6 24 @ 0, 7 25 @ 64;
+    fn narrow_tiles_of_4: right { 24 @ 0, 25 @ 64 }, left { "{left}" "{lower}" } {
+        "{left}" => 0 "zmm24" @ 0, 1 "zmm25" @ 64;
+        "{left} + {left_row}" => 2 "zmm24" @ 0, 3 "zmm25" @ 64;
+        "{left} + 2 * {left_row}" => 4 "zmm24" @ 0, 5 "zmm25" @ 64;
+        "{lower}" => 6 "zmm24" @ 0, 7 "zmm25" @ 64;
     }
 }
 
@@ -96,6 +86,7 @@ unsafe impl Simd for Avx512 {
 
     const WIDTH: usize = 16;
     const REGISTERS: usize = 32;
+    const NEAREST: bool = false;
     const TILES: &[RegisterTiles] = &[
         RegisterTiles { vectors: 4, rows: 6, run: tiles_of_6 },
         RegisterTiles { vectors: 4, rows: 4, run: tiles_of_4 },
@@ -290,8 +281,13 @@ unsafe impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn whole(self, x: __m512) -> __m512 {
+        self.sub(x, self.fraction(x))
+    }
+
+    #[inline(always)]
     fn fraction(self, x: __m512) -> __m512 {
-        // Rounding down; 0 where x is infinite.
+        // 0 where x is infinite.
         have!(_mm512_reduce_ps::<0x1>(x))
     }
 

@@ -1,18 +1,18 @@
 //! The exponential and the hyperbolic tangent of vectors.
 //!
 //! `exp(x) = 2^n · exp(f)` with `n` the whole number next to `x / ln 2` and `|f| ≤ ln 2 / 2`.
-//! Adding `1.5 · 2^23` rounds to a whole number and leaves it in the low bits; `n · ln 2` is taken
-//! away in two parts so that `f` is exact to a fraction of an ulp; a polynomial of degree six does
-//! the rest (coefficients of least relative error, the first two 1), within 1 ulp where
-//! multiplication and addition are fused.
+//! Adding `1.5 · 2^23` rounds to a whole number and leaves it in the low bits, 127 more make it the
+//! exponent of a power of two; `n · ln 2` is taken away in two parts so that `f` is exact to a
+//! fraction of an ulp; a polynomial of degree six does the rest (coefficients of least relative
+//! error, the first two 1), within 1 ulp where multiplication and addition are fused.
 //!
 //! `tanh(x)` is a polynomial where `|x| < 0.625`, and `(1 − e) / (1 + e)` with `e = exp(−2|x|)`
 //! beyond, where the difference no longer cancels.
 
 use super::Simd;
 
-/// 1.5 · 2^23: adding it leaves a whole number in the low bits.
-pub(crate) const ROUND: f32 = 12_582_912.0;
+/// 1.5 · 2^23 + 127: adding it leaves a whole number in the low bits, as f32 writes an exponent.
+pub(crate) const ROUND: f32 = 12_583_039.0;
 
 /// Below it `exp` is less than the smallest normal number, and 0 here.
 pub(crate) const EXP_LOWEST: f32 = -87.336_54;
@@ -50,29 +50,58 @@ pub(crate) fn exp_difference<S: Simd>(simd: S, x: S::F, y: S::F) -> S::F {
     p = simd.fma(p, f, simd.splat(1.0));
 
     let low = simd.less(difference, simd.splat(EXP_LOWEST));
-    simd.select(low, simd.splat(0.0), simd.scale(p, n, biased))
+    simd.zero_where(low, simd.scale(p, n, biased))
 }
 
 /// `2^(x + low)` for `x` up to 127 and a `low` that is nothing beside 1, within 1.6 · 2^-24 of itself; 0
 /// where `x` is below −126; NaN for NaN.
+///
+/// Of several vectors at once, since each step waits for the one before, and coefficients would be
+/// loaded again per vector where they don't fit into registers.
 #[inline(always)]
-pub(crate) fn exp2<S: Simd>(simd: S, x: S::F, low: S::F) -> S::F {
-    exp2_from(simd, simd.add(simd.fraction(x), low), x)
+pub(crate) fn exp2<S: Simd, const K: usize>(simd: S, x: [S::F; K], low: [S::F; K]) -> [S::F; K] {
+    let mut f = x;
+    for k in 0..K {
+        f[k] = simd.add(simd.fraction(x[k]), low[k]);
+    }
+    exp2_from(simd, f, x)
 }
 
-/// `2^(x − fraction(x) + f)` likewise, for `f` from 0 to 1.
+/// `2^(whole(x) + f)` likewise, for an `f` like a [fraction](Simd::fraction).
 #[inline(always)]
-pub(crate) fn exp2_from<S: Simd>(simd: S, f: S::F, x: S::F) -> S::F {
-    // Coefficients of least relative error from 0 to 1, the last one 1.
-    let mut p = simd.splat(2.156_597_2e-4);
-    p = simd.fma(p, f, simd.splat(1.248_229e-3));
-    p = simd.fma(p, f, simd.splat(9.673_775e-3));
-    p = simd.fma(p, f, simd.splat(5.548_618_4e-2));
-    p = simd.fma(p, f, simd.splat(2.402_290_9e-1));
-    p = simd.fma(p, f, simd.splat(6.931_470_6e-1));
-    p = simd.fma(p, f, simd.splat(1.0));
-    let tiny = simd.less(x, simd.splat(-126.0));
-    simd.select(tiny, simd.splat(0.0), simd.scale_by_whole(p, x))
+pub(crate) fn exp2_from<S: Simd, const K: usize>(simd: S, f: [S::F; K], x: [S::F; K]) -> [S::F; K] {
+    // Coefficients of least relative error from −½ to ½ and from 0 to 1, the last one 1.
+    let coefficients = match S::NEAREST {
+        true => [
+            1.535_336_2e-4,
+            1.339_887_4e-3,
+            9.618_437e-3,
+            5.550_332_4e-2,
+            2.402_264_8e-1,
+            6.931_472e-1,
+            1.0,
+        ],
+        false => [
+            2.156_597_2e-4,
+            1.248_229e-3,
+            9.673_775e-3,
+            5.548_618_4e-2,
+            2.402_290_9e-1,
+            6.931_470_6e-1,
+            1.0,
+        ],
+    };
+    let mut p = [simd.splat(coefficients[0]); K];
+    for coefficient in &coefficients[1..] {
+        for k in 0..K {
+            p[k] = simd.fma(p[k], f[k], simd.splat(*coefficient));
+        }
+    }
+    for k in 0..K {
+        let tiny = simd.less(x[k], simd.splat(-126.0));
+        p[k] = simd.zero_where(tiny, simd.scale_by_whole(p[k], x[k]));
+    }
+    p
 }
 
 /// `2^x` for `x` up to 127, within 1.5e-7 of itself: far below what rounding to bf16 costs, and
@@ -80,6 +109,11 @@ pub(crate) fn exp2_from<S: Simd>(simd: S, f: S::F, x: S::F) -> S::F {
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub(crate) fn exp2_coarse<S: Simd>(simd: S, x: S::F) -> S::F {
+    if S::NEAREST {
+        // No set with a matrix unit, and so with need of this, rounds like that.
+        let [power] = exp2(simd, [x], [simd.splat(0.0)]);
+        return power;
+    }
     let f = simd.fraction(x);
     // Coefficients of least relative error from 0 to 1, the last one 1.
     let mut p = simd.splat(1.867_130_2e-3);
@@ -135,7 +169,10 @@ mod tests {
             let value = match self {
                 At::Difference(x, y) => exp_difference(simd, simd.splat(x), simd.splat(y)),
                 At::Tanh(x) => tanh(simd, simd.splat(x)),
-                At::Exp2(x, low) => exp2(simd, simd.splat(x), simd.splat(low)),
+                At::Exp2(x, low) => {
+                    let [power] = exp2(simd, [simd.splat(x)], [simd.splat(low)]);
+                    power
+                }
                 #[cfg(target_arch = "x86_64")]
                 At::Exp2Coarse(x) => exp2_coarse(simd, simd.splat(x)),
             };

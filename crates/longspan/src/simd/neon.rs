@@ -2,6 +2,7 @@
 
 use std::arch::aarch64::*;
 
+use super::tiles::RegisterTiles;
 use super::{Operation, Simd};
 
 /// The token. Every target that this file is compiled for has the set.
@@ -22,6 +23,38 @@ macro_rules! have {
     };
 }
 
+super::tiles::aarch64::register_tiles! {
+    fn tiles_of_6: right { 24 25 @ 0, 26 27 @ 32 } {
+        "{left}" => 0 24 1 25 @ 0, 2 26 3 27 @ 32;
+        "{left}, {row}" => 4 24 5 25 @ 0, 6 26 7 27 @ 32;
+        "{left}, {two_rows}" => 8 24 9 25 @ 0, 10 26 11 27 @ 32;
+        "{lower}" => 12 24 13 25 @ 0, 14 26 15 27 @ 32;
+        "{lower}, {row}" => 16 24 17 25 @ 0, 18 26 19 27 @ 32;
+        "{lower}, {two_rows}" => 20 24 21 25 @ 0, 22 26 23 27 @ 32;
+    }
+    fn tiles_of_4: right { 24 25 @ 0, 26 27 @ 32 } {
+        "{left}" => 0 24 1 25 @ 0, 2 26 3 27 @ 32;
+        "{left}, {row}" => 4 24 5 25 @ 0, 6 26 7 27 @ 32;
+        "{left}, {two_rows}" => 8 24 9 25 @ 0, 10 26 11 27 @ 32;
+        "{lower}" => 12 24 13 25 @ 0, 14 26 15 27 @ 32;
+    }
+    fn narrow_tiles_of_7: right { 24 25 @ 0 } {
+        "{left}" => 0 24 1 25 @ 0;
+        "{left}, {row}" => 2 24 3 25 @ 0;
+        "{left}, {two_rows}" => 4 24 5 25 @ 0;
+        "{lower}" => 6 24 7 25 @ 0;
+        "{lower}, {row}" => 8 24 9 25 @ 0;
+        "{lower}, {two_rows}" => 10 24 11 25 @ 0;
+        "{lower}, {three_rows}" => 12 24 13 25 @ 0;
+    }
+    fn narrow_tiles_of_4: right { 24 25 @ 0 } {
+        "{left}" => 0 24 1 25 @ 0;
+        "{left}, {row}" => 2 24 3 25 @ 0;
+        "{left}, {two_rows}" => 4 24 5 25 @ 0;
+        "{lower}" => 6 24 7 25 @ 0;
+    }
+}
+
 // SAFETY: a `float32x4_t` is 4 f32, and every method reads and writes as many as the trait says.
 unsafe impl Simd for Neon {
     type F = float32x4_t;
@@ -29,6 +62,12 @@ unsafe impl Simd for Neon {
 
     const WIDTH: usize = 4;
     const REGISTERS: usize = 32;
+    const TILES: &[RegisterTiles] = &[
+        RegisterTiles { vectors: 4, rows: 6, run: tiles_of_6 },
+        RegisterTiles { vectors: 4, rows: 4, run: tiles_of_4 },
+        RegisterTiles { vectors: 2, rows: 7, run: narrow_tiles_of_7 },
+        RegisterTiles { vectors: 2, rows: 4, run: narrow_tiles_of_4 },
+    ];
 
     #[inline(never)]
     unsafe fn call<O: Operation>(self, operation: O) -> O::Output {
@@ -136,10 +175,10 @@ unsafe impl Simd for Neon {
 
     #[inline(always)]
     fn scale(self, x: float32x4_t, _: float32x4_t, biased: float32x4_t) -> float32x4_t {
-        // The low bits of `biased` are those of `n`; moved up they are an exponent.
+        // The low bits of `biased` are `n + 127`; moved up they are an exponent.
         have!({
-            let n = vaddq_u32(vreinterpretq_u32_f32(biased), vdupq_n_u32(127));
-            vmulq_f32(x, vreinterpretq_f32_u32(vshlq_n_u32::<23>(n)))
+            let power = vshlq_n_u32::<23>(vreinterpretq_u32_f32(biased));
+            vmulq_f32(x, vreinterpretq_f32_u32(power))
         })
     }
 

@@ -135,8 +135,8 @@ unsafe impl Simd for Portable {
 
     #[inline(always)]
     fn scale(self, x: F, _: F, biased: F) -> F {
-        // The low bits of `biased` are those of `n`; moved up they are an exponent.
-        let power = biased.map(|b| f32::from_bits(b.to_bits().wrapping_add(127) << 23));
+        // The low bits of `biased` are `n + 127`; moved up they are an exponent.
+        let power = biased.map(|b| f32::from_bits(b.to_bits() << 23));
         self.mul(x, power)
     }
 

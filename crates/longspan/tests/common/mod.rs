@@ -22,7 +22,7 @@ pub(crate) use observed::{CallerOnly, Observed};
 pub(crate) use run::{
     Engine, Rest, Run, Tensors, TensorsOf, attention, bits, check, check_all, check_all_with,
     check_with, compile, compile_set, dims_k, dims_out, dims_q, dims_v, layouts, measures,
-    measures_of, number, score,
+    measures_of, number, score, short,
 };
 pub(crate) use shapes::{few_queries, odd_sizes};
 pub(crate) use strides::{check_mixed_strides, check_strides, check_strides_with};

@@ -20,6 +20,23 @@ pub(crate) fn number(name: &str, default: u64) -> u64 {
     }
 }
 
+/// The cases of at most `LONGSPAN_PAIRS` queries × keys, for emulators and instrumented builds.
+pub(crate) fn short<C>(
+    cases: impl IntoIterator<Item = C>,
+    sizes: impl Fn(&C) -> Sizes,
+) -> impl Iterator<Item = C> {
+    let most = number("LONGSPAN_PAIRS", u64::MAX);
+    let mut cases = cases
+        .into_iter()
+        .filter(move |case| {
+            let Sizes { tokens_q, tokens_k, .. } = sizes(case);
+            (tokens_q * tokens_k) as u64 <= most
+        })
+        .peekable();
+    assert!(cases.peek().is_some(), "no case has at most {most} pairs");
+    cases
+}
+
 pub(crate) fn dims_q(sizes: &Sizes) -> Dims {
     Dims { batch: sizes.batch, tokens: sizes.tokens_q, heads: sizes.heads_q, dim: sizes.dim_k }
 }
@@ -344,12 +361,12 @@ pub(crate) fn check_all_with<E: Number>(
 ) {
     let mut count = 0;
     let mut wrong = Vec::new();
-    for case in cases {
+    for case in short(cases, AttentionCase::sizes) {
         count += 1;
         let caught = std::panic::catch_unwind(|| check_with::<E>(&case, None, options));
         wrong.extend(caught.unwrap_or_else(|_| vec![format!("panicked\n    {case}")]));
     }
-    assert!(count > 0, "no case was checked");
+    eprintln!("{count} cases of {}", E::TYPE);
     assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
 }
 

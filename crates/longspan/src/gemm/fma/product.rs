@@ -115,11 +115,12 @@ impl<K: Meet> Operation for Product<K> {
         // SAFETY: `panel` is given `N` vectors from one on that is at most `vectors - N`, the
         // condition of each arm, and the matrices are as the type demands.
         unsafe {
-            if S::REGISTERS >= 32 {
-                while vector + 4 <= vectors {
-                    self.panel::<S, 6, 4>(simd, vector);
-                    vector += 4;
+            while (S::REGISTERS >= 32 || !S::TILES.is_empty()) && vector + 4 <= vectors {
+                match S::REGISTERS >= 32 {
+                    true => self.panel::<S, 6, 4>(simd, vector),
+                    false => self.panel::<S, 2, 4>(simd, vector),
                 }
+                vector += 4;
             }
             while vector + 2 <= vectors {
                 match S::REGISTERS >= 32 {
@@ -176,9 +177,10 @@ impl<K: Meet> Product<K> {
         let mut first = 0;
         for tile in S::TILES.iter().filter(|tile| tile.vectors == N) {
             let mut tiles = (m - first) / tile.rows;
-            // One or two rows by themselves would wait for their own products: they become a tile of four
-            // with those of the last tile of six, or that and one of three.
-            if tile.rows == 6 && (m - first) % 6 < 3 && !(m - first).is_multiple_of(6) {
+            // Few rows by themselves would wait for their own products: with those of the last tile they
+            // become smaller tiles, of four after tiles of six and of two after tiles of three.
+            let alone = (m - first) % tile.rows;
+            if tile.rows == 6 && (alone == 1 || alone == 2) || tile.rows == 3 && alone == 1 {
                 tiles = tiles.saturating_sub(1);
             }
             if tiles == 0 {

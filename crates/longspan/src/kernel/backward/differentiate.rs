@@ -1,5 +1,7 @@
 //! The arithmetic between the products: probabilities, and the gradient of scores.
 
+#![expect(clippy::needless_range_loop, reason = "arrays of vectors stay in registers this way")]
+
 use crate::gemm::Rows;
 use crate::kernel::adjust::Adjust;
 use crate::kernel::reference::{MOST_NEAR, Reference, binary_scale};
@@ -158,6 +160,38 @@ impl Differentiate<'_> {
         simd: S,
         query: usize,
     ) {
+        let mut lane = 0;
+        // SAFETY: `vectors` are given lanes below `lanes`, a whole number of vectors, and the rest is as
+        // this function demands.
+        unsafe {
+            while lane + 2 * S::WIDTH <= self.lanes {
+                self.vectors::<S, 2, MASKED, ADDITIONS, NEAR>(simd, query, lane);
+                lane += 2 * S::WIDTH;
+            }
+            if lane < self.lanes {
+                self.vectors::<S, 1, MASKED, ADDITIONS, NEAR>(simd, query, lane);
+            }
+        }
+    }
+
+    /// `K` vectors of a row from a lane on.
+    ///
+    /// # Safety
+    ///
+    /// That of [`row`](Self::row); the vectors must end within the lanes.
+    #[inline(always)]
+    unsafe fn vectors<
+        S: Simd,
+        const K: usize,
+        const MASKED: bool,
+        const ADDITIONS: bool,
+        const NEAR: bool,
+    >(
+        &self,
+        simd: S,
+        query: usize,
+        lane: usize,
+    ) {
         let (zero, one) = (simd.splat(0.0), simd.splat(1.0));
         let scale = simd.splat(self.scale);
         let score_scale = if ADDITIONS { self.score_scale() } else { self.scale };
@@ -176,18 +210,22 @@ impl Differentiate<'_> {
             let scores = self.scores.at(query, 0).first;
             let gradients = self.gradients.at(query, 0).first;
             let products = self.products.at(query, 0).first;
-            for lane in (0..self.lanes).step_by(S::WIDTH) {
-                // No score is above the log-sum-exp and no probability above 1, though
-                // other roundings than those of the forward pass may make them so.
-                let score = simd.load(scores.add(lane));
-                let power = match NEAR {
-                    true => reference.exact_weight(simd, score, binary),
-                    false => {
-                        let score = simd.mul(score, score_scale);
-                        exp_difference(simd, simd.min(lse, score), lse)
-                    }
-                };
-                let mut p = simd.min(one, simd.mul(power, correction));
+            // No score is above the log-sum-exp and no probability above 1, though other roundings
+            // than those of the forward pass may make them so.
+            let mut powers = [zero; K];
+            for k in 0..K {
+                powers[k] = simd.load(scores.add(lane + k * S::WIDTH));
+            }
+            powers = match NEAR {
+                true => reference.exact_weights(simd, powers, binary),
+                false => powers.map(|score| {
+                    let score = simd.mul(score, score_scale);
+                    exp_difference(simd, simd.min(lse, score), lse)
+                }),
+            };
+            for k in 0..K {
+                let lane = lane + k * S::WIDTH;
+                let mut p = simd.min(one, simd.mul(powers[k], correction));
                 let mut gradient = simd.load(gradients.add(lane));
                 let [kept, derivative] = match ADDITIONS {
                     true => self.factors(simd, query, lane),

@@ -94,6 +94,13 @@ impl<X: FusedKernel> Forward<'_, X> {
         }
     }
 
+    /// Whether scores are sums of products of keys as they lie. Their order is another one than that of
+    /// the backward pass: where one key has nearly all the weight, a probability computed there would have
+    /// the errors of both sums in place of neither.
+    fn keys_as_they_lie(&self, queries: usize) -> bool {
+        !self.saves && dots_pay::<X::Simd>(queries, self.k.strides.dim, self.dim)
+    }
+
     /// Copies the queries, and sets the state to what it starts from.
     ///
     /// # Safety
@@ -121,11 +128,10 @@ impl<X: FusedKernel> Forward<'_, X> {
             for query in 0..queries.count {
                 let (head, token) = (stream.heads[query / tokens] as usize, first + query % tokens);
                 let source = self.q.head(stream.entry, head, token);
-                let column = self.k.strides.dim;
-                let as_they_lie = dots_pay::<X::Simd>(queries.count, column, self.dim);
+                let as_they_lie = self.keys_as_they_lie(queries.count);
                 for dim in 0..self.dim {
                     let at = match as_they_lie {
-                        true => place::<X::Element, X::Simd>(column, self.dim, dim),
+                        true => place::<X::Element, X::Simd>(self.k.strides.dim, self.dim, dim),
                         false => dim,
                     };
                     *workspace.queries.at(query, at).first = (*source.at(0, dim).first).to_f32();
@@ -260,7 +266,7 @@ impl<X: FusedKernel> Forward<'_, X> {
         // do nothing.
         unsafe {
             let source = self.k.head(entry, head, key);
-            if dots_pay::<X::Simd>(count, self.k.strides.dim, self.dim) {
+            if self.keys_as_they_lie(count) {
                 simd.call(Dots {
                     keys: source,
                     tokens: keys,

@@ -349,24 +349,28 @@ impl Softmax {
     ) -> [S::F; K] {
         let binary = binary_scale(simd, self.scale);
         let mut weights = [reference.natural; K];
-        for k in 0..K {
-            // SAFETY: this function demands keys and lanes of the softmax, and `Softmax` a score and a
-            // factor of each.
-            unsafe {
-                let at = self.scores.at(key + k, lane).first;
-                let score = simd.load(at);
-                weights[k] = match SCORE {
-                    NEAR => reference.weight(simd, score, binary),
-                    // Lanes that are near don't notice their neighbors.
-                    RAW => {
-                        let size = simd.abs(reference.natural);
-                        let scaled = simd.mul(score, simd.splat(self.scale));
+        // SAFETY: this function demands keys and lanes of the softmax, and `Softmax` a score and a factor
+        // of each.
+        unsafe {
+            for k in 0..K {
+                weights[k] = simd.load(self.scores.at(key + k, lane).first);
+            }
+            weights = match SCORE {
+                NEAR => reference.weights(simd, weights, binary),
+                // Lanes that are near don't notice their neighbors.
+                RAW => {
+                    let near = simd.less(simd.abs(reference.natural), simd.splat(MOST_NEAR));
+                    let mut all = reference.weights(simd, weights, binary);
+                    for k in 0..K {
+                        let scaled = simd.mul(weights[k], simd.splat(self.scale));
                         let far = exp_difference(simd, scaled, reference.natural);
-                        let near = reference.weight(simd, score, binary);
-                        simd.select(simd.less(size, simd.splat(MOST_NEAR)), near, far)
+                        all[k] = simd.select(near, all[k], far);
                     }
-                    _ => exp_difference(simd, score, reference.natural),
-                };
+                    all
+                }
+                _ => weights.map(|score| exp_difference(simd, score, reference.natural)),
+            };
+            for k in 0..K {
                 let written = match DROPS {
                     true => {
                         let factors = self.factors_of_pairs.at(key + k, lane).first;
@@ -374,7 +378,7 @@ impl Softmax {
                     }
                     false => weights[k],
                 };
-                simd.store(at, written);
+                simd.store(self.scores.at(key + k, lane).first, written);
             }
         }
         weights

@@ -11,7 +11,7 @@ use crate::tensor::Strided;
 unsafe impl<S: Simd, E: Element> FusedKernel for Fma<S, E> {
     const MOST_LANES: usize = LANES;
     const MOST_SCORES: usize = 128 * LANES;
-    const KEY_PANEL: usize = 256;
+    const KEY_PANEL: usize = S::KEY_PANEL;
     const GROUP: usize = 1;
     const FOLDS: bool = true;
 

@@ -142,7 +142,7 @@ impl RowSoftmax<'_> {
                 Score::Far => {
                     exp_difference(simd, simd.mul(x, simd.splat(self.scale)), maximum.natural)
                 }
-                Score::Near => maximum.weight(simd, x, binary_scale(simd, self.scale)),
+                Score::Near => maximum.weights(simd, [x], binary_scale(simd, self.scale))[0],
             };
             simd.store(at, weights);
             weights
