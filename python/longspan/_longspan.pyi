@@ -14,6 +14,8 @@ __all__ = [
     "Array",
     "BlockSelector",
     "Component",
+    "DeviceCall",
+    "DevicePart",
     "Dilated",
     "EXECUTION_OPTIONS",
     "KeptMass",
@@ -23,6 +25,7 @@ __all__ = [
     "Pattern",
     "Ring",
     "RingError",
+    "RingSchedule",
     "Selection",
     "__version__",
     "amx_peak",
@@ -38,6 +41,7 @@ __all__ = [
     "cache_stats",
     "causal",
     "check_options",
+    "device_calls",
     "dilated",
     "direct_forward",
     "documents",
@@ -390,6 +394,49 @@ class Dilated:
     def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
 
+#: First, step and count: of the beginnings of segments, of the tokens of each, and of heads.
+_Steps = tuple[tuple[int, int, int], tuple[int, int, int], tuple[int, int, int]]
+#: Progressions of positions: start, step and length, per entry.
+_Positions = list[list[tuple[int, int, int]]]
+
+@final
+class DeviceCall:
+    @property
+    def entry(self) -> int | None: ...
+    @property
+    def queries(self) -> _Steps: ...
+    @property
+    def keys(self) -> _Steps: ...
+    @property
+    def whole(self) -> bool: ...
+    @property
+    def block(self) -> int: ...
+    @property
+    def masks(
+        self,
+    ) -> tuple[list[str], list[int], _Positions, _Positions, list[tuple[int, int]] | None]: ...
+    def parts(self, long_lists: int | None = None) -> list[DevicePart]: ...
+
+@final
+class DevicePart:
+    @property
+    def query_tokens(self) -> tuple[int, int] | NDArray[numpy.int64] | None: ...
+    @property
+    def key_tokens(self) -> tuple[int, int] | NDArray[numpy.int64] | None: ...
+    @property
+    def lists(self) -> tuple[NDArray[numpy.int32], ...]: ...
+
+def device_calls(
+    what: Layout | Dilated,
+    batch: int,
+    heads: int,
+    key_heads: int,
+    tokens_q: int | None = None,
+    tokens_k: int | None = None,
+    query_offset: int | None = None,
+    block: int | None = None,
+) -> list[DeviceCall]: ...
+
 class RingError(RuntimeError): ...
 
 class _Post(Protocol):
@@ -429,6 +476,46 @@ class Ring:
         wanted: Sequence[bool], **options: Any,
     ) -> tuple[bytes | None, bytes | None, bytes | None]: ...
     def traffic(self) -> tuple[int, int]: ...
+
+_Part = tuple[str, int, int | None, str, int]
+_RingStep = tuple[int, list[tuple[int, list[_Part]]], list[tuple[int, list[_Part]]], list[_Part]]
+_Progressions = list[tuple[int, int, int]]
+
+@final
+class RingSchedule:
+    def __new__(
+        cls,
+        post: _Post,
+        pattern: Pattern | Dilated | str,
+        shards: str,
+        tokens: int,
+        sizes: tuple[int, int, int, int, int],
+        dtype: str,
+        scale: float | None,
+        softcap: float | None,
+        timeout: float,
+        block: int,
+    ) -> RingSchedule: ...
+    @property
+    def forward(self) -> list[_RingStep]: ...
+    @property
+    def backward(self) -> list[_RingStep]: ...
+    @property
+    def local_keys(self) -> list[tuple[int, int, list[DeviceCall]]]: ...
+    @property
+    def sent_keys(self) -> list[tuple[list[int], _Progressions]]: ...
+    @property
+    def received_keys(
+        self,
+    ) -> list[tuple[list[int], int, _Progressions | None, list[DeviceCall], int]]: ...
+    @property
+    def sent_queries(self) -> list[tuple[list[int], _Progressions]]: ...
+    @property
+    def remote_queries(self) -> list[tuple[list[int], int, list[DeviceCall]]]: ...
+    @property
+    def bytes_needed(self) -> tuple[int, int]: ...
+    @property
+    def excluded_rows(self) -> bytes | None: ...
 
 def full() -> Pattern: ...
 def causal() -> Pattern: ...

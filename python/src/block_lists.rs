@@ -1,4 +1,4 @@
-//! A layout as FlexAttention's lists of blocks.
+//! A layout, or some of its rows and columns, as FlexAttention's lists of blocks.
 //!
 //! For each row of query blocks, and from the layout's own transpose for each column of key blocks,
 //! the numbers of the blocks that are seen in part and of those that are seen in full:
@@ -34,6 +34,9 @@ pub(crate) enum Width {
     All,
     /// As many as the longest line has, at least one.
     Longest,
+    /// As many as the longest line has. At least two, and at least two lines: torch's compiler makes
+    /// another kernel where an axis has one element or none.
+    LongestOfTwo,
 }
 
 impl Width {
@@ -47,12 +50,100 @@ impl Width {
             ))),
         }
     }
+
+    /// The least number of lines and of indices per line.
+    fn least(self) -> (usize, usize) {
+        if self == Width::LongestOfTwo { (2, 2) } else { (0, 1) }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Axis {
     Rows,
     Columns,
+}
+
+/// Which rows or columns of a layout lists have; numbers are ascending.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Lines<'a> {
+    All,
+    /// All but these, under their own numbers: these stay empty.
+    Without(&'a [u32]),
+    /// These, numbered from 0 on.
+    Only(&'a [u32]),
+}
+
+/// The blocks that lists have.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Region<'a> {
+    pub(crate) rows: Lines<'a>,
+    pub(crate) columns: Lines<'a>,
+}
+
+impl Region<'_> {
+    pub(crate) const ALL: Region<'static> = Region { rows: Lines::All, columns: Lines::All };
+
+    /// The lines along an axis, and those across.
+    fn of(&self, axis: Axis) -> (Lines<'_>, Lines<'_>) {
+        match axis {
+            Axis::Rows => (self.rows, self.columns),
+            Axis::Columns => (self.columns, self.rows),
+        }
+    }
+}
+
+impl<'a> Lines<'a> {
+    pub(crate) fn without(others: &'a [u32]) -> Self {
+        if others.is_empty() { Lines::All } else { Lines::Without(others) }
+    }
+
+    /// How many there are, of `all`.
+    fn count(&self, all: usize) -> usize {
+        match self {
+            Lines::All | Lines::Without(_) => all,
+            Lines::Only(chosen) => chosen.len(),
+        }
+    }
+
+    /// The number in the layout of a line, unless it stays empty.
+    fn line(&self, index: usize) -> Option<u32> {
+        match self {
+            Lines::All => Some(index as u32),
+            Lines::Without(others) => {
+                others.binary_search(&(index as u32)).is_err().then_some(index as u32)
+            }
+            Lines::Only(chosen) => Some(chosen[index]),
+        }
+    }
+
+    /// Calls `each` with those of adjacent numbers that are among the lines, renumbered.
+    fn within(&self, numbers: Range<u32>, mut each: impl FnMut(Range<u32>)) {
+        let inside = |list: &[u32]| {
+            let index = |bound: u32| list.partition_point(|&number| number < bound);
+            index(numbers.start)..index(numbers.end)
+        };
+        match self {
+            Lines::All => each(numbers),
+            Lines::Without(others) => {
+                let mut start = numbers.start;
+                for &other in &others[inside(others)] {
+                    if start < other {
+                        each(start..other);
+                    }
+                    start = other + 1;
+                }
+                if start < numbers.end {
+                    each(start..numbers.end);
+                }
+            }
+            Lines::Only(chosen) => {
+                let Range { start, end } = inside(chosen);
+                if start < end {
+                    each(start as u32..end as u32);
+                }
+            }
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,33 +165,34 @@ const LISTS: [(Axis, Kind); 4] = [
 pub(crate) fn lists<'py>(
     py: Python<'py>,
     layouts: &[&Layout],
-    batch: usize,
-    heads: usize,
+    (batch, heads): (usize, usize),
+    region: Region<'_>,
     width: Width,
 ) -> PyResult<Bound<'py, PyTuple>> {
     let grids = |watch: &mut Watch| {
-        layouts.iter().map(|layout| Grid::new(layout, watch)).collect::<Result<Vec<_>, _>>()
+        layouts.iter().map(|layout| Grid::new(layout, region, watch)).collect::<Result<Vec<_>, _>>()
     };
     let grids = signals::released(py, grids, errors::raise_pattern)?;
     let mut arrays = Vec::with_capacity(2 * LISTS.len());
+    let (least_lines, least_width) = width.least();
     for (axis, kind) in LISTS {
         let (lines, across) = grids.first().map_or((0, 0), |grid| grid.size(axis));
-        let width = match width {
+        let room = match width {
             Width::All => across,
-            Width::Longest => py.detach(|| longest(&grids, axis, kind)),
+            _ => py.detach(|| longest(&grids, axis, kind)),
         };
-        let width = width.max(1);
+        let (lines, room) = (lines.max(least_lines), room.max(least_width));
         let counts = zeros(py, &[batch, heads, lines])?;
-        let indices = zeros(py, &[batch, heads, lines, width])?;
+        let indices = zeros(py, &[batch, heads, lines, room])?;
         // SAFETY: `zeros` made contiguous arrays of so many 32-bit numbers just now; nothing else
         // has them until they are returned, behind the last use of the slices.
         let (into_counts, into_indices) = unsafe {
             let all = batch * heads * lines;
-            (numbers(&counts, all)?, numbers(&indices, all * width)?)
+            (numbers(&counts, all)?, numbers(&indices, all * room)?)
         };
         let write = |watch: &mut Watch| {
             let counts = into_counts.chunks_exact_mut(lines.max(1));
-            let indices = into_indices.chunks_exact_mut((lines * width).max(1));
+            let indices = into_indices.chunks_exact_mut((lines * room).max(1));
             for (grid, (counts, indices)) in grids.iter().zip(counts.zip(indices)) {
                 grid.write(axis, kind, counts, indices, watch)?;
             }
@@ -116,13 +208,14 @@ pub(crate) fn lists<'py>(
 struct Grid<'a> {
     layout: &'a Layout,
     transpose: &'a Transpose,
+    region: Region<'a>,
     /// Rows and columns that have all of their tokens; behind them comes at most one that hasn't.
     whole_rows: u32,
     whole_columns: u32,
 }
 
 impl<'a> Grid<'a> {
-    fn new(layout: &'a Layout, watch: &mut Watch) -> Result<Self, Error> {
+    fn new(layout: &'a Layout, region: Region<'a>, watch: &mut Watch) -> Result<Self, Error> {
         let block = layout.block().get();
         let (rows, columns) = (layout.rows().end, layout.columns());
         if let Some(blocks) = [rows, columns].into_iter().find(|&n| i32::try_from(n).is_err()) {
@@ -131,6 +224,7 @@ impl<'a> Grid<'a> {
         Ok(Grid {
             layout,
             transpose: layout.transpose_with(|_, _| watch.look())?,
+            region,
             whole_rows: (layout.queries() / block) as u32,
             whole_columns: (layout.keys() / block) as u32,
         })
@@ -138,15 +232,18 @@ impl<'a> Grid<'a> {
 
     /// Lines along an axis, and blocks across.
     fn size(&self, axis: Axis) -> (usize, usize) {
-        let (rows, columns) = (self.layout.rows().len(), self.layout.columns() as usize);
+        let rows = self.region.rows.count(self.layout.rows().len());
+        let columns = self.region.columns.count(self.layout.columns() as usize);
         match axis {
             Axis::Rows => (rows, columns),
             Axis::Columns => (columns, rows),
         }
     }
 
-    /// Calls `each` with the blocks of a line that are of a kind, ascending.
-    fn blocks(&self, axis: Axis, kind: Kind, line: u32, mut each: impl FnMut(Range<u32>)) {
+    /// Calls `each` with the blocks of a line of the region that are of a kind, ascending.
+    fn blocks(&self, axis: Axis, kind: Kind, index: usize, mut each: impl FnMut(Range<u32>)) {
+        let (along, across) = self.region.of(axis);
+        let Some(line) = along.line(index) else { return };
         let (runs, whole_lines, whole_across): (&[Run], _, _) = match axis {
             Axis::Rows => (self.layout.row(line), self.whole_rows, self.whole_columns),
             Axis::Columns => (self.transpose.column(line), self.whole_columns, self.whole_rows),
@@ -161,7 +258,7 @@ impl<'a> Grid<'a> {
                 (RunKind::Full, Kind::Partial) => run.start.max(cut)..run.end(),
             };
             if !blocks.is_empty() {
-                each(blocks);
+                across.within(blocks, &mut each);
             }
         }
     }
@@ -174,12 +271,11 @@ impl<'a> Grid<'a> {
         indices: &mut [i32],
         watch: &mut Watch,
     ) -> Result<(), Error> {
-        let width = indices.len() / counts.len();
-        for (line, (count, indices)) in
-            counts.iter_mut().zip(indices.chunks_exact_mut(width)).enumerate()
-        {
+        let (width, lines) = (indices.len() / counts.len(), self.size(axis).0);
+        let room = counts.iter_mut().zip(indices.chunks_exact_mut(width));
+        for (line, (count, indices)) in room.take(lines).enumerate() {
             let mut written = 0;
-            self.blocks(axis, kind, line as u32, |blocks| {
+            self.blocks(axis, kind, line, |blocks| {
                 let room = &mut indices[written..written + blocks.len()];
                 room.iter_mut().zip(blocks).for_each(|(index, block)| *index = block as i32);
                 written += room.len();
@@ -195,14 +291,13 @@ impl<'a> Grid<'a> {
 }
 
 fn longest(grids: &[Grid<'_>], axis: Axis, kind: Kind) -> usize {
-    let of_line = |grid: &Grid<'_>, line: u32| {
+    let of_line = |grid: &Grid<'_>, line: usize| {
         let mut count = 0;
         grid.blocks(axis, kind, line, |blocks| count += blocks.len());
         count
     };
-    let of_grid = |grid: &Grid<'_>| {
-        (0..grid.size(axis).0 as u32).map(|line| of_line(grid, line)).max().unwrap_or(0)
-    };
+    let of_grid =
+        |grid: &Grid<'_>| (0..grid.size(axis).0).map(|line| of_line(grid, line)).max().unwrap_or(0);
     grids.iter().map(of_grid).max().unwrap_or(0)
 }
 

@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyDict, PyTuple};
 
 use crate::arguments::{Placement, Whole, padding};
-use crate::block_lists::{self, Width};
+use crate::block_lists::{self, Region, Width};
 use crate::components::{self, Component, ranges};
 use crate::errors;
 use crate::{picture, signals};
@@ -122,6 +122,11 @@ impl Layout {
                 pairs.map(|(entry, head)| set.get(entry, head)).collect()
             }
         }
+    }
+
+    /// Queries and keys.
+    pub(crate) fn lengths(&self) -> (usize, usize) {
+        (self.tokens_q(), self.tokens_k())
     }
 
     /// All that differ.
@@ -359,7 +364,7 @@ impl Layout {
             Layouts::One(_) => (1, 1),
             Layouts::Each(set) => (set.batch(), set.heads()),
         };
-        block_lists::lists(py, &self.all(), batch, heads, Width::read(width)?)
+        block_lists::lists(py, &self.all(), (batch, heads), Region::ALL, Width::read(width)?)
     }
 
     fn __eq__(&self, other: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {

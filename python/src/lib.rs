@@ -13,7 +13,10 @@
 //! | `density` | patterns scaled to a density |
 //! | `cache` | the class `KvCache`, keys and values of earlier tokens |
 //! | `ring`, `carrier` | a ring's class; its messages, through a process group that Python holds |
+//! | `ring_schedule` | a ring's schedule, for engines whose tensors are on a device |
+//! | `ring_problem` | what ranks compute, from arguments |
 //! | `block_lists` | a layout as FlexAttention's lists of blocks |
+//! | `device_calls` | attention as calls of FlexAttention: views, block lists, what masks are made of |
 //! | `picture` | what notebooks and terminals show |
 //! | `arguments` | sizes, offsets and key ranges as keyword arguments |
 //! | `signals`, `errors` | Ctrl-C, the interpreter's lock; exceptions |
@@ -28,6 +31,7 @@ mod call;
 mod carrier;
 mod components;
 mod density;
+mod device_calls;
 mod dilated;
 mod direct;
 mod dlpack;
@@ -41,6 +45,8 @@ mod picture;
 mod primitives;
 mod raw;
 mod ring;
+mod ring_problem;
+mod ring_schedule;
 mod select;
 mod signals;
 mod tensor;
@@ -59,6 +65,8 @@ mod _longspan {
     use crate::components::{Component, tiles};
     #[pymodule_export]
     use crate::density::scale_to_density;
+    #[pymodule_export]
+    use crate::device_calls::{DeviceCall, DevicePart, device_calls};
     #[pymodule_export]
     use crate::dilated::Dilated;
     #[pymodule_export]
@@ -83,6 +91,8 @@ mod _longspan {
     use crate::raw::{raw_backward, raw_forward};
     #[pymodule_export]
     use crate::ring::{Ring, ring_check, ring_gather, ring_shards, ring_wire};
+    #[pymodule_export]
+    use crate::ring_schedule::RingSchedule;
     #[pymodule_export]
     use crate::select::{BlockSelector, KeptMass, ListedBlocks, Selection};
     #[pymodule_export]

@@ -8,20 +8,17 @@ use std::time::Duration;
 
 use longspan::{
     ElementType, GradientsMut, Heads, Inputs, Layout, LayoutSet, Order, OutputGradient, OutputMut,
-    OutputRef, Padding, Pool, Positions, Score, Shape, Threads,
+    OutputRef, Padding, Pool, Positions, Shape, Threads,
 };
-use longspan_ring::{
-    Buffer, Hop, Incoming, Options, Outgoing, Problem, Shards, Sparsity, Transport, Wire,
-};
+use longspan_ring::{Buffer, Hop, Incoming, Options, Outgoing, Sparsity, Transport};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
 use crate::additions::{Additions, bytes};
 use crate::carrier::{Carrier, Raised};
-use crate::dilated::Dilated;
 use crate::errors;
-use crate::pattern::Pattern;
-use crate::tensor::{Tensor, by_dtype, with_element};
+use crate::ring_problem::{self, Asked, duration, known};
+use crate::tensor::{Tensor, with_element};
 
 const ORDER: Order = Order::Bhsd;
 
@@ -57,23 +54,9 @@ impl Ring {
     ) -> PyResult<Self> {
         let carrier = Carrier::new(post)?;
         let raised = carrier.raised();
-        let element =
-            by_dtype(dtype).ok_or_else(|| errors::kind(format!("no kernel of {dtype}")))?;
-        let (batch, heads, key_heads, dim, value_dim) = sizes;
-        let sparsity = known(pattern)?;
-        let shards = self::shards(shards, tokens, carrier.size(), Some(&sparsity))?;
-        let mut problem = Problem::new(sparsity, shards)
-            .batch(batch)
-            .heads(heads, key_heads)
-            .dims(dim, value_dim)
-            .element(element)
-            .wire(self::wire(wire)?);
-        if let Some(scale) = scale {
-            problem = problem.scale(scale);
-        }
-        if let Some(cap) = softcap {
-            problem = problem.score(Score::default().softcap(cap));
-        }
+        let asked = Asked { pattern, shards, tokens, sizes, dtype, scale, softcap };
+        let (element, problem) = (asked.element()?, asked.problem(carrier.size())?);
+        let problem = problem.wire(ring_problem::wire(wire)?);
         let threads = if threads == 0 { Threads::Auto } else { Threads::Count(threads) };
         let options = Options {
             timeout: duration(timeout)?,
@@ -208,7 +191,7 @@ impl Ring {
 }
 
 /// What ended a call: an exception of the caller's side, or the ring's own result.
-fn ended<T>(raised: &Raised, result: longspan_ring::Result<T>) -> PyResult<T> {
+pub(crate) fn ended<T>(raised: &Raised, result: longspan_ring::Result<T>) -> PyResult<T> {
     match raised.take() {
         Some(raised) => Err(raised),
         None => result.map_err(errors::raise_ring),
@@ -221,77 +204,11 @@ fn raw(name: &'static str, tuple: &Bound<'_, PyAny>) -> PyResult<Tensor> {
     unsafe { Tensor::raw(name, tuple) }
 }
 
-fn known(pattern: &Bound<'_, PyAny>) -> PyResult<Sparsity> {
-    if let Ok(dilated) = pattern.cast::<Dilated>() {
-        return Ok(dilated.get().shared().into());
-    }
-    let heads = Pattern::of(pattern)?;
-    heads
-        .map(Sparsity::from)
-        .ok_or_else(|| errors::kind("expected a longspan.Pattern, its text, or a longspan.Dilated"))
-}
-
-fn duration(seconds: f64) -> PyResult<Duration> {
-    Duration::try_from_secs_f64(seconds).map_err(|_| {
-        errors::value(format!("timeout is {seconds}, expected seconds: 0 or more, and finite"))
-    })
-}
-
-/// How keys and values are sent: a format's name, or a bound on the error of an element.
-fn wire(value: &Bound<'_, PyAny>) -> PyResult<Wire> {
-    let name = match value.extract::<String>() {
-        Ok(name) => name,
-        Err(_) => match value.extract::<f32>() {
-            Ok(bound) => return Wire::within(bound).map_err(errors::raise_ring),
-            Err(_) => value.get_type().name()?.to_string(),
-        },
-    };
-    match &*name {
-        "exact" => Ok(Wire::Exact),
-        "bf16" => Ok(Wire::Bf16),
-        "int8" => Ok(Wire::Int8),
-        other => Err(errors::value(format!(
-            "wire is {other:?}, expected \"exact\", \"bf16\", \"int8\", or the largest error of an \
-             element as a float"
-        ))),
-    }
-}
-
 /// Refuses a wire format that there isn't, before a rank waits for another. For the package's own
 /// glue.
 #[pyfunction]
 pub(crate) fn ring_wire(wire: &Bound<'_, PyAny>) -> PyResult<()> {
-    self::wire(wire).map(drop)
-}
-
-fn shards(
-    name: &str,
-    tokens: usize,
-    ranks: usize,
-    sparsity: Option<&Sparsity>,
-) -> PyResult<Shards> {
-    match name {
-        "balanced" => match sparsity {
-            Some(sparsity) => Shards::balanced(sparsity.clone(), tokens, ranks, 1),
-            None => {
-                return Err(errors::value(
-                    "shards is \"balanced\" without a pattern, expected the pattern whose work is \
-                     balanced",
-                ));
-            }
-        },
-        "contiguous" => Shards::contiguous(tokens, ranks, 1),
-        "zigzag" => Shards::zigzag(tokens, ranks, 1),
-        "striped" => Shards::striped(tokens, ranks, 1),
-        other => {
-            return Err(errors::value(format!(
-                "shards is {other:?}, expected \"contiguous\" (one range per rank), \"zigzag\" (a \
-                 range from the front and one from the back), \"striped\" (every n-th token of n \
-                 ranks) or \"balanced\" (equal work for a pattern)"
-            )));
-        }
-    }
-    .map_err(errors::raise_ring)
+    ring_problem::wire(wire).map(drop)
 }
 
 /// The positions that each rank holds, as progressions `(start, step, length)`; balanced ones are those
@@ -305,7 +222,7 @@ pub(crate) fn ring_shards(
     pattern: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Vec<Vec<(i64, usize, usize)>>> {
     let sparsity = pattern.map(known).transpose()?;
-    let shards = self::shards(shards, tokens, ranks, sparsity.as_ref())?;
+    let shards = ring_problem::shards(shards, tokens, ranks, sparsity.as_ref())?;
     let held = (0..ranks).map(|rank| {
         let progressions = shards.rank(rank).progressions();
         progressions.map(|part| (part.start, part.step, part.len)).collect()

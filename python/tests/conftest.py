@@ -13,8 +13,9 @@ def installed(name):
     return spec is not None and spec.origin is not None
 
 
-collect_ignore = [] if installed("torch") else ["torch"]
-if collect_ignore or not installed("transformers"):
+# Those of `flex` want a process of their own, for Triton's interpreter: `pytest python/tests/flex`.
+collect_ignore = ["flex"] if installed("torch") else ["flex", "torch"]
+if "torch" in collect_ignore or not installed("transformers"):
     collect_ignore.append("transformers")
 
 # A process that is started in the background ignores Ctrl-C, and so would the processes of tests about it.

@@ -14,9 +14,10 @@ SOURCES = [
     *sorted((RING / "transport" / "mpi").glob("*.rs")),
     ROOT / "crates" / "cli" / "src" / "ring.rs",
     ROOT / "crates" / "cli" / "src" / "ring" / "agree.rs",
-    ROOT / "python" / "src" / "ring.rs",
+    *sorted((ROOT / "python" / "src").glob("ring*.rs")),
     *sorted((ROOT / "python" / "longspan" / "torch").glob("_r*.py")),
     ROOT / "python" / "longspan" / "torch" / "_post.py",
+    ROOT / "python" / "longspan" / "torch" / "_pass_watch.py",
 ]
 
 

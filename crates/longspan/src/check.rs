@@ -35,23 +35,40 @@ pub(crate) fn inputs<E: Element>(
     inputs: &Inputs<'_, E>,
 ) -> Result<Sizes> {
     let sizes = tensors(options, inputs)?;
-    for layout in distinct(layouts, &inputs.q.dims())? {
-        axis("q", "tokens", sizes.queries, layout.queries(), "as the layout")?;
-        axis("k", "tokens", sizes.keys, layout.keys(), "as the layout")?;
-        let rows = layout.rows();
-        let all = layout.queries().div_ceil(layout.block().get());
-        axis("the layout", "compiled rows", rows.len(), all, "every row of query blocks")?;
-        if options.score.is_positional() {
+    self::layouts(layouts, inputs.q.dims(), inputs.k.dims())?;
+    if options.score.is_positional() {
+        for layout in layouts.distinct() {
             layout.score_positions()?;
         }
     }
     Ok(sizes)
 }
 
+/// Whether layouts are those of queries and keys of these dims.
+pub(crate) fn layouts(layouts: &Layouts, q: Dims, k: Dims) -> Result<()> {
+    for layout in distinct(layouts, &q)? {
+        axis("q", "tokens", q.tokens, layout.queries(), "as the layout")?;
+        axis("k", "tokens", k.tokens, layout.keys(), "as the layout")?;
+        let rows = layout.rows();
+        let all = layout.queries().div_ceil(layout.block().get());
+        axis("the layout", "compiled rows", rows.len(), all, "every row of query blocks")?;
+    }
+    Ok(())
+}
+
+/// Whether queries and keys of these dims fit each other, but for their head dims.
+pub(crate) fn query_and_key(q: Dims, k: Dims) -> Result<()> {
+    axis("k", "batch", k.batch, q.batch, "as q")?;
+    if k.heads == 0 && q.heads != 0 || k.heads != 0 && !q.heads.is_multiple_of(k.heads) {
+        return Err(Error::Heads { query: q.heads, key: k.heads });
+    }
+    Ok(())
+}
+
 /// Whether the tensors of a call fit each other and its options.
 pub(crate) fn tensors<E: Element>(options: &Options, inputs: &Inputs<'_, E>) -> Result<Sizes> {
     let (q, k, v) = (inputs.q.dims(), inputs.k.dims(), inputs.v.dims());
-    axis("k", "batch", k.batch, q.batch, "as q")?;
+    query_and_key(q, k)?;
     axis("v", "batch", v.batch, q.batch, "as q")?;
     axis("k", "head dim", k.dim, q.dim, "as q")?;
     axis("v", "tokens", v.tokens, k.tokens, "as k")?;
@@ -60,9 +77,6 @@ pub(crate) fn tensors<E: Element>(options: &Options, inputs: &Inputs<'_, E>) -> 
         if !(1..=MOST_DIMS).contains(&dim) {
             return Err(Error::HeadDim { tensor, dim, most: MOST_DIMS });
         }
-    }
-    if k.heads == 0 && q.heads != 0 || k.heads != 0 && !q.heads.is_multiple_of(k.heads) {
-        return Err(Error::Heads { query: q.heads, key: k.heads });
     }
     options.check(q.heads)?;
     let sizes = Sizes {

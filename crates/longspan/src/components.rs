@@ -6,6 +6,7 @@
 //! so is what a rank of a ring computes over the keys of a hop.
 
 mod bytes;
+mod calls;
 mod cost;
 mod heads;
 mod kept;
@@ -16,9 +17,10 @@ use std::ops::{ControlFlow, Deref};
 use std::sync::Arc;
 
 use longspan_pattern::residues::Steps;
-use longspan_pattern::{Heads, Layout, LayoutSet, Padding, Positions, Shape};
+use longspan_pattern::{BlockSize, Heads, Layout, LayoutSet, Padding, Positions, Shape};
 
 pub(crate) use self::bytes::bytes_needed;
+pub use self::calls::ComponentCall;
 pub use self::cost::Prediction;
 pub use self::heads::HeadMap;
 pub(crate) use self::kept::Kept;
@@ -201,15 +203,20 @@ pub struct Components {
 impl Components {
     /// The components of a pattern per head for some queries and keys of a sequence of `tokens`
     /// tokens: those at the given positions, in this order. One where the key tensor has all heads.
+    /// `block` is that of their layouts, where it isn't 64.
     pub fn of_patterns(
         patterns: &Heads,
         tokens: usize,
         (queries, keys): (&Positions, &Positions),
         heads: &HeadMap,
         batch: usize,
+        block: Option<BlockSize>,
         mut poll: impl FnMut() -> ControlFlow<()>,
     ) -> Result<Self> {
-        let shape = Shape::new(tokens, tokens).query_map(queries.clone()).key_map(keys.clone());
+        let mut shape = Shape::new(tokens, tokens).query_map(queries.clone()).key_map(keys.clone());
+        if let Some(block) = block {
+            shape = shape.block(block);
+        }
         let (shape, lens) = (&shape, (queries.len(), keys.len()));
         let mut list = Vec::new();
         if heads.pairs().count() == heads.heads() {

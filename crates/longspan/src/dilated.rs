@@ -13,7 +13,7 @@ use std::cell::RefCell;
 use std::fmt;
 use std::sync::Arc;
 
-use longspan_pattern::{Pattern, Positions};
+use longspan_pattern::{BlockSize, Pattern, Positions};
 
 use self::parts::{CompiledLayouts, Maker};
 use self::sequences::{Sequence, Sequences};
@@ -22,7 +22,7 @@ use crate::arguments::{
 };
 use crate::check;
 use crate::components::{self, Component, Components, HeadMap, Kept, List};
-use crate::dims::Sizes;
+use crate::dims::{Dims, Sizes};
 use crate::driver::gradients;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
@@ -77,6 +77,7 @@ pub struct Dilated {
     also: Option<Pattern>,
     overlap: Overlap,
     query_offset: Option<i64>,
+    block: Option<BlockSize>,
     sequences: Sequences,
     pub(crate) options: Options,
     kept: Kept<Key>,
@@ -131,6 +132,7 @@ impl Dilated {
             also: None,
             overlap: Overlap::default(),
             query_offset: None,
+            block: None,
             sequences: Sequences::default(),
             options: Options::default(),
             kept: Kept::default(),
@@ -180,6 +182,14 @@ impl Dilated {
     #[must_use]
     pub fn query_offset(mut self, offset: i64) -> Self {
         self.query_offset = Some(offset);
+        self
+    }
+
+    /// Tokens per block of the layouts of [`components`](Self::components) and of calls; 64 by default.
+    #[must_use]
+    pub fn block(mut self, block: BlockSize) -> Self {
+        self.block = Some(block);
+        self.kept = Kept::default();
         self
     }
 
@@ -360,6 +370,39 @@ impl Dilated {
         Ok(Components::new(list, heads.clone(), lens, batch, self.options.clone()))
     }
 
+    /// The components of all queries and keys of tensors of these dims: what
+    /// [`forward`](Self::forward) computes.
+    ///
+    /// ```
+    /// use longspan::{Dilated, Dims, Hook, Pattern};
+    ///
+    /// // Of each segment of 2,048 tokens, a head has every fourth.
+    /// let dilated = Dilated::new([(2_048, 4)])?.within(Pattern::causal()).padded([0..4_096, 0..5_000]);
+    /// let dims = Dims { batch: 2, tokens: 5_000, heads: 2, dim: 64 };
+    /// let components = dilated.all_components(dims, dims, Hook::none())?;
+    /// let first = components.calls().next().unwrap();
+    /// let (segments, tokens) = (first.queries().segments, first.queries().tokens);
+    /// assert_eq!((segments.count, segments.step), (2, 2_048));
+    /// assert_eq!((tokens.count, tokens.step), (512, 4));
+    /// assert_eq!((first.entry(), first.query_heads().count), (Some(0), 1));
+    /// # Ok::<_, longspan::Error>(())
+    /// ```
+    pub fn all_components(&self, q: Dims, k: Dims, hook: Hook<'_>) -> Result<Components> {
+        check::query_and_key(q, k)?;
+        let sizes = Sizes {
+            batch: q.batch,
+            queries: q.tokens,
+            keys: k.tokens,
+            heads: q.heads,
+            key_heads: k.heads,
+            dim: q.dim,
+            value_dim: k.dim,
+        };
+        let list = self.parts(&sizes, &Monitor::new(hook))?.to_vec();
+        let (heads, lens) = (HeadMap::all(q.heads, k.heads), (q.tokens, k.tokens));
+        Ok(Components::new(list, heads, lens, Some(q.batch), self.options.clone()))
+    }
+
     /// The calls of the kernels for given sizes.
     fn parts(&self, sizes: &Sizes, monitor: &Monitor<'_>) -> Result<Arc<List>> {
         let Sizes { batch, queries, keys, heads, key_heads, .. } = *sizes;
@@ -403,7 +446,7 @@ impl Dilated {
         compiled: &'a RefCell<CompiledLayouts>,
     ) -> Maker<'a, 'h> {
         let Dilated { branches, within, overlap, .. } = self;
-        let (also, overlap) = (self.also.as_ref(), *overlap);
-        Maker { branches, within, also, overlap, sequence, heads, monitor, compiled }
+        let (also, overlap, block) = (self.also.as_ref(), *overlap, self.block);
+        Maker { branches, within, also, overlap, block, sequence, heads, monitor, compiled }
     }
 }

@@ -78,7 +78,7 @@ pub use arguments::{
 pub use attend::Attend;
 pub use attention::{Attention, row_deltas};
 pub use cache::KvCache;
-pub use components::{Components, HeadMap, Prediction};
+pub use components::{ComponentCall, Components, HeadMap, Prediction};
 pub use dilated::{Branch, Dilated, DilatedWork, Overlap};
 pub use dims::{Dims, Order, Strides};
 pub use dtype::{Element, ElementType};

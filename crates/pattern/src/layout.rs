@@ -17,6 +17,7 @@
 //! limits.rs       shares of the memory limit     score_positions.rs  positions of score biases
 //! keep.rs         some blocks of a layout        run.rs           adjacent blocks of one kind
 //! components.rs   strided terms in orders of residues
+//! source.rs       pattern and padding, for other kernels
 //! ```
 
 use std::ops::{ControlFlow, Range};
@@ -49,6 +50,7 @@ mod pool;
 mod run;
 mod score_positions;
 mod shade;
+mod source;
 mod transpose;
 
 pub use blocks::{BlockMasks, Blocks};

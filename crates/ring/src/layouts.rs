@@ -1,10 +1,12 @@
-//! Layouts per hop: a schedule with its kernels compiled. Passes read it; `ring` makes it once.
+//! Layouts per hop: the attention of each computation of a schedule, and a schedule with kernels for
+//! them. Passes read it; `ring` and `rank_schedule` make it once.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use longspan::{
-    Attention, Components, Dropout, HeadMap, Layout, Layouts, Pattern, Positions, Score, Shape,
+    Attention, BlockSize, Components, Dropout, HeadMap, Layout, Layouts, Pattern, Positions, Score,
+    Shape,
 };
 
 use crate::error::{Error, Result};
@@ -14,17 +16,23 @@ use crate::schedule::{Schedule, TILE};
 use crate::tokens::{self, Tokens};
 use crate::transport::Poll;
 
-/// A schedule and the attention of each of its computations.
+/// A schedule with the kernels of its computations.
 #[derive(Debug)]
 pub(crate) struct CompiledSchedule {
     pub(crate) problem: Problem,
     pub(crate) schedule: Schedule,
+    pub(crate) computations: Computations,
     /// Options of the kernels of all computations. They have no sinks, since no computation has
     /// all keys of a row.
     options: longspan::Options,
     /// Over no tokens; owns the threads and the workspace that the others share. It finishes rows,
     /// with the sinks of the problem.
     pub(crate) kernels: Attention,
+}
+
+/// The attention of each computation of a schedule.
+#[derive(Debug)]
+pub(crate) struct Computations {
     /// Local queries over each range of local keys.
     pub(crate) local_keys: Vec<Vec<KeyChunk>>,
     /// Local queries over each set of received keys.
@@ -33,35 +41,33 @@ pub(crate) struct CompiledSchedule {
     pub(crate) remote_queries: Vec<Components>,
 }
 
-/// Attention over some of the keys of one computation.
+/// Attention over some of the keys of one computation: all of them, or a tile in a reproducible
+/// reduction.
 #[derive(Debug)]
-pub(crate) struct KeyChunk {
-    pub(crate) components: Components,
-    pub(crate) keys: Range<usize>,
+pub struct KeyChunk {
+    /// The calls.
+    pub components: Components,
+    /// The keys, by index in the computation's key tensor.
+    pub keys: Range<usize>,
 }
 
-impl CompiledSchedule {
-    /// Compiles the layouts of a rank's schedule.
+impl Computations {
+    /// Compiles the layouts of a rank's schedule; `block` is theirs, where it isn't the kernels' own.
     pub(crate) fn new(
         rank: usize,
-        problem: Problem,
-        schedule: Schedule,
-        options: &Options,
+        problem: &Problem,
+        schedule: &Schedule,
+        block: Option<BlockSize>,
         poll: &mut Poll<'_>,
     ) -> Result<Self> {
         let (held, tokens) = (problem.shards.rank(rank), problem.shards.tokens());
-        // Clones share workspaces.
-        let options = options.kernels(&problem);
-        let nothing = Layout::compile(&Pattern::full(), &Shape::new(0, 0))?.into();
-        let kernels = with_sinks(&options, &nothing, &problem);
         let (heads, key_heads) = (problem.heads, problem.key_heads);
         let (all, bands) = (HeadMap::all(heads, key_heads), &schedule.bands);
         let mut make = |queries: &Positions, keys: &Positions, heads: &HeadMap| {
-            let sparsity = &problem.sparsity;
+            let (sparsity, positions) = (&problem.sparsity, (queries, keys));
             let components =
-                sparsity.components(tokens, queries, keys, heads, problem.batch, poll)?;
-            let uniform = problem.reduction == Reduction::Reproducible;
-            Ok::<_, Error>(components.options(options.clone()).uniform(uniform))
+                sparsity.components(tokens, positions, heads, problem.batch, block, poll)?;
+            Ok::<_, Error>(components.uniform(problem.reduction == Reduction::Reproducible))
         };
         let remote = schedule
             .remote_queries
@@ -94,15 +100,42 @@ impl CompiledSchedule {
             }
         });
         let received_keys = received.collect::<Result<_>>()?;
-        Ok(CompiledSchedule {
-            problem,
-            schedule,
-            options,
-            kernels,
-            local_keys,
-            received_keys,
-            remote_queries,
-        })
+        Ok(Computations { local_keys, received_keys, remote_queries })
+    }
+
+    /// The same computations with other options.
+    fn set_options(&mut self, options: &longspan::Options) {
+        let chunks = self.local_keys.iter_mut().chain(&mut self.received_keys).flatten();
+        let components = chunks.map(|chunk| &mut chunk.components);
+        for components in components.chain(&mut self.remote_queries) {
+            *components = components.clone().options(options.clone());
+        }
+    }
+
+    /// Active pairs of all computations of a pass, of one batch entry.
+    pub(crate) fn active_pairs(&self) -> Result<u128> {
+        let chunks = self.local_keys.iter().chain(&self.received_keys).flatten();
+        let all = chunks.map(|chunk| &chunk.components).chain(&self.remote_queries);
+        all.map(|components| Ok(components.active_pairs()?)).sum()
+    }
+}
+
+impl CompiledSchedule {
+    /// Compiles a rank's schedule.
+    pub(crate) fn new(
+        rank: usize,
+        problem: Problem,
+        schedule: Schedule,
+        options: &Options,
+        poll: &mut Poll<'_>,
+    ) -> Result<Self> {
+        let mut computations = Computations::new(rank, &problem, &schedule, None, poll)?;
+        // Clones share workspaces.
+        let options = options.kernels(&problem);
+        computations.set_options(&options);
+        let nothing = Layout::compile(&Pattern::full(), &Shape::new(0, 0))?.into();
+        let kernels = with_sinks(&options, &nothing, &problem);
+        Ok(CompiledSchedule { problem, schedule, computations, options, kernels })
     }
 
     /// Replaces the sinks that rows are finished with.
@@ -118,19 +151,8 @@ impl CompiledSchedule {
         }
         self.options = self.options.clone().score(score.clone()).dropout(dropout);
         (self.problem.score, self.problem.dropout) = (score, dropout);
-        let chunks = self.local_keys.iter_mut().chain(&mut self.received_keys).flatten();
-        let components = chunks.map(|chunk| &mut chunk.components);
-        for components in components.chain(&mut self.remote_queries) {
-            *components = components.clone().options(self.options.clone());
-        }
+        self.computations.set_options(&self.options);
         self.kernels = with_sinks(&self.options, self.kernels.layouts(), &self.problem);
-    }
-
-    /// Active pairs of all computations of a pass, of one batch entry.
-    pub(crate) fn active_pairs(&self) -> Result<u128> {
-        let chunks = self.local_keys.iter().chain(&self.received_keys).flatten();
-        let all = chunks.map(|chunk| &chunk.components).chain(&self.remote_queries);
-        all.map(|components| Ok(components.active_pairs()?)).sum()
     }
 }
 

@@ -7,6 +7,7 @@
 //! | module | contents |
 //! |---|---|
 //! | `ring` | public API: setup and passes of one rank |
+//! | `rank_schedule` | the schedule of one rank as data, for engines of one's own |
 //! | `planner` | communication plan of any rank, computed without messages |
 //! | `pass` | the hop loop, forward and backward |
 //! | `agreement`, `layouts`, `arguments` | setup between ranks; layouts per hop; validation |
@@ -38,6 +39,7 @@ mod pass;
 mod phase;
 mod planner;
 mod problem;
+mod rank_schedule;
 mod ring;
 mod schedule;
 mod send_plan;
@@ -49,12 +51,15 @@ mod wire;
 
 pub use buffer::Buffer;
 pub use error::{Error, Result};
+pub use layouts::KeyChunk;
 pub use load::Work;
 pub use options::Options;
 pub use pass::Tally;
 pub use planner::{CommunicationPlan, CommunicationPlanner, PlannedHop};
 pub use problem::{Problem, Reduction};
+pub use rank_schedule::{RankSchedule, ReceivedKeys, RemoteQueries, SentRows};
 pub use ring::Ring;
+pub use schedule::{Leg, Message, Part, Payload, Step};
 pub use shards::Shards;
 pub use sparsity::Sparsity;
 #[cfg(feature = "mpi")]

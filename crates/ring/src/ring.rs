@@ -18,7 +18,6 @@ use crate::options::Options;
 use crate::pass::{Backward, BiasSums, DONE, Forward, GradientSums, Runner, Tally, f32_sums};
 use crate::phase::{END, Phase};
 use crate::problem::Problem;
-use crate::schedule::Step;
 use crate::transport::Transport;
 
 /// Attention over one sequence that is sharded over ranks (context parallel), for one of the ranks.
@@ -139,15 +138,12 @@ impl<T: Transport> Ring<T> {
     /// Bytes that this rank receives in a forward and in a backward pass, without headers; upper
     /// bounds where the wire format's lengths depend on the values.
     pub fn bytes_needed(&self) -> (u64, u64) {
-        let bytes = |steps: &[Step]| {
-            steps.iter().flat_map(|step| &step.receives).map(|message| message.bytes()).sum()
-        };
-        (bytes(&self.compiled.schedule.forward), bytes(&self.compiled.schedule.backward))
+        self.compiled.schedule.bytes_needed()
     }
 
     /// Active pairs of queries and keys that this rank computes per pass, of one batch entry.
     pub fn active_pairs(&self) -> Result<u128> {
-        self.compiled.active_pairs()
+        self.compiled.computations.active_pairs()
     }
 
     /// Returns the transport.

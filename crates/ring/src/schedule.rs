@@ -26,8 +26,9 @@ use std::ops::Range;
 
 use longspan::{Positions, Progression};
 
-pub(crate) use self::step::{ALIGN, Leg, Message, Part, Payload, Step};
+pub(crate) use self::step::ALIGN;
 use self::step::{Event, Legs, in_order, steps};
+pub use self::step::{Leg, Message, Part, Payload, Step};
 use crate::demand::Demand;
 use crate::problem::{Problem, Reduction};
 use crate::send_plan::{BroadcastTree, SendPlan};
@@ -263,6 +264,13 @@ impl Schedule {
             schedule.sort_work(held_here);
         }
         schedule
+    }
+
+    /// Bytes that the rank receives in a forward and in a backward pass.
+    pub(crate) fn bytes_needed(&self) -> (u64, u64) {
+        let bytes =
+            |steps: &[Step]| steps.iter().flat_map(|step| &step.receives).map(Message::bytes).sum();
+        (bytes(&self.forward), bytes(&self.backward))
     }
 
     /// Sorts the work of each step by its first key.

@@ -4,7 +4,7 @@
 use std::fmt;
 use std::ops::ControlFlow;
 
-use longspan::{Components, Dilated, Dims, HeadMap, Heads, Hook, Pattern, Positions};
+use longspan::{BlockSize, Components, Dilated, Dims, HeadMap, Heads, Hook, Pattern, Positions};
 
 use crate::error::{Error, Result};
 use crate::transport::Poll;
@@ -113,23 +113,37 @@ impl Sparsity {
         })
     }
 
-    /// The kernel calls of some queries over some keys of a sequence of `tokens` tokens.
+    /// The kernel calls of some queries over some keys of a sequence of `tokens` tokens; `block` is that
+    /// of their layouts, where it isn't the kernels' own.
     pub(crate) fn components(
         &self,
         tokens: usize,
-        queries: &Positions,
-        keys: &Positions,
+        (queries, keys): (&Positions, &Positions),
         heads: &HeadMap,
         batch: usize,
+        block: Option<BlockSize>,
         poll: &mut Poll<'_>,
     ) -> Result<Components> {
         Ok(match self {
-            Sparsity::Patterns(patterns) => {
-                Components::of_patterns(patterns, tokens, (queries, keys), heads, batch, poll)?
-            }
+            Sparsity::Patterns(patterns) => Components::of_patterns(
+                patterns,
+                tokens,
+                (queries, keys),
+                heads,
+                batch,
+                block,
+                poll,
+            )?,
             Sparsity::Dilated(dilated) => {
                 let mut poll = |_| poll();
-                dilated.components(tokens, queries, keys, heads, Hook::new(&mut poll))?
+                let hook = Hook::new(&mut poll);
+                match block {
+                    None => dilated.components(tokens, queries, keys, heads, hook)?,
+                    Some(block) => {
+                        let dilated = dilated.clone().block(block);
+                        dilated.components(tokens, queries, keys, heads, hook)?
+                    }
+                }
             }
         })
     }

@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 from longspan import Dilated, Layout, Pattern, batch
 from longspan._longspan import direct_forward
 from longspan.torch import _functional, _op, _run
+from longspan.torch._engine import check_device_type, check_learned, described, engine_of, is_own
 from longspan.torch._run import Found, Learned, Places, Scores
 
 
@@ -108,8 +109,8 @@ def attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention over the pairs that ``pattern`` allows, with gradients.
 
-    Tensors are ``(batch, head, token, dim)`` on the CPU, f32, bf16 or f16, with any strides. A query
-    that sees nothing gives zeros.
+    Tensors are ``(batch, head, token, dim)``, f32, bf16 or f16, with any strides, on the CPU or a CUDA
+    device (computed by torch's FlexAttention there: docs/gpu.md). A query that sees nothing gives zeros.
 
     >>> import torch, longspan.torch
     >>> q = torch.randn(1, 4, 2048, 32, requires_grad=True)
@@ -174,6 +175,7 @@ def attention(
         and not (return_lse or bias_right or dropout_p)
         and isinstance(pattern, (str, Pattern))
         and not torch.compiler.is_compiling()
+        and is_own(q.device)
     ):
         out = direct_forward(q, k, v, _run.read(pattern), enable_gqa)
         if out is not None:
@@ -198,8 +200,8 @@ def attention(
     elif isinstance(pattern, Dilated):
         found = over_branches(q, k, v, _branches(pattern), scores, _with_lengths(pattern, places))
     elif _is_direct(q, k, v, scores.learned):
-        found = _run.empty_output(q, v)
-        _run.forward(found, q, k, v, _known(pattern), scores, places)
+        engine = engine_of(q.device)
+        found = engine.forward(q, k, v, _known(pattern), scores, places, saves=False)
     else:
         text, places = text_of(pattern), Places(*map(_tensor, places))
         if _functional.is_transformed():
@@ -212,12 +214,12 @@ def attention(
 
 
 def checked(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Tensors of four axes and one type on the CPU, or an error."""
-    _check("q", q)
-    _check("k", k)
-    _check("v", v)
+    """Tensors of four axes, one type and one device, or an error."""
+    check_device_type(q.device)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        _check(name, x, q.device)
     no_tangents(q, k, v)
-    if q.dtype != k.dtype or q.dtype != v.dtype or torch.is_autocast_enabled("cpu"):
+    if q.dtype != k.dtype or q.dtype != v.dtype or torch.is_autocast_enabled(q.device.type):
         return same_type(q, k, v)
     return q, k, v
 
@@ -232,16 +234,16 @@ def checked_scores(
 ) -> Scores:
     """What is done to scores, or an error. Dropout draws its seed here; its default is an integer, since
     dynamo takes floats for variables and traces once more."""
-    heads = (q.shape[1],)
     learned = Learned(
-        _parameter("sink_logits", learned.sink_logits, heads, "(heads,): one logit per query head"),
-        _parameter("bias_table", learned.bias_table, heads, "(heads, distances)", axes=2),
-        _parameter("alibi_slopes", learned.alibi_slopes, heads, "(heads,): one per query head"),
+        _parameter("sink_logits", learned.sink_logits, q, "(heads,): one logit per query head"),
+        _parameter("bias_table", learned.bias_table, q, "(heads, distances)", axes=2),
+        _parameter("alibi_slopes", learned.alibi_slopes, q, "(heads,): one per query head"),
     )
     if learned.bias_table is None and bias_right != 0:
         raise ValueError(f"bias_right is {bias_right} without a bias_table: leave it out")
     if not 0 <= dropout_p < 1:
         raise ValueError(f"dropout_p is {dropout_p}, expected a number from 0 to below 1")
+    check_learned(q, Scores(None, None, *learned, dropout_p=dropout_p))
     if not dropout_p:
         return Scores(scale, softcap, *learned, bias_right)
     seed = torch.randint(1 << 62, (), dtype=torch.int64)
@@ -249,19 +251,19 @@ def checked_scores(
 
 
 def _parameter(
-    name: str, x: Tensor | None, first: tuple[int, ...], expected: str, axes: int = 1
+    name: str, x: Tensor | None, q: Tensor, expected: str, axes: int = 1
 ) -> Tensor | None:
     """A learned tensor in f32, or an error."""
     if x is None:
         return None
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} is a {type(x).__name__}, expected a torch.Tensor {expected}")
-    if x.device.type != "cpu":
-        raise ValueError(f"{name} is on {x.device}, expected the CPU, as q")
-    if not x.is_floating_point() or x.ndim != axes or x.shape[:1] != first:
+    if x.device != q.device:
+        raise ValueError(f"{name} is on {x.device}, expected {described(q.device)}, as q")
+    if not x.is_floating_point() or x.ndim != axes or x.shape[:1] != q.shape[1:2]:
         raise ValueError(
             f"{name} is a {str(x.dtype)[6:]} tensor of shape {tuple(x.shape)}, expected "
-            f"floating-point of shape {expected}, for {first[0]} heads"
+            f"floating-point of shape {expected}, for {q.shape[1]} heads"
         )
     return x.float()
 
@@ -281,12 +283,9 @@ def no_tangents(*tensors: Tensor) -> None:
             )
 
 
-def _check(name: str, x: Tensor) -> None:
-    if not x.is_cpu:
-        raise ValueError(
-            f"{name} is on {x.device}, expected the CPU: copy it there, or stay on the device with "
-            "torch's flex_attention and the mask that Layout.to_block_mask makes"
-        )
+def _check(name: str, x: Tensor, device: torch.device) -> None:
+    if x.device != device:
+        raise ValueError(f"{name} is on {x.device}, expected {described(device)}, as q: copy it there")
     if x.ndim != 4:
         raise ValueError(
             f"{name} has {x.ndim} axes, expected 4: (batch, head, token, dim); x[None] adds one"
@@ -296,8 +295,8 @@ def _check(name: str, x: Tensor) -> None:
 def same_type(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """What autocast makes of tensors, by the rule of torch's own attention: all but f64 become the
     type that it asks for. Without it types have to agree."""
-    if torch.is_autocast_enabled("cpu"):
-        dtype = torch.get_autocast_dtype("cpu")
+    if torch.is_autocast_enabled(q.device.type):
+        dtype = torch.get_autocast_dtype(q.device.type)
         q, k, v = (
             x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x
             for x in (q, k, v)
@@ -424,8 +423,8 @@ def over_branches(
                     "their tokens and count their own positions"
                 )
     if _is_direct(q, k, v, scores.learned):
-        found = _run.empty_output(q, v)
-        return _run.forward(found, q, k, v, _run.dilated(*branches), scores, places)
+        engine, dilated = engine_of(q.device), _run.dilated(*branches)
+        return engine.forward(q, k, v, dilated, scores, places, saves=False)
     offset = _tensor(places.query_offset)
     taken = (places.key_padding, places.cu_seqlens_q, places.cu_seqlens_k, offset)
     if _functional.is_transformed():
@@ -443,7 +442,8 @@ class _OverLayout(torch.autograd.Function):
         q, k, v = (x.resolve_neg() for x in (q, k, v))
         learned = Learned(sink_logits, bias_table, alibi_slopes)
         all_scores = scores._replace(**learned._asdict())
-        found = _run.forward(_run.empty_found(q, v), q, k, v, layout, all_scores, Places())
+        engine = engine_of(q.device)
+        found = engine.forward(q, k, v, layout, all_scores, Places(), saves=True)
         ctx.save_for_backward(q, k, v, *found, *learned)
         ctx.how = layout, scores, ctx.needs_input_grad[3:6]
         ctx.mark_non_differentiable(found.lse_lo)
@@ -468,6 +468,7 @@ class _OverLayoutBackward(torch.autograd.Function):
         found = Found(out, lse, lse_lo)
         scores = scores._replace(**Learned(sinks, table, slopes)._asdict())
         dout, dlse = (None if x is None else x.resolve_neg() for x in (dout, dlse))
-        return _run.backward(q, k, v, found, dout, dlse, layout, scores, Places(), wanted)
+        engine = engine_of(q.device)
+        return engine.backward(q, k, v, found, dout, dlse, layout, scores, Places(), wanted)
 
     backward = staticmethod(_op.no_second_derivative)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from longspan import Layout, Pattern
 from longspan.torch._attention import attention, text_of
+from longspan.torch._engine import BLOCK, is_own
 
 #: Further than any key: the longest side of a window.
 _FAR = 1 << 60
@@ -118,7 +119,8 @@ def _layout(mask: Tensor, shape: tuple[int, int, int, int]) -> Layout:
     active = active.expand(active.shape[0], active.shape[1], shape[2], shape[3])
     if active.shape[0] * active.shape[1] == 0:
         active = active.new_ones((1, 1, shape[2], shape[3]))
-    return Layout.from_mask(active.numpy())
+    block = None if is_own(mask.device) else BLOCK
+    return Layout.from_mask(active.cpu().numpy(), block=block)
 
 
 @overload

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import longspan
 from longspan.torch._attention import attention
+from longspan.torch._engine import BLOCK, is_own
 
 #: Cells per tile by the number of axes: 64, a block.
 _TILES = {1: (64,), 2: (8, 8), 3: (4, 4, 4), 4: (4, 4, 2, 2)}
@@ -42,7 +43,8 @@ def neighborhood_attention(
     torch.Size([1, 2, 1024, 16])
     """
     tile = _TILES.get(len(sizes), ()) if tile is None else tile
-    layout, order, back = _tiled(tuple(sizes), tuple(radii), tuple(tile))
+    block = None if is_own(q.device) else BLOCK
+    layout, order, back = _tiled(tuple(sizes), tuple(radii), tuple(tile), block, q.device)
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.ndim != 4 or x.shape[2] != len(order):
             raise ValueError(
@@ -57,7 +59,11 @@ def neighborhood_attention(
 
 @functools.lru_cache(maxsize=32)
 def _tiled(
-    sizes: tuple[int, ...], radii: tuple[int, ...], tile: tuple[int, ...]
+    sizes: tuple[int, ...],
+    radii: tuple[int, ...],
+    tile: tuple[int, ...],
+    block: int | None,
+    device: torch.device,
 ) -> tuple[longspan.Layout, Tensor, Tensor]:
     """The layout in the order of tiles, that order, and the way back."""
     pattern = longspan.neighborhood(sizes, radii)
@@ -68,6 +74,6 @@ def _tiled(
     # Looking at pairs of ranges is more work than compiling an interval is, and linear in the cells. Most
     # blocks are partial, and their masks few: one per distance of tiles, and those at the borders.
     layout = pattern.compile(
-        len(order), query_map=parts, key_map=parts, mask_bytes=1 << 24, max_work=1 << 36
+        len(order), block=block, query_map=parts, key_map=parts, mask_bytes=1 << 24, max_work=1 << 36
     )
-    return layout, order, back
+    return layout, order.to(device), back.to(device)

@@ -6,7 +6,7 @@ changes are tensors.
 
 | registered | what for |
 |---|---|
-| CPU | the computation |
+| CPU, CUDA | the computation, by the engine of the device |
 | fake | shapes and strides, for ``torch.compile`` and ``FakeTensor`` |
 | autograd | gradients, also through the log-sum-exp; a second derivative is an error |
 
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from longspan.torch import _run
+from longspan.torch._engine import engine_of
 from longspan.torch._run import Found, Places, Scores
 
 _LIBRARY = torch.library.Library("longspan", "DEF")
@@ -45,17 +46,18 @@ def _define(name: str, how: str, read: Callable[..., tuple[Any, Places]]) -> Any
         return pattern, Scores(*how[-count:]), places
 
     def forward(q, k, v, *how):
-        return tuple(_run.forward(_run.empty_found(q, v), q, k, v, *split(how)))
+        return tuple(engine_of(q.device).forward(q, k, v, *split(how), saves=True))
 
     def forward_fake(q, k, v, *how):
-        return tuple(_run.empty_found(q, v))
+        return tuple(engine_of(q.device).empty(q, v, saves=True))
 
     def backward(q, k, v, out, lse, rest, dout, dlse, wanted, *how):
-        return _run.backward(q, k, v, Found(out, lse, rest), dout, dlse, *split(how), wanted)
+        found, engine = Found(out, lse, rest), engine_of(q.device)
+        return engine.backward(q, k, v, found, dout, dlse, *split(how), wanted)
 
     def backward_fake(q, k, v, out, lse, rest, dout, dlse, wanted, *how):
         learned = Scores(*how[-count:]).learned
-        tensors = (_run.empty(x, x.shape) for x in (q, k, v))
+        tensors = map(engine_of(q.device).empty_gradient, (q, k, v))
         return (*tensors, *_run.empty_learned(learned, wanted, q.device))
 
     def save(ctx, inputs, output):
@@ -95,8 +97,9 @@ def _define(name: str, how: str, read: Callable[..., tuple[Any, Places]]) -> Any
         "Tensor dv, Tensor dsink_logits, Tensor dbias_table, Tensor dalibi_slopes)",
         tags=_TAGS,
     )
-    _LIBRARY.impl(name, forward, "CPU")
-    _LIBRARY.impl(f"{name}_backward", backward, "CPU")
+    for key in ("CPU", "CUDA"):
+        _LIBRARY.impl(name, forward, key)
+        _LIBRARY.impl(f"{name}_backward", backward, key)
     register_fake, register_autograd = torch.library.register_fake, torch.library.register_autograd
     register_fake(f"longspan::{name}", forward_fake, lib=_LIBRARY)
     register_fake(f"longspan::{name}_backward", backward_fake, lib=_LIBRARY)

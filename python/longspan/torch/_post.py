@@ -60,8 +60,8 @@ class Post:
     def __init__(self, group: ProcessGroup, tag: int):
         self.rank, self.size = group.rank(), group.size()
         self._group, self._tag = weakref.ref(group), tag
-        self._hop: _Hop | None = None
-        self._abort = _Hop()
+        self._hop: InFlight | None = None
+        self._abort = InFlight()
 
     def start(self, sends: list[tuple[int, int, int]], receives: list[tuple[int, int, int]]) -> None:
         """Starts messages, given as ``(rank, address, length)``."""
@@ -71,11 +71,11 @@ class Post:
                 "the process group is gone, expected it to live as long as its rings: call "
                 "destroy_process_group after the last backward pass"
             )
-        self._hop = _Hop()
+        self._hop = InFlight()
         for place in map(Place._make, receives):
-            self._hop.add(_Message("from", place.rank, place.tensor()), group.recv, self._tag)
+            self._hop.add(Message("from", place.rank, place.tensor()), group.recv, self._tag)
         for place in map(Place._make, sends):
-            self._hop.add(_Message("to", place.rank, place.tensor()), group.send, self._tag)
+            self._hop.add(Message("to", place.rank, place.tensor()), group.send, self._tag)
 
     def failed(self) -> bool:
         """Whether a message of this hop has failed already."""
@@ -89,7 +89,7 @@ class Post:
         with hop.changed:
             failed, late = hop.failed, hop.open()
         if failed is not None:
-            return "gone", failed.rank, _said(failed.error)
+            return "gone", failed.rank, said(failed.error)
         if late:
             from_, to = ([x.rank for x in late if x.way == way] for way in ("from", "to"))
             return "late", from_, to, time.monotonic() - start
@@ -103,9 +103,9 @@ class Post:
             return
         for rank in (rank for rank in range(self.size) if rank != self.rank):
             coming = torch.zeros(len(what), dtype=torch.uint8)
-            self._abort.add(_Message("from", rank, coming), group.recv, tag)
+            self._abort.add(Message("from", rank, coming), group.recv, tag)
             leaving = torch.frombuffer(bytearray(what), dtype=torch.uint8)
-            self._abort.add(_Message("to", rank, leaving), group.send, tag)
+            self._abort.add(Message("to", rank, leaving), group.send, tag)
 
     def heard(self, timeout: float) -> tuple[int, bytes] | None:
         """What another rank tells, each once; None after so many seconds, or if no other rank will."""
@@ -126,12 +126,12 @@ class Post:
         hop.wait(timeout, lambda: all(message.done for message in leaving))
 
 
-def _said(error: BaseException) -> str:
+def said(error: BaseException) -> str:
     """What Gloo says, without the line of its sources and without advice."""
     return re.sub(r"^\[[^]]*\] ", "", str(error)).split(". This is typically")[0]
 
 
-class _Message:
+class Message:
     """A message on its way."""
 
     def __init__(self, way: str, rank: int, tensor: torch.Tensor):
@@ -143,15 +143,15 @@ class _Message:
         self.error: BaseException | None = None
 
 
-class _Hop:
+class InFlight:
     """Messages that travel at the same time."""
 
     def __init__(self):
-        self.messages: list[_Message] = []
-        self.failed: _Message | None = None
+        self.messages: list[Message] = []
+        self.failed: Message | None = None
         self.changed = threading.Condition()
 
-    def open(self) -> list[_Message]:
+    def open(self) -> list[Message]:
         return [message for message in self.messages if not message.done]
 
     def wait(self, timeout: float, enough: Callable[[], bool]) -> None:
@@ -161,7 +161,8 @@ class _Hop:
             while not enough() and (left := end - time.monotonic()) > 0:
                 self.changed.wait(min(left, 3600.0))
 
-    def add(self, message: _Message, begin: Any, tag: int) -> None:
+    def add(self, message: Message, begin: Any, tag: int) -> None:
+        """Begins a message."""
         self.messages.append(message)
         _travelling.add(message)
         try:
@@ -171,7 +172,12 @@ class _Hop:
         else:
             _waiters.wait(message, self._end)
 
-    def _end(self, message: _Message, error: BaseException | None) -> None:
+    def follow(self, message: Message) -> None:
+        """Waits for a message that has begun, which the caller keeps."""
+        _travelling.add(message)
+        _waiters.wait(message, self._end)
+
+    def _end(self, message: Message, error: BaseException | None) -> None:
         with self.changed:
             message.done, message.arrived, message.error = True, error is None, error
             _travelling.discard(message)
@@ -188,7 +194,7 @@ class _Waiters:
         self._lock = threading.Lock()
         self._idle = 0
 
-    def wait(self, message: _Message, end: Any) -> None:
+    def wait(self, message: Message, end: Any) -> None:
         """Calls ``end`` with the message and what was wrong with it, from another thread."""
         with self._lock:
             if self._idle:
@@ -215,8 +221,8 @@ class _Waiters:
 
 _waiters = _Waiters()
 #: Requests that aren't complete, also after a timeout: torch may be using their memory.
-_travelling: set[_Message] = set()
-_parents: list[set[_Message]] = []
+_travelling: set[Message] = set()
+_parents: list[set[Message]] = []
 
 
 def _after_fork() -> None:

@@ -13,6 +13,7 @@ to be like another's.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 import hashlib
@@ -20,14 +21,18 @@ import struct
 import threading
 import weakref
 from collections import OrderedDict
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
+import torch
 import torch.distributed as dist
 
 import longspan
 from longspan import Dilated, RingError
-from longspan._longspan import Ring, ring_check, ring_gather, ring_shards
+from longspan._longspan import Ring, RingSchedule, ring_check, ring_gather, ring_shards
+from longspan.torch._engine import BLOCK, engine_of
 from longspan.torch._post import Post
+from longspan.torch._ring_host import AnyRing, HostRing
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -42,6 +47,9 @@ _TAG = 0x4C53_0000
 
 #: Tags of rings repeat after so many: long after the last message of an earlier one.
 _TAGS = 0xFFFF
+
+#: From the tag of a ring to that of its messages of a device.
+_DEVICE_TAG = 0x2_0000
 
 #: Seconds that ranks wait for what another tells them, where a caller has no say in it.
 TIMEOUT = 60.0
@@ -64,13 +72,16 @@ class Problem(NamedTuple):
     threads: int
     precision: str
     timeout: float
+    device: torch.device | None
+    """This rank's, where it isn't for Longspan's own kernels to compute."""
+    engine: str
 
     def topics(self) -> dict[str, Any]:
         """What ranks have to agree about, by name."""
         return {
             "the pattern": self.pattern,
             "shards and tokens": (self.shards, self.tokens),
-            "shapes and types": (self.sizes, self.dtype),
+            "shapes and types": (self.sizes, self.dtype, self.engine),
             "scale and softcap": (self.scale, self.softcap),
             "the wire format": self.wire,
         }
@@ -79,7 +90,7 @@ class Problem(NamedTuple):
 class Made(NamedTuple):
     """A ring, and which one of its group it is."""
 
-    ring: Ring
+    ring: AnyRing
     number: int
 
 
@@ -156,7 +167,9 @@ class Ranks:
         self.lock = threading.Lock()
         self.rank, self.size = group.rank(), group.size()
         self._group = weakref.ref(group)
-        self._post = Post(group, _TAG)
+        self._beside: ProcessGroup | None = None
+        self._post: Post | None = None
+        self._devices: set[torch.device] = set()
         self._calls = 0
         self._rings: OrderedDict[Problem, Made] = OrderedDict()
         self._made = 0
@@ -233,13 +246,53 @@ class Ranks:
         except BaseException as error:
             self._broken = str(error) or type(error).__name__
             self._rings.clear()
+            for device in self._devices:
+                from longspan.torch._transfers import abort
+
+                # Only the error that has ended the call matters to the caller.
+                with contextlib.suppress(Exception):
+                    abort(self._group(), device)
             raise
 
     def _make(self, problem: Problem) -> Made:
         number = self._made
         self._made += 1
-        post = Post(self._group(), _TAG + 1 + number % _TAGS)
-        return Made(self.run(lambda: Ring(post, *problem)), number)
+        tag = _TAG + 1 + number % _TAGS
+        make = self._make_host if problem.device is None else self._make_device
+        return Made(self.run(lambda: make(problem, tag)), number)
+
+    def _make_host(self, problem: Problem, tag: int) -> AnyRing:
+        *arguments, _, _ = problem
+        return HostRing(Ring(Post(self._control(), tag), *arguments))
+
+    def _make_device(self, problem: Problem, tag: int) -> AnyRing:
+        from longspan.torch._ring_device import DeviceRing
+        from longspan.torch._transfers import Transfers
+
+        control, device = self._control(), problem.device
+        self._devices.add(device)
+        schedule = RingSchedule(
+            Post(control, tag), *problem[:7], timeout=problem.timeout, block=BLOCK
+        )
+        transfers = Transfers(self._group(), device, tag + _DEVICE_TAG)
+        notices = (weakref.ref(control), tag)
+        return DeviceRing(schedule, engine_of(device), device, transfers, notices, problem.timeout)
+
+    def _control(self) -> ProcessGroup:
+        """The group through which ranks agree and tell each other of failures: this one where it has Gloo, or
+        one with Gloo beside it, which all ranks make at their first call."""
+        group = self._group()
+        if group is None or _backends(group).get("cpu") == "gloo":
+            return group
+        if self._beside is None:
+            ranks = dist.get_process_group_ranks(group)
+            self._beside = dist.new_group(
+                ranks,
+                backend="gloo",
+                timeout=timedelta(seconds=TIMEOUT),
+                use_local_synchronization=True,
+            )
+        return self._beside
 
     def _tell(
         self,
@@ -274,6 +327,8 @@ class Ranks:
         return told
 
     def _gather(self, mine: Told, timeout: float) -> list[Told]:
+        if self._post is None:
+            self._post = Post(self._control(), _TAG)
         said = ring_gather(self._post, mine.pack(), timeout)
         told = [Told.unpack(packed) for packed in said]
         damaged = [rank for rank, other in enumerate(told) if other is None]
@@ -315,6 +370,17 @@ _known: weakref.WeakKeyDictionary[ProcessGroup, Ranks] = weakref.WeakKeyDictiona
 _known_lock = threading.Lock()
 
 
+def _backends(group: ProcessGroup) -> dict[str, str]:
+    """The backend of a group for each type of device."""
+    return dict(part.split(":") for part in dist.get_backend_config(group).split(","))
+
+
+def travels(group: ProcessGroup, device: torch.device) -> bool:
+    """Whether tensors of a device go through a group. Those of CUDA devices don't through Gloo."""
+    backend = _backends(group).get(device.type)
+    return backend == "gloo" if device.type == "cpu" else backend not in (None, "gloo")
+
+
 def ranks_of(group: ProcessGroup | None) -> tuple[ProcessGroup, Ranks]:
     """A group that messages can go through, and its ranks."""
     if not dist.is_available() or not dist.is_initialized():
@@ -328,15 +394,26 @@ def ranks_of(group: ProcessGroup | None) -> tuple[ProcessGroup, Ranks]:
             f"group is {group!r}, expected a process group that this rank is a member of: only members "
             "call ring_attention"
         )
-    config = dict(part.split(":") for part in dist.get_backend_config(group).split(","))
-    backend = config.get("cpu")
-    if backend != "gloo":
-        has = "no backend" if backend is None else f"the backend {backend}"
-        raise ValueError(
-            f"the process group has {has} for tensors on the CPU, expected gloo: make a group with "
-            "torch.distributed.new_group(backend=\"gloo\") beside it, and give it as group"
-        )
+    if not travels(group, torch.device("cuda")):
+        check_backend(group, torch.device("cpu"))
     with _known_lock:
         if group not in _known:
             _known[group] = Ranks(group)
         return group, _known[group]
+
+
+def check_backend(group: ProcessGroup, device: torch.device) -> None:
+    """Refuses a device whose tensors don't go through a group."""
+    if travels(group, device):
+        return
+    backend = _backends(group).get(device.type)
+    has = "no backend" if backend is None else f"the backend {backend}"
+    if device.type == "cpu":
+        raise ValueError(
+            f"the process group has {has} for tensors on the CPU, expected gloo: make a group with "
+            "torch.distributed.new_group(backend=\"gloo\") beside it, and give it as group"
+        )
+    raise ValueError(
+        f"the process group has {has} for tensors on {device}, expected nccl: make one with "
+        "torch.distributed.init_process_group(\"cpu:gloo,cuda:nccl\")"
+    )

@@ -13,8 +13,9 @@ from longspan import Dilated, Layout, Pattern
 from longspan._longspan import ring_wire
 from longspan.torch import _op, _run
 from longspan.torch._attention import checked_scores, no_tangents, same_type, text_of
+from longspan.torch._engine import check_device_type, described, engine_of, is_own
 from longspan.torch._lengths import placed
-from longspan.torch._ranks import Made, Problem, Ranks, ranks_of, shard_ranges
+from longspan.torch._ranks import Made, Problem, Ranks, check_backend, ranks_of, shard_ranges
 from longspan.torch._run import Found, Learned, Places, Scores
 
 if TYPE_CHECKING:
@@ -119,8 +120,9 @@ def ring_attention(
     """``attention`` over one sequence that the ranks of a process group hold together.
 
     Each rank gives its own tokens and gets its own rows, equal to those of one process that holds
-    everything. Tensors are ``(batch, head, token, dim)`` on the CPU, f32, bf16 or f16, with any
-    strides. Only keys that a rank's queries see travel to it.
+    everything. Tensors are ``(batch, head, token, dim)``, f32, bf16 or f16, with any strides, on the CPU or
+    each rank's CUDA device (computed by torch's FlexAttention there: docs/gpu.md). Only keys that a rank's
+    queries see travel to it.
 
     >>> import torch, torch.distributed as dist, longspan.torch
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -136,12 +138,16 @@ def ring_attention(
     ``longspan.Dilated`` in its place it is LongNet's: segments are those of the whole sequence, offsets
     those of all query heads, and a sink counts once per row, not once per branch.
 
-    ``group`` is a process group with Gloo for the CPU, the default one where left out. ``shards`` says
-    which tokens a rank holds, in the order of ``ring_positions``: ``"contiguous"`` (one range each),
-    ``"zigzag"`` (one from the front and one from the back, so that causal work is even), ``"striped"``
-    (every n-th) or ``"balanced"`` (as many ranges each as make the work for the pattern even). ``tokens``
-    is the length of the whole sequence; left out, ranks tell
-    each other what they hold, which takes a round of messages more.
+    ``group`` is a process group with Gloo for the CPU, the default one where left out. For tensors on CUDA
+    devices it has NCCL for these, as ``init_process_group("cpu:gloo,cuda:nccl")`` makes one; what ranks agree
+    on goes through Gloo, where this group has none through one that all ranks make at their first call.
+    ``timeout`` is longer there than the first calls take, which compile kernels.
+
+    ``shards`` says which tokens a rank holds, in the order of ``ring_positions``: ``"contiguous"`` (one
+    range each), ``"zigzag"`` (one from the front and one from the back, so that causal work is even),
+    ``"striped"`` (every n-th) or ``"balanced"`` (as many ranges each as make the work for the pattern
+    even). ``tokens`` is the length of the whole sequence; left out, ranks tell each other what they hold,
+    which takes a round of messages more.
 
     ``cu_seqlens``, ``(sequences + 1,)``, packs sequences side by side: each sees itself, and the pattern, or
     the branches, count positions within it. ``key_padding`` is for a ``longspan.Dilated`` alone: int64
@@ -150,7 +156,8 @@ def ring_attention(
 
     ``wire`` is how keys and values are sent: ``"exact"``, ``"bf16"``, ``"int8"`` (with a scale per 64
     tokens of a head), or the largest error of an element, a float, for the smallest of these formats
-    that keeps to it. Softmax statistics and gradients are always sent exactly.
+    that keeps to it. Softmax statistics and gradients are always sent exactly. Between CUDA devices it is
+    ``"exact"``.
 
     ``sink_logits``, ``bias_table`` with ``bias_right``, and ``alibi_slopes`` are those of ``attention``:
     parameters, the same on every rank. Their gradients are what this rank contributes;
@@ -180,6 +187,7 @@ def ring_attention(
             learned = Learned(sink_logits, bias_table, alibi_slopes)
             scores = Scores(scale, softcap, *learned, bias_right, dropout_p)
             q, k, v, scores = _checked(q, k, v, enable_gqa, scores)
+            check_backend(group, q.device)
             length = _length(tokens)
             known = known_pattern(pattern)
             problem = Problem(
@@ -190,10 +198,12 @@ def ring_attention(
                 dtype=_run.NAMES[q.dtype],
                 scale=None if scale is None else float(scale),
                 softcap=None if softcap is None else float(softcap),
-                wire=_known_wire(wire),
+                wire=_known_wire(wire, q.device),
                 threads=torch.get_num_threads(),
                 precision=_run.precision(),
                 timeout=float(timeout),
+                device=None if is_own(q.device) else q.device,
+                engine=engine_of(q.device).name,
             )
         except Exception:
             ranks.raised(timeout)
@@ -207,7 +217,7 @@ def ring_attention(
         if scores.dropout_seed is not None:
             scores = scores._replace(dropout_seed=torch.tensor(seed))
         numbers = scores._replace(**Learned()._asdict())
-        around = _Around(group, ranks, made, float(timeout), numbers)
+        around = _Around(group, ranks, made, float(timeout), numbers, gradients)
         out, lse, _ = _RingForward.apply(q, k, v, *scores.learned, around)
     return (out, lse) if return_lse else out
 
@@ -257,10 +267,11 @@ def _checked(
                 f"{name} is a {type(x).__name__}, expected a torch.Tensor of this rank's own tokens; a "
                 "DTensor has to_local()"
             )
-        if x.device.type != "cpu":
+        if name == "q":
+            check_device_type(x.device)
+        if x.device != q.device:
             raise ValueError(
-                f"{name} is on {x.device}, expected the CPU, where rings compute: {name}.cpu() copies "
-                "it there"
+                f"{name} is on {x.device}, expected {described(q.device)}, as q: copy it there"
             )
         if x.ndim != 4:
             raise ValueError(
@@ -279,9 +290,15 @@ def _checked(
     no_tangents(q, k, v)
     scale, softcap, *_, bias_right, dropout_p, _ = scores
     scores = checked_scores(q, scale, softcap, scores.learned, bias_right, dropout_p or 0.0)
-    # A call without tokens has everything else checked by the kernels' own rules.
-    nothing = [x.detach()[:, :, :0] for x in (q, k, v)]
-    _run.forward(_run.empty_output(nothing[0], nothing[2]), *nothing, "full", scores, Places())
+    if is_own(q.device):
+        # A call without tokens has everything else checked by the kernels' own rules.
+        nothing = [x.detach()[:, :, :0] for x in (q, k, v)]
+        _run.forward(_run.empty_output(nothing[0], nothing[2]), *nothing, "full", scores, Places())
+    else:
+        from longspan.torch._device_engine import check_shapes
+
+        engine_of(q.device).check(q, k, v)
+        check_shapes(q, k, v)
     return q, k, v, scores
 
 
@@ -312,8 +329,13 @@ def known_shards(shards: Any, ranks: int) -> str:
     return shards
 
 
-def _known_wire(wire: Any) -> str | float:
+def _known_wire(wire: Any, device: torch.device) -> str | float:
     ring_wire(wire)
+    if wire != "exact" and not is_own(device):
+        raise ValueError(
+            f'wire is {wire!r} with tensors on {device}, expected "exact": keys and values are sent as they are '
+            "between devices; compute on the CPU for other formats"
+        )
     return wire if isinstance(wire, str) else float(wire)
 
 
@@ -329,14 +351,22 @@ class _Around:
     """Where a pass goes. It holds on to the group for as long as a graph may need it."""
 
     def __init__(
-        self, group: ProcessGroup, ranks: Ranks, made: Made, timeout: float, scores: Scores
+        self,
+        group: ProcessGroup,
+        ranks: Ranks,
+        made: Made,
+        timeout: float,
+        scores: Scores,
+        saves: bool,
     ):
         self.group, self.ranks, self.made, self.timeout = group, ranks, made, timeout
         self.scores = scores
         """Those that are numbers."""
+        self.saves = saves
+        """Whether a backward pass may follow."""
 
-    def options(self, learned: Learned) -> dict[str, Any]:
-        return _run.additions(self.scores._replace(**learned._asdict()))
+    def all_scores(self, learned: Learned) -> Scores:
+        return self.scores._replace(**learned._asdict())
 
 
 class _RingForward(torch.autograd.Function):
@@ -346,14 +376,15 @@ class _RingForward(torch.autograd.Function):
     def forward(ctx, q, k, v, sink_logits, bias_table, alibi_slopes, around):
         q, k, v = (x.resolve_neg() for x in (q, k, v))
         learned = Learned(sink_logits, bias_table, alibi_slopes)
-        found = _run.empty_found(q, v)
-        raw, options = [_run.raw(x) for x in (q, k, v, *found)], around.options(learned)
-        around.ranks.run(lambda: around.made.ring.forward(*raw, **options))
-        ctx.save_for_backward(q, k, v, *found, *learned)
+        ring, scores = around.made.ring, around.all_scores(learned)
+        saves = around.saves
+        found = around.ranks.run(lambda: ring.forward(around.group, q, k, v, scores, saves))
+        lse_lo = found.lse.new_empty((0,)) if found.lse_lo is None else found.lse_lo
+        ctx.save_for_backward(q, k, v, found.out, found.lse, lse_lo, *learned)
         ctx.around, ctx.wanted = around, ctx.needs_input_grad[3:6]
-        ctx.mark_non_differentiable(found.lse_lo)
+        ctx.mark_non_differentiable(lse_lo)
         ctx.set_materialize_grads(False)
-        return tuple(found)
+        return found.out, found.lse, lse_lo
 
     @staticmethod
     def backward(ctx, dout, dlse, _):
@@ -369,19 +400,14 @@ class _RingBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, out, lse, lse_lo, sinks, table, slopes, dout, dlse, *how):
         around, wanted = how
-        learned = Learned(sinks, table, slopes)
-        found = Found(out, lse.contiguous(), lse_lo.contiguous())
-        dout = out.new_zeros(()).expand(out.shape) if dout is None else dout.resolve_neg()
-        dlse = None if dlse is None else dlse.resolve_neg().contiguous()
-        gradients = tuple(_run.empty(x, x.shape) for x in (q, k, v))
-        raw = [_run.raw(x) for x in (q, k, v, *found, dout)]
-        raw.append(None if dlse is None else _run.raw(dlse))
-        raw += [_run.raw(x) for x in gradients]
-        ranks, ring, options = around.ranks, around.made.ring, around.options(learned)
+        found, scores = Found(out, lse, lse_lo), around.all_scores(Learned(sinks, table, slopes))
+        dout, dlse = (None if x is None else x.resolve_neg() for x in (dout, dlse))
+        ranks, ring, group = around.ranks, around.made.ring, around.group
         with ranks.lock:
             ranks.check()
             ranks.before_backward(around.made, around.timeout)
-            lists = ranks.run(lambda: ring.backward(*raw, wanted, **options))
-        return (*gradients, *_run.learned_gradients(lists, learned))
+            return ranks.run(
+                lambda: ring.backward(group, q, k, v, found, dout, dlse, scores, wanted)
+            )
 
     backward = staticmethod(_op.no_second_derivative)

@@ -55,6 +55,15 @@ class Places(NamedTuple):
     prefix: Tensor | None = None
     """How many keys from the first on all queries see: ``(batch,)``."""
 
+    def on_host(self) -> Places:
+        """The same in memory of the host; a tensor of a device is copied once."""
+        queries = self.cu_seqlens_q
+        moved = [x.cpu() if isinstance(x, Tensor) else x for x in self]
+        places = Places(*moved)
+        # That they are one object says that there is one list of sequences.
+        same = queries is not None and self.cu_seqlens_k is queries
+        return places._replace(cu_seqlens_k=places.cu_seqlens_q) if same else places
+
 
 class Scores(NamedTuple):
     """What is done to scores and probabilities, and what joins them."""
@@ -128,7 +137,7 @@ def forward(
         raw(found.out),
         raw(found.lse),
         None if found.lse_lo is None else raw(found.lse_lo),
-        _what(pattern, places, k),
+        with_places(pattern, places, k),
         torch.get_num_threads(),
         precision(),
         **_options(scores, places, k),
@@ -168,7 +177,7 @@ def backward(
         raw(dq),
         raw(dk),
         raw(dv),
-        _what(pattern, places, k),
+        with_places(pattern, places, k),
         wanted,
         torch.get_num_threads(),
         precision(),
@@ -221,12 +230,17 @@ def _options(scores: Scores, places: Places, k: Tensor) -> dict[str, Any]:
     if not all(map(is_, scores, _PLAIN_SCORES)):
         options |= {**additions(scores), "scale": scores.scale}
     if not all(map(is_, places, _PLAIN_PLACES)):
-        options |= {
-            "key_padding": _key_padding(places.key_padding, k),
-            "query_offset": _offset("query_offset", places.query_offset),
-            "key_offset": _offset("key_offset", places.key_offset),
-        }
+        options |= placement(places, k)
     return options
+
+
+def placement(places: Places, k: Tensor) -> dict[str, Any]:
+    """Where tokens stand, and which keys there are."""
+    return {
+        "key_padding": _key_padding(places.key_padding, k),
+        "query_offset": _offset("query_offset", places.query_offset),
+        "key_offset": _offset("key_offset", places.key_offset),
+    }
 
 
 def precision() -> str:
@@ -257,7 +271,7 @@ def _list(x: Tensor | None) -> list[float] | None:
     return None if x is None else x.tolist()
 
 
-def _what(pattern: Any, places: Places, k: Tensor) -> Any:
+def with_places(pattern: Any, places: Places, k: Tensor) -> Any:
     """The pattern with what is said in tensors: sequences, global tokens, prefixes, holes of padding."""
     if isinstance(pattern, str):
         pattern = read(pattern)
@@ -483,11 +497,16 @@ def _ranges_of_mask(mask: Tensor, batch: int, tokens: int) -> list[tuple[int, in
         )
     if tokens == 0:
         return [(0, 0)] * batch
-    # Holes between them are put into the pattern.
-    firsts = mask.int().argmax(1)
-    ends = tokens - mask.flip(1).int().argmax(1)
+    first, end = range_of_mask(mask)
+    return list(zip(first.tolist(), end.tolist()))
+
+
+def range_of_mask(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The first true element of each row, and one past the last; 0 of rows without one. Holes between them are
+    put into the pattern."""
     some = mask.any(1)
-    return list(zip((firsts * some).tolist(), (ends * some).tolist()))
+    first, last = mask.int().argmax(1), mask.flip(1).int().argmax(1)
+    return first * some, (mask.shape[1] - last) * some
 
 
 def _described(x: Tensor) -> str:

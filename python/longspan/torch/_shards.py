@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longspan import Dilated, Pattern
-from longspan.torch._ranks import ranks_of
+from longspan.torch._ranks import ranks_of, travels
 from longspan.torch._ring import ring_positions
 
 if TYPE_CHECKING:
@@ -105,8 +105,11 @@ class Shards:
         return whole.movedim(0, dim)
 
     def _checked(self, x: Tensor, dim: int) -> tuple[object, ...]:
-        if x.device.type != "cpu":
-            raise ValueError(f"x is on {x.device}, expected the CPU: x.cpu() copies it there")
+        if not travels(self.group, x.device):
+            raise ValueError(
+                f"x is on {x.device}, for which the process group has no backend, expected the CPU: x.cpu() "
+                "copies it there"
+            )
         if x.shape[dim] != len(self.positions):
             raise ValueError(
                 f"x has {x.shape[dim]} tokens on axis {dim}, expected {len(self.positions)}, which this "
@@ -218,10 +221,11 @@ def sum_gradients(
     given = list(parameters.parameters() if module else parameters)
     wanted = [x for x in given if x.requires_grad]
     group, ranks = ranks_of(group)
-    ranks.numbers("summing gradients", lambda: (0, _checked_gradients(wanted)))
+    ranks.numbers("summing gradients", lambda: (0, _checked_gradients(wanted, group)))
     if not wanted:
         return
     has = torch.tensor([x.grad is not None for x in wanted], dtype=torch.uint8)
+    has = has.to(wanted[0].device)
     dist.all_reduce(has, dist.ReduceOp.MAX, group=group)
     found = [x for x, any_has in zip(wanted, has.tolist()) if any_has]
     _let_go(has)
@@ -229,7 +233,7 @@ def sum_gradients(
         _sum(bucket, group)
 
 
-def _checked_gradients(parameters: list[Tensor]) -> list[object]:
+def _checked_gradients(parameters: list[Tensor], group: ProcessGroup) -> list[object]:
     for index, x in enumerate(parameters):
         for value in (x, x.grad):
             if value is None:
@@ -240,8 +244,11 @@ def _checked_gradients(parameters: list[Tensor]) -> list[object]:
                     "dense tensors of this process: with DTensor leave the sum to FSDP2, and use "
                     "scale_loss"
                 )
-            if value.device.type != "cpu":
-                raise ValueError(f"parameter {index} is on {value.device}, expected the CPU")
+            if not travels(group, value.device) or value.device != parameters[0].device:
+                raise ValueError(
+                    f"parameter {index} is on {value.device}, expected one device of all parameters, for which "
+                    "the process group has a backend"
+                )
     return [(tuple(x.shape), x.dtype) for x in parameters]
 
 

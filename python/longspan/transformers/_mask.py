@@ -108,8 +108,8 @@ def read(
     **hints: Any,
 ) -> tuple[Mask, _read.Reading]:
     """A mask without padding and packing, and what was read of them."""
-    if torch.device(device).type != "cpu":
-        raise ValueError(f"the model is on {device}, expected the CPU: model.to('cpu')")
+    if torch.device(device).type not in ("cpu", "cuda"):
+        raise ValueError(f"the model is on {device}, expected the CPU or a CUDA device: model.to('cpu')")
     if mask_function is None:
         raise TypeError("mask_function is missing, expected the function that says which queries attend to which keys")
     reading = _read.read(mask_function)
@@ -131,6 +131,9 @@ def read(
     )
     if attention_mask is not None:
         reading.padding.append(attention_mask)
+    # Lengths and padding are read on the host: one copy here for all layers of a model.
+    reading.padding[:] = [padding.cpu() for padding in reading.padding]
+    reading.ids[:] = [ids.cpu() for ids in reading.ids]
     return found, reading
 
 

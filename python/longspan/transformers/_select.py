@@ -21,6 +21,11 @@ def attention(
 
     The choice depends on the values of queries and keys: under ``torch.compile`` it is a break between graphs.
     """
+    if query.device.type != "cpu":
+        raise NotImplementedError(
+            f"a selector with a model on {query.device}, expected the CPU: estimates are computed by Longspan's own "
+            "kernels; register the name without a selector"
+        )
     if mask.cu_seqlens is not None:
         raise NotImplementedError(
             "a selector with packed sequences: expected one sequence per batch entry; pad them, or register the name "

@@ -492,8 +492,13 @@ def _wait(child, is_victim):
     return "it hung", still
 
 
+def at_hop(sends):
+    """What a rank does where a hop begins that sends these messages, given as ``(rank, address, length)``."""
+
+
 def _fail_at(place, how, timeout):
     """Has this rank fail at the first hop from a place (stage, hop) on."""
+    global at_hop
     seen = {"stage": -1, "hop": 0, "failed": False}
     run, start = _ranks.Ranks.run, _post.Post.start
 
@@ -502,7 +507,7 @@ def _fail_at(place, how, timeout):
         seen["hop"] = 0
         return run(self, work)
 
-    def count_hops(self, sends, receives):
+    def at_hop(sends):
         due = (seen["stage"], seen["hop"]) >= place and not seen["failed"]
         if due and (sends or how != "flip"):
             seen["failed"] = True
@@ -513,6 +518,8 @@ def _fail_at(place, how, timeout):
                 os.kill(os.getpid(), signal.SIGSTOP)
             elif how == "interrupt":
                 threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+            elif how == "interrupt now":
+                os.kill(os.getpid(), signal.SIGINT)
             elif how == "delay":
                 time.sleep(timeout + 3)
             elif how == "cut":
@@ -524,6 +531,9 @@ def _fail_at(place, how, timeout):
                 at = draw.choice([at for at in range(length) if not 48 <= at < 64])
                 ctypes.c_uint8.from_address(address + at).value ^= 1 << draw.randrange(8)
         seen["hop"] += 1
+
+    def count_hops(self, sends, receives):
+        at_hop(sends)
         return start(self, sends, receives)
 
     _ranks.Ranks.run, _post.Post.start = count_stages, count_hops

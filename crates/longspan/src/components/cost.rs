@@ -1,5 +1,5 @@
 //! Whether components are faster than a layout as it is, and what it costs: a model over tile counts, with
-//! constants per instruction set and element type.
+//! constants per instruction set and element type. For engines outside of this crate, the number of blocks.
 
 use longspan_pattern::{Layout, Split, TileCounts};
 
@@ -52,7 +52,7 @@ impl Costs {
 /// does not know of caches and threads.
 const WORTH: f64 = 0.8;
 
-/// The components of a layout, if it is computed as them.
+/// The components of a layout, if kernels compute it as them.
 pub(super) fn chosen<'a>(
     options: &Options,
     dtype: ElementType,
@@ -62,14 +62,45 @@ pub(super) fn chosen<'a>(
     if options.uniform || options.split == Some(false) {
         return Ok(None);
     }
-    let split = layout.split_with(|_, _| monitor.flow()).map_err(|error| match error {
-        longspan_pattern::Error::Stopped { .. } => monitor.stopped_error(),
-        other => Error::Pattern(other),
-    })?;
+    let split = components(layout, monitor)?;
     let Some(split) = split.filter(|_| options.split.is_none()) else { return Ok(split) };
     let costs = Costs::of(dtype, options)?;
     let faster = costs.split(split.tiles()) < WORTH * costs.natural(split.natural_tiles());
     Ok(faster.then_some(split))
+}
+
+/// Engines that compute all pairs of a block get components where these have at most one block in so many:
+/// each is a launch of its own, and joining its rows to those of the others reads and writes every output,
+/// so that a saving of less than half is uncertain on any device.
+const FEWER: usize = 2;
+
+/// The components of a layout, if they have far fewer blocks: a function of the layout alone. Blocks count
+/// whole, also where a component has fewer tokens than one.
+pub(super) fn fewer_blocks<'a>(
+    layout: &'a Layout,
+    monitor: &Monitor<'_>,
+) -> Result<Option<&'a Split>> {
+    let blocks = |layout: &Layout| -> usize {
+        layout.rows().flat_map(|row| layout.row(row)).map(|run| run.len as usize).sum()
+    };
+    let fewer = |split: &&Split| {
+        let mut sum = 0;
+        for component in split.components() {
+            for own in component.layouts().chunk_by(|a, b| a.shares_blocks(b)) {
+                sum += own.len() * blocks(&own[0]);
+            }
+        }
+        FEWER * sum <= blocks(layout)
+    };
+    Ok(components(layout, monitor)?.filter(fewer))
+}
+
+/// The components of a layout, if it has any.
+fn components<'a>(layout: &'a Layout, monitor: &Monitor<'_>) -> Result<Option<&'a Split>> {
+    layout.split_with(|_, _| monitor.flow()).map_err(|error| match error {
+        longspan_pattern::Error::Stopped { .. } => monitor.stopped_error(),
+        other => Error::Pattern(other),
+    })
 }
 
 /// What a layout costs per head, as predicted from its tiles. The choice between the order of tokens and

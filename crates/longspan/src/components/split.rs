@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use longspan_pattern::{Layout, LayoutSet, PositionOrder, Split, TileCounts, TokenSteps};
 
-use super::cost::chosen;
+use super::cost::{chosen, fewer_blocks};
 use super::{Component, HeadMap, Kept, List, Part, Place};
 use crate::dims::Sizes;
 use crate::dtype::ElementType;
@@ -50,6 +50,19 @@ pub(crate) fn split(
         Ok(List::new(list(layouts, sizes, &splits)?, sizes))
     };
     kept.get_or_make(key, make).map(Some)
+}
+
+/// The components of layouts, where those of any of them have far fewer blocks: for engines that compute all
+/// pairs of these.
+pub(super) fn split_by_blocks(
+    layouts: &Layouts,
+    sizes: &Sizes,
+    monitor: &Monitor<'_>,
+) -> Result<Option<Vec<Component>>> {
+    let splits = layouts.distinct().iter().map(|layout| fewer_blocks(layout, monitor));
+    let splits: Vec<_> = splits.collect::<Result<_>>()?;
+    let any = splits.iter().any(Option::is_some);
+    any.then(|| list(layouts, sizes, &splits)).transpose()
 }
 
 /// The calls of layouts, some of which are split.

@@ -14,7 +14,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use longspan_pattern::residues::{self, Alike, Segment, Steps, Tokens};
-use longspan_pattern::{Layout, LayoutSet, Pattern, Positions, Progression, Shape};
+use longspan_pattern::{BlockSize, Layout, LayoutSet, Pattern, Positions, Progression, Shape};
 
 use super::sequences::Sequence;
 use super::{Branch, Overlap};
@@ -37,6 +37,7 @@ pub(super) struct Maker<'a, 'h> {
     pub(super) within: &'a Pattern,
     pub(super) also: Option<&'a Pattern>,
     pub(super) overlap: Overlap,
+    pub(super) block: Option<BlockSize>,
     pub(super) sequence: &'a Sequence,
     pub(super) heads: &'a HeadMap,
     pub(super) monitor: &'a Monitor<'h>,
@@ -223,7 +224,11 @@ impl Maker<'_, '_> {
         queries: &Positions,
         keys: &Positions,
     ) -> Result<Arc<Layout>> {
-        let shape = self.sequence.shape.clone().query_map(queries.clone()).key_map(keys.clone());
+        let mut shape =
+            self.sequence.shape.clone().query_map(queries.clone()).key_map(keys.clone());
+        if let Some(block) = self.block {
+            shape = shape.block(block);
+        }
         let key = (pattern.clone(), shape);
         if let Some(known) = self.compiled.borrow().get(&key) {
             return Ok(known.clone());

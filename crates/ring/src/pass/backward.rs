@@ -68,7 +68,7 @@ impl<'a, E: Element + Pod> Backward<'a, E> {
         let Inputs { q, k, v } = self.inputs;
         let GradientSums { dq, dk, dv, biases } = &mut self.sums;
         let first = self.compiled.schedule.local_keys[index].start;
-        for chunk in &self.compiled.local_keys[index] {
+        for chunk in &self.compiled.computations.local_keys[index] {
             let keys = || first + chunk.keys.start..first + chunk.keys.end;
             let inputs = Inputs { q, k: k.tokens(keys()), v: v.tokens(keys()) };
             let into = GradientsMut::new(
@@ -93,7 +93,7 @@ impl<'a, E: Element + Pod> Backward<'a, E> {
         // Gradients of tree children arrive, and are added, later.
         gradients.resize(keys + v.dims().elements().unwrap_or(0), 0.0);
         let (dk, dv) = gradients.split_at_mut(keys);
-        let chunks = &compiled.received_keys[index];
+        let chunks = &compiled.computations.received_keys[index];
         let GradientSums { dq: own, biases, .. } = &mut self.sums;
         let Some(queries) = &plan.queries else {
             let some = Queries { q: self.inputs.q, dout: self.dout, rows: self.rows };
@@ -138,7 +138,7 @@ impl<'a, E: Element + Pod> Backward<'a, E> {
             ViewMut::new(dk, k.dims(), ORDER)?,
             ViewMut::new(dv, v.dims(), ORDER)?,
         ));
-        let components = &self.compiled.remote_queries[index];
+        let components = &self.compiled.computations.remote_queries[index];
         components.accumulate(Inputs { q: some.q, k, v }, some.dout, some.rows, into, hook)?;
         let mut own = vec![0.0; problem.batch * chosen.heads.len() * count * problem.dim];
         chosen.gather_sums(&dq, problem.dim, &mut own);

@@ -58,7 +58,7 @@ impl<'a, E: Element + Pod> Forward<'a, E> {
         let rows = self.keys.received(index)?;
         let problem = &self.compiled.problem;
         let plan = &self.compiled.schedule.received_keys[index];
-        let chunks = &self.compiled.received_keys[index];
+        let chunks = &self.compiled.computations.received_keys[index];
         let (k, v) = rows.views(problem, &self.compiled.schedule.bands[plan.band])?;
         let Some(queries) = &plan.queries else {
             return extend(chunks, Inputs { k, v, ..self.inputs }, &mut self.state, hook);
@@ -84,7 +84,7 @@ impl<'a, E: Element + Pod> Forward<'a, E> {
         let q = chosen.spread(dims.batch, dims.dim, E::default(), cast_slice(received.bytes()));
         let q = View::new(&q, dims, Order::Bhsd)?;
         let mut state = State::empty(problem.output_dims(count))?;
-        self.compiled.remote_queries[index].extend(
+        self.compiled.computations.remote_queries[index].extend(
             Inputs { q, ..self.inputs },
             &mut state,
             hook,
@@ -156,7 +156,7 @@ impl<E: Element + Pod> Pass for Forward<'_, E> {
                 let keys = self.compiled.schedule.local_keys[index].clone();
                 let Inputs { q, k, v } = self.inputs;
                 let inputs = Inputs { q, k: k.tokens(keys.clone()), v: v.tokens(keys) };
-                extend(&self.compiled.local_keys[index], inputs, &mut self.state, hook)
+                extend(&self.compiled.computations.local_keys[index], inputs, &mut self.state, hook)
             }
             Payload::ReceivedKeys(index) => self.attend_received_keys(index, hook),
             Payload::RemoteQueries(index) => self.attend_remote_queries(index, hook),

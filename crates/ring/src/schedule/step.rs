@@ -2,52 +2,67 @@
 
 use std::collections::BTreeMap;
 
-/// What a part of a message belongs to, by index in the schedule.
+/// What a part of a message belongs to, by index in the [`RankSchedule`](crate::RankSchedule).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Payload {
+pub enum Payload {
     /// Local keys; never sent.
     LocalKeys(usize),
+    /// Local keys and values that are sent to another rank.
     SentKeys(usize),
+    /// Keys and values of another rank.
     ReceivedKeys(usize),
     /// Received keys that are forwarded to a child in a broadcast tree, and the child's index.
     ForwardedKeys(usize, usize),
+    /// Local queries that are sent to another rank's keys.
     SentQueries(usize),
+    /// Queries of another rank.
     RemoteQueries(usize),
 }
 
 /// The direction of a part: outbound data, or the result that is returned for it. Where the length of
 /// the data depends on its values, it is sent ahead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Leg {
+pub enum Leg {
+    /// Data to compute on.
     Outbound,
+    /// Results: gradients of keys and values; partial softmaxes or gradients of queries.
     Return,
+    /// The length of outbound data, as a `u64`.
     Length,
 }
 
 /// A part of a message.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Part {
-    pub(crate) payload: Payload,
-    pub(crate) leg: Leg,
-    /// An upper bound where the length is sent ahead.
-    pub(crate) bytes: usize,
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    /// What it belongs to.
+    pub payload: Payload,
+    /// Whether it is data or a result.
+    pub leg: Leg,
+    /// Its bytes; an upper bound where the length is sent ahead.
+    pub bytes: usize,
 }
 
 /// All parts between two ranks in one step, in one direction.
-#[derive(Debug)]
-pub(crate) struct Message {
-    pub(crate) peer: usize,
-    pub(crate) parts: Vec<Part>,
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Message {
+    /// The other rank.
+    pub peer: usize,
+    /// Its parts, in the order that both ranks know.
+    pub parts: Vec<Part>,
 }
 
 /// A hop, and the computations that its messages enable.
-#[derive(Debug, Default)]
-pub(crate) struct Step {
-    pub(crate) label: u32,
-    pub(crate) sends: Vec<Message>,
-    pub(crate) receives: Vec<Message>,
-    /// In order of execution.
-    pub(crate) work: Vec<Part>,
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Step {
+    /// Equal on both ranks of a message; ranks execute their steps in ascending order.
+    pub label: u32,
+    /// Messages to other ranks, at most one per rank, by rank.
+    pub sends: Vec<Message>,
+    /// Messages from other ranks, likewise.
+    pub receives: Vec<Message>,
+    /// What is computed on these messages while those of the next step are in flight, in order of
+    /// execution.
+    pub work: Vec<Part>,
 }
 
 /// Alignment of parts in a message, for every dtype.
@@ -55,7 +70,7 @@ pub(crate) const ALIGN: usize = 8;
 
 impl Message {
     /// Bytes of data and results.
-    pub(crate) fn bytes(&self) -> u64 {
+    pub fn bytes(&self) -> u64 {
         let parts = self.parts.iter().filter(|part| part.leg != Leg::Length);
         parts.map(|part| part.bytes as u64).sum()
     }
