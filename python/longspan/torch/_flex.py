@@ -14,6 +14,7 @@ ring are joined here (``_partials``), and each call's gradients are those of the
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import types
 from typing import Any, Callable, NamedTuple
@@ -42,6 +43,8 @@ _OPTIONS: dict[str, Any] = {
 #: Queries below which FlexAttention has a kernel that splits keys over the device.
 _DECODE = 128
 _DECODE_BACKEND = "TRITON_DECODE"
+
+_numbers = itertools.count()
 
 
 class Kernel(NamedTuple):
@@ -173,9 +176,11 @@ class FlexEngine(DeviceEngine):
         return self._compile(backward)
 
     def _compile(self, function: Callable[..., Any]) -> Compiled:
-        # Dynamo counts compilations per code object, and gives up after some: each function has its own.
+        # Dynamo counts compilations per code object, and gives up after some; sizes that were seen to differ it
+        # keeps per name. Each function has its own of both.
+        name = f"{function.__name__}_{next(_numbers)}"
         own = types.FunctionType(
-            function.__code__.replace(),
+            function.__code__.replace(co_name=name),
             function.__globals__,
             function.__name__,
             function.__defaults__,

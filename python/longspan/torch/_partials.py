@@ -76,8 +76,8 @@ def sink_gradient(
         total -= (out.float() * dout.float()).sum(-1)
     if dlse is not None:
         total += dlse
-    reference = lse.masked_fill(lse == -torch.inf, 0)
-    weight = torch.exp(logits.to(lse.dtype)[:, None] - reference)
+    # Rows without a sink, those of padding, have a log-sum-exp of −∞.
+    weight = torch.exp(logits.to(lse.dtype)[:, None] - lse).masked_fill(lse == -torch.inf, 0)
     return (weight * total).sum((0, 2)).float()
 
 

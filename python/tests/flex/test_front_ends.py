@@ -92,6 +92,19 @@ def test_padded_branches_without_rows():
     )
 
 
+def test_rows_of_padding_have_no_part_in_gradients_of_sinks():
+    q, sinks = normal(1, 2, 70, 16), torch.tensor([0.3, -0.2], requires_grad=True)
+    branches, padding = longspan.Dilated([16], [1]), torch.tensor([[20, 55]])
+
+    def run():
+        out, lse = longspan.torch.attention(
+            q, q, q, branches, key_padding=padding, sink_logits=sinks, return_lse=True
+        )
+        return torch.autograd.grad([out, lse], sinks, [out, torch.ones_like(lse)])
+
+    both(run)
+
+
 def test_neighborhood_attention():
     q = normal(1, 2, 12 * 15, 16)
     attend = longspan.torch.neighborhood_attention
