@@ -376,9 +376,8 @@ def _backends(group: ProcessGroup) -> dict[str, str]:
 
 
 def travels(group: ProcessGroup, device: torch.device) -> bool:
-    """Whether tensors of a device go through a group. Those of CUDA devices don't through Gloo."""
-    backend = _backends(group).get(device.type)
-    return backend == "gloo" if device.type == "cpu" else backend not in (None, "gloo")
+    """Whether tensors of a device go through a group: through Gloo, or NCCL for CUDA devices."""
+    return _backends(group).get(device.type) == ("gloo" if device.type == "cpu" else "nccl")
 
 
 def ranks_of(group: ProcessGroup | None) -> tuple[ProcessGroup, Ranks]:
