@@ -313,10 +313,18 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"batch 1, {chosen.heads} heads, head dim {chosen.head_dim}, {chosen.dtype}, causal; best of {chosen.rounds}")
     print("ms (relative to cached); compilation excluded", flush=True)
     # FlexAttention is compiled per pattern, kind of length and pass; behind torch's limit it would go on unfused.
-    with torch._dynamo.config.patch(recompile_limit=256, fail_on_recompile_limit_hit=True):
+    with torch._dynamo.config.patch(_recompile_limits()):
         for subject in subjects(chosen.window):
             _report(subject, lengths, chosen, device, engine)
     return 0
+
+
+def _recompile_limits() -> dict[str, object]:
+    """Under the names of this torch: 2.7 and later call the limit so."""
+    config = torch._dynamo.config
+    if hasattr(config, "recompile_limit"):
+        return {"recompile_limit": 256, "fail_on_recompile_limit_hit": True}
+    return {"cache_size_limit": 256, "fail_on_cache_limit_hit": True}
 
 
 if __name__ == "__main__":

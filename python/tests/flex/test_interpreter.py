@@ -157,8 +157,9 @@ def test_compiled_callers_are_interpreted(rng):
 def test_graphs_without_attention_are_run_as_they_are():
     backend = InterpretedCuda()
     merge = torch.compile(torch.logaddexp, backend=backend, fullgraph=True)
-    x, y = torch.rand(2, 7)
-    assert torch.equal(merge(x, y), torch.logaddexp(x, y))
+    x, y = torch.rand(2, 7, generator=torch.Generator().manual_seed(0))
+    # AOTAutograd's decomposition rounds otherwise than the operator.
+    torch.testing.assert_close(merge(x, y), torch.logaddexp(x, y))
     (graph,) = backend.graphs
     assert (graph.operators, graph.source, graph.calls) == (0, "", [[]])
 
