@@ -32,7 +32,7 @@ _DONE, _GAVE_UP = 1, 2
 _HEADER = struct.Struct("<II")
 _LENGTH = 256
 #: How long a rank that fails waits until the others have been told.
-_FAREWELL = 0.5
+_ABORT_WAIT = 0.5
 
 
 class PassWatch:
@@ -71,7 +71,7 @@ class PassWatch:
 
     def fail(self, error: Exception) -> NoReturn:
         """Raises for messages that could not be posted, by the name of who failed where that is known soon."""
-        self._flight.wait(_FAREWELL, self._is_over)
+        self._flight.wait(_ABORT_WAIT, self._is_over)
         self.check()
         raise RingError(f"messages could not be posted: {said(error)}; in {self.name}") from error
 
@@ -93,10 +93,10 @@ class PassWatch:
         told = self._tell(_DONE, "")
         self.wait([*self._notices, *told], "the end of the pass")
 
-    def give_up(self, error: BaseException) -> None:
+    def abort(self, error: BaseException) -> None:
         """Tells all ranks that this one has failed, as far as they can be reached."""
         told = self._tell(_GAVE_UP, str(error) or type(error).__name__)
-        self._flight.wait(_FAREWELL, lambda: all(message.done for message in told))
+        self._flight.wait(_ABORT_WAIT, lambda: all(message.done for message in told))
 
     def _is_over(self) -> bool:
         """Whether the pass has failed; the lock is held."""

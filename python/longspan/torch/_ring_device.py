@@ -125,7 +125,7 @@ class DeviceRing:
             assert received == needed, f"received {received} bytes, expected {needed}"
             watch.end()
         except BaseException as error:
-            watch.give_up(error)
+            watch.abort(error)
             raise
 
     def _execute(
