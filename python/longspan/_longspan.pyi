@@ -51,6 +51,7 @@ __all__ = [
     "global_tokens",
     "heads",
     "hierarchical",
+    "jax_handlers",
     "keys",
     "layout_source",
     "neighborhood",
@@ -173,6 +174,13 @@ class Layout:
     @staticmethod
     def from_mask(
         mask: ArrayLike, *, block: int | None = None, max_work: int | None = None
+    ) -> Layout: ...
+    @staticmethod
+    def _from_block_lists(
+        of_each: tuple[int, int],
+        tokens: tuple[int, int],
+        size: tuple[int, int],
+        lists: Sequence[NDArray[Any]],
     ) -> Layout: ...
     def to_block_mask(self, device: _Device = "cpu", *, width: _Width = "all") -> Any: ...
     def _block_lists(self, width: _Width) -> tuple[NDArray[numpy.int32], ...]: ...
@@ -867,4 +875,5 @@ def ring_wire(wire: str | float) -> None: ...
 def ring_shards(
     shards: str, tokens: int, ranks: int, pattern: Pattern | Dilated | str | None = None
 ) -> list[list[tuple[int, int, int]]]: ...
+def jax_handlers() -> list[tuple[str, int]]: ...
 def cache_stats() -> dict[str, int]: ...

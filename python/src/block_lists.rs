@@ -23,6 +23,7 @@ use pyo3::types::PyTuple;
 
 use crate::errors;
 use crate::signals::{self, Watch};
+use crate::tensor::items_mut;
 
 /// Lines that are written between two looks at signals.
 const LINES: usize = 4_096;
@@ -188,7 +189,7 @@ pub(crate) fn lists<'py>(
         // has them until they are returned, behind the last use of the slices.
         let (into_counts, into_indices) = unsafe {
             let all = batch * heads * lines;
-            (numbers(&counts, all)?, numbers(&indices, all * room)?)
+            (items_mut(&counts, all)?, items_mut(&indices, all * room)?)
         };
         let write = |watch: &mut Watch| {
             let counts = into_counts.chunks_exact_mut(lines.max(1));
@@ -304,19 +305,4 @@ fn longest(grids: &[Grid<'_>], axis: Axis, kind: Kind) -> usize {
 /// `numpy.zeros(shape, "int32")`.
 fn zeros<'py>(py: Python<'py>, shape: &[usize]) -> PyResult<Bound<'py, PyAny>> {
     py.import("numpy")?.call_method1("zeros", (PyTuple::new(py, shape)?, "int32"))
-}
-
-/// The numbers of an array.
-///
-/// # Safety
-///
-/// It must be contiguous and hold `len` numbers of 32 bits; for `'a` nothing else may read or write
-/// it.
-unsafe fn numbers<'a>(array: &Bound<'_, PyAny>, len: usize) -> PyResult<&'a mut [i32]> {
-    let interface = array.getattr("__array_interface__")?;
-    let (address, _): (usize, bool) = interface.get_item("data")?.extract()?;
-    let data = std::ptr::with_exposed_provenance_mut(address);
-    // SAFETY: this function demands `len` numbers there for `'a`; NumPy has an aligned address for
-    // empty arrays too.
-    Ok(unsafe { std::slice::from_raw_parts_mut(data, len) })
 }

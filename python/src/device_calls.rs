@@ -5,6 +5,7 @@
 
 mod parts;
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use longspan::residues::Steps;
@@ -204,13 +205,19 @@ impl DeviceCall {
     /// each entry and head has, the positions of tokens per entry as progressions `(start, step, len)`, and
     /// the valid ones of keys per entry as `(first, end)`.
     #[getter]
-    fn masks(&self) -> PyResult<Masks> {
-        let mut patterns: Vec<&Pattern> = Vec::new();
+    fn masks(&self, py: Python<'_>) -> PyResult<Masks> {
+        let mut patterns: Vec<Cow<'_, Pattern>> = Vec::new();
         let mut choice = Vec::with_capacity(self.layouts.layouts.len());
         for layout in &self.layouts.layouts {
-            let pattern = layout.pattern().ok_or_else(|| {
-                errors::value("a layout of given blocks has no pattern, expected one of a pattern")
-            })?;
+            let pattern = match layout.pattern() {
+                Some(pattern) => Cow::Borrowed(pattern),
+                // A boolean mask was given.
+                None => {
+                    let make =
+                        |watch: &mut signals::Watch| layout.to_pattern_with(|_, _| watch.look());
+                    Cow::Owned(signals::released(py, make, errors::raise_pattern)?)
+                }
+            };
             // Entries mostly have the pattern of the one before.
             let known = patterns.iter().rposition(|known| *known == pattern);
             choice.push(known.unwrap_or_else(|| {

@@ -1,17 +1,20 @@
 //! `longspan.Layout`: a pattern compiled to blocks.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
 
 use longspan::{Counts, Heads, Layout as Compiled, LayoutSet, Layouts};
-use longspan_pattern::Error;
+use longspan_pattern::{Error, Tiles};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyBytes, PyDict, PyTuple};
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyBool, PyDict, PyTuple};
 
 use crate::arguments::{Placement, Whole, padding};
 use crate::block_lists::{self, Region, Width};
 use crate::components::{self, Component, ranges};
 use crate::errors;
+use crate::tensor::items;
 use crate::{picture, signals};
 
 /// A pattern compiled for given lengths: which blocks of queries and keys are seen in full, in part
@@ -31,9 +34,16 @@ pub(crate) struct Layout {
     layouts: Layouts,
     batch: Option<usize>,
     heads: Option<usize>,
-    source: Source,
-    /// Whether it has some blocks of its source alone.
-    selected: bool,
+    origin: Origin,
+}
+
+/// What a layout was made from.
+enum Origin {
+    Compiled(Source),
+    /// Some blocks of it.
+    Selected(Source),
+    /// A boolean mask; a pattern of it is made when one is asked for.
+    Mask(PyOnceLock<Source>),
 }
 
 /// The keys that hold tokens: one pair `(first, end)` per batch entry.
@@ -80,23 +90,75 @@ impl Layout {
 
     /// A layout for every batch entry and head.
     fn same(layout: Compiled, source: Source) -> Self {
-        Layout { layouts: layout.into(), batch: None, heads: None, source, selected: false }
+        let origin = Origin::Compiled(source);
+        Layout { layouts: layout.into(), batch: None, heads: None, origin }
     }
 
     /// Layouts that differ by batch entry, by head or by both; `None` where they don't, and the
     /// set has one of it.
     fn each(set: LayoutSet, batch: Option<usize>, heads: Option<usize>, source: Source) -> Self {
-        Layout { layouts: set.into(), batch, heads, source, selected: false }
+        Layout { layouts: set.into(), batch, heads, origin: Origin::Compiled(source) }
     }
 
     /// Some blocks of a pattern, for every batch entry and head.
     pub(crate) fn selected(set: LayoutSet, source: Source) -> Self {
         let (batch, heads) = (Some(set.batch()), Some(set.heads()));
-        Layout { layouts: set.into(), batch, heads, source, selected: true }
+        Layout { layouts: set.into(), batch, heads, origin: Origin::Selected(source) }
     }
 
-    pub(crate) fn source(&self) -> &Source {
-        &self.source
+    /// The layout of masks, one per batch entry and head, each made by a call of `make` with its
+    /// number. With one entry, or one head, it is for any number of them.
+    fn of_masks(
+        py: Python<'_>,
+        (batch, heads): (usize, usize),
+        make: impl Fn(usize, &mut signals::Watch) -> Result<Compiled, Error> + Send + Sync,
+    ) -> PyResult<Self> {
+        let layouts = |watch: &mut signals::Watch| -> Result<Layouts, Error> {
+            if (batch, heads) == (1, 1) {
+                return make(0, watch).map(Layouts::from);
+            }
+            let each = (0..batch * heads).map(|number| make(number, watch).map(Arc::new));
+            let each = each.collect::<Result<Vec<_>, _>>()?;
+            LayoutSet::new_with(batch, heads, each, |_, _| watch.look()).map(Layouts::from)
+        };
+        let layouts = signals::released(py, layouts, errors::raise_pattern)?;
+        let several = |count: usize| (count != 1).then_some(count);
+        let origin = Origin::Mask(PyOnceLock::new());
+        Ok(Layout { layouts, batch: several(batch), heads: several(heads), origin })
+    }
+
+    pub(crate) fn source(&self, py: Python<'_>) -> PyResult<&Source> {
+        match &self.origin {
+            Origin::Compiled(source) | Origin::Selected(source) => Ok(source),
+            Origin::Mask(source) => source.get_or_try_init(py, || self.source_of_masks(py)),
+        }
+    }
+
+    /// Patterns that list the keys of each query.
+    fn source_of_masks(&self, py: Python<'_>) -> PyResult<Source> {
+        let patterns = |watch: &mut signals::Watch| -> Result<Heads, Error> {
+            let mut entries = Vec::new();
+            for layouts in self.all().chunks(self.heads.unwrap_or(1)) {
+                let mut patterns = Vec::with_capacity(layouts.len());
+                for layout in layouts {
+                    patterns.push(layout.to_pattern_with(|_, _| watch.look())?);
+                }
+                entries.push(match self.heads {
+                    None => Heads::from(patterns.remove(0)),
+                    Some(_) => Heads::each(patterns)?,
+                });
+            }
+            if self.batch.is_none() { Ok(entries.remove(0)) } else { Heads::batch(entries) }
+        };
+        let pattern = signals::released(py, patterns, errors::raise_pattern)?;
+        let start = |positions: &longspan::Positions| positions.get(0).unwrap_or(0);
+        let first = self.first();
+        let placement = Placement {
+            query_offset: first.map(|layout| start(layout.query_positions())),
+            key_offset: first.map(|layout| start(layout.key_positions())),
+            ..Placement::default()
+        };
+        Ok(Source { pattern, tokens: self.lengths(), placement, key_padding: None })
     }
 
     /// The layouts of a call with so many batch entries and heads. Where the set is for other
@@ -188,39 +250,71 @@ impl Layout {
                 )));
             }
         };
-        let bytes = array.call_method0("tobytes")?;
-        let active: Vec<bool> =
-            bytes.cast::<PyBytes>()?.as_bytes().iter().map(|&x| x != 0).collect();
-        let mut offsets = (0, 0);
-        let mut entries = Vec::with_capacity(batch);
-        for entry in 0..batch {
-            let mut patterns = Vec::with_capacity(heads);
-            for head in 0..heads {
-                let pairs = queries * keys;
-                let own = &active[(entry * heads + head) * pairs..][..pairs];
-                let (pattern, query, key) = longspan::Pattern::from_mask(own, queries, keys)
-                    .map_err(errors::raise_pattern)?;
-                patterns.push(pattern);
-                offsets = (query, key);
-            }
-            let same = patterns.len() == 1;
-            entries.push(match same {
-                true => Heads::from(patterns.remove(0)),
-                false => Heads::each(patterns).map_err(errors::raise_pattern)?,
-            });
-        }
-        let pattern = match batch {
-            1 => entries.remove(0),
-            _ => Heads::batch(entries).map_err(errors::raise_pattern)?,
-        };
         let placement = Placement {
             block: block.map(|block| block.0),
-            query_offset: Some(offsets.0),
-            key_offset: Some(offsets.1),
             max_work: max_work.map(|units| units.0),
             ..Placement::default()
         };
-        Layout::compile(py, &pattern, (queries, keys), placement, None)
+        let (shape, pairs) = (placement.shape(queries, keys)?, queries * keys);
+        // SAFETY: `ascontiguousarray` returns so many bytes side by side, and `array` lives to the end.
+        let active: &[u8] = unsafe { items(&array, batch * heads * pairs) }?;
+        Layout::of_masks(py, (batch, heads), |number, watch| {
+            let own = &active[number * pairs..][..pairs];
+            Compiled::from_mask_with(own, shape.clone(), |_, _| watch.look())
+        })
+    }
+
+    /// The layout of FlexAttention's lists of blocks, for so many batch entries and heads, with query and
+    /// key 0 at position 0. `size` has the queries and keys per block of the lists, which are `counts`, the
+    /// blocks per row (int64, all batch entries and heads), `columns` (uint32), ascending in a row,
+    /// `numbers` (int64), which mask each block has, -1 for a full one, and the masks (bool, `[mask, query,
+    /// key]`). For the package's own glue.
+    #[staticmethod]
+    fn _from_block_lists(
+        py: Python<'_>,
+        of_each: (usize, usize),
+        tokens: (usize, usize),
+        size: (usize, usize),
+        lists: [Bound<'_, PyAny>; 4],
+    ) -> PyResult<Layout> {
+        let ((batch, heads), (queries, keys)) = (of_each, tokens);
+        let [counts, columns, numbers, masks] = lists;
+        let placement = Placement { query_offset: Some(0), ..Placement::default() };
+        let shape = placement.shape(queries, keys)?;
+        let len = |array: &Bound<'_, PyAny>| array.getattr(intern!(py, "size"))?.extract::<usize>();
+        // SAFETY: only the package's Python calls this, with contiguous arrays of these types, which live
+        // to the end.
+        let (counts, columns, numbers, masks): (&[i64], &[u32], &[i64], &[u8]) = unsafe {
+            (
+                items(&counts, len(&counts)?)?,
+                items(&columns, len(&columns)?)?,
+                items(&numbers, len(&numbers)?)?,
+                items(&masks, len(&masks)?)?,
+            )
+        };
+        let rows = queries.div_ceil(size.0);
+        if counts.len() != batch * heads * rows || columns.len() != numbers.len() {
+            let (lists, blocks) = (counts.len(), columns.len());
+            return Err(errors::value(format!("{lists} rows and {blocks} blocks are no lists")));
+        }
+        let mut starts = vec![0];
+        for &count in counts {
+            starts.push(starts[starts.len() - 1] + count as usize);
+        }
+        let numbers: Vec<Option<u32>> = numbers.iter().map(|&n| u32::try_from(n).ok()).collect();
+        Layout::of_masks(py, (batch, heads), |number, watch| {
+            let bounds = &starts[number * rows..][..=rows];
+            let (first, end) = (bounds[0], bounds[rows]);
+            let starts: Vec<usize> = bounds.iter().map(|start| start - first).collect();
+            let tiles = Tiles {
+                size,
+                starts: &starts,
+                columns: &columns[first..end],
+                numbers: &numbers[first..end],
+                masks,
+            };
+            Compiled::from_tiles_with(&shape, tiles, |_, _| watch.look())
+        })
     }
 
     /// Queries.
@@ -344,7 +438,7 @@ impl Layout {
         width: &str,
     ) -> PyResult<Bound<'py, PyAny>> {
         Width::read(width)?;
-        let placement = &slf.get().source.placement;
+        let placement = &slf.get().source(slf.py())?.placement;
         if placement.query_map.is_some() || placement.key_map.is_some() {
             return Err(errors::value(
                 "the layout has a query_map or a key_map, which a BlockMask can't express: compile \
@@ -433,13 +527,13 @@ impl Layout {
     }
 
     fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        if self.selected {
+        if matches!(self.origin, Origin::Selected(_)) {
             return Err(errors::kind(
                 "a selected layout can't be pickled: it is made from queries and keys; pickle those, \
                  and select again",
             ));
         }
-        let Source { pattern, tokens, placement, key_padding } = &self.source;
+        let Source { pattern, tokens, placement, key_padding } = self.source(py)?;
         let named = PyDict::new(py);
         named.set_item("block", self.block())?;
         named.set_item("query_offset", placement.query_offset)?;

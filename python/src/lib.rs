@@ -17,6 +17,7 @@
 //! | `ring_problem` | what ranks compute, from arguments |
 //! | `block_lists` | a layout as FlexAttention's lists of blocks |
 //! | `device_calls` | attention as calls of FlexAttention: views, block lists, what masks are made of |
+//! | `xla`, `jax` | XLA's interface to functions of others; JAX's calls behind it |
 //! | `picture` | what notebooks and terminals show |
 //! | `arguments` | sizes, offsets and key ranges as keyword arguments |
 //! | `signals`, `errors` | Ctrl-C, the interpreter's lock; exceptions |
@@ -37,6 +38,7 @@ mod direct;
 mod dlpack;
 mod engine;
 mod errors;
+mod jax;
 mod layout;
 mod limits;
 mod options;
@@ -51,6 +53,7 @@ mod select;
 mod signals;
 mod tensor;
 mod weights;
+mod xla;
 
 /// Attention for sequences too long for attention.
 #[pyo3::pymodule]
@@ -73,6 +76,8 @@ mod _longspan {
     use crate::direct::direct_forward;
     #[pymodule_export]
     use crate::errors::RingError;
+    #[pymodule_export]
+    use crate::jax::jax_handlers;
     #[pymodule_export]
     use crate::layout::Layout;
     #[pymodule_export]

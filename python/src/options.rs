@@ -32,6 +32,16 @@ static LAYOUTS: LazyLock<LayoutCache> = LazyLock::new(|| LayoutCache::new(CACHE_
 /// Its clones share the workspaces of all calls.
 static SHARED: LazyLock<longspan::Options> = LazyLock::new(longspan::Options::default);
 
+/// Options without any set, whose calls share the workspaces of all others.
+pub(crate) fn shared() -> longspan::Options {
+    SHARED.clone()
+}
+
+/// Layouts that are kept from call to call.
+pub(crate) fn layouts() -> &'static LayoutCache {
+    &LAYOUTS
+}
+
 const NAMES: [&str; 16] = [
     "order",
     "block",
@@ -93,8 +103,7 @@ impl Options {
 
     /// Those of the library.
     pub(crate) fn calls(&self) -> PyResult<longspan::Options> {
-        let mut calls = SHARED
-            .clone()
+        let mut calls = shared()
             .score(self.score()?)
             .dropout(self.dropout()?)
             .threads(self.threads.map_or(Threads::Auto, |count| Threads::Count(count.get())))

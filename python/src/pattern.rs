@@ -301,10 +301,11 @@ impl Pattern {
 #[pyfunction]
 pub(crate) fn layout_source(
     layout: &Bound<'_, Layout>,
-) -> (Pattern, (i64, i64), Option<KeyPadding>) {
-    let Source { pattern, tokens, placement, key_padding } = layout.get().source();
+) -> PyResult<(Pattern, (i64, i64), Option<KeyPadding>)> {
+    let source = layout.get().source(layout.py())?;
+    let Source { pattern, tokens, placement, key_padding } = source;
     let key_offset = placement.key_offset.unwrap_or(0);
     let aligned = key_offset + tokens.1 as i64 - tokens.0 as i64;
     let offsets = (placement.query_offset.unwrap_or(aligned), key_offset);
-    (Pattern(pattern.clone()), offsets, key_padding.clone())
+    Ok((Pattern(pattern.clone()), offsets, key_padding.clone()))
 }

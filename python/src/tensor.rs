@@ -14,7 +14,7 @@ use pyo3::types::PyTuple;
 use crate::dlpack::{self, DataType, Managed, RawTensor};
 use crate::errors;
 
-pub(crate) use self::numpy::ndarray;
+pub(crate) use self::numpy::{items, items_mut, ndarray};
 
 /// Runs `$body` with `$E` standing for the element type that a value names.
 macro_rules! with_element {

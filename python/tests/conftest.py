@@ -17,6 +17,8 @@ def installed(name):
 collect_ignore = ["flex"] if installed("torch") else ["flex", "torch"]
 if "torch" in collect_ignore or not installed("transformers"):
     collect_ignore.append("transformers")
+if not installed("jax"):
+    collect_ignore.append("jax")
 
 # A process that is started in the background ignores Ctrl-C, and so would the processes of tests about it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -60,7 +60,15 @@ pub enum Order {
 impl Order {
     /// The strides of a contiguous tensor in this order. Where [`Dims::elements`] can be counted,
     /// they can, or there are no elements and they don't matter.
-    pub(crate) fn strides(self, dims: Dims) -> Strides {
+    ///
+    /// ```
+    /// use longspan::{Dims, Order, Strides};
+    ///
+    /// let dims = Dims { batch: 2, tokens: 10, heads: 4, dim: 8 };
+    /// let strides = Strides { batch: 320, tokens: 32, heads: 8, dim: 1 };
+    /// assert_eq!(Order::Bshd.strides(dims), strides);
+    /// ```
+    pub fn strides(self, dims: Dims) -> Strides {
         let Dims { batch: _, tokens, heads, dim } = dims;
         let (token, head) = match self {
             Order::Bshd => (heads.wrapping_mul(dim), dim),

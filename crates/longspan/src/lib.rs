@@ -94,7 +94,7 @@ pub use longspan_pattern::splitmix64;
 pub use longspan_pattern::{
     BlockMasks, BlockSize, Blocks, Counts, Heads, Layout, LayoutCache, LayoutSet, Level, Masks,
     Padding, ParseError, Pattern, PositionOrder, Positions, Progression, Reach, Run, RunKind,
-    Shape, Split, TileCounts, TokenSteps, residues, scale_to_density, scale_to_density_with,
+    Shape, Split, TileCounts, Tiles, TokenSteps, residues, scale_to_density, scale_to_density_with,
 };
 pub use options::Options;
 pub use precision::{ComputeTypes, Precision};

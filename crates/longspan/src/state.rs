@@ -335,8 +335,7 @@ pub fn merge_outputs<E: Element>(
 
 /// Batch entry, head and token of each row, in order.
 fn rows(dims: Dims) -> impl Iterator<Item = (usize, usize, usize)> {
-    (0..dims.batch).flat_map(move |entry| {
-        (0..dims.heads)
-            .flat_map(move |head| (0..dims.tokens).map(move |token| (entry, head, token)))
-    })
+    let Dims { batch, heads, tokens, .. } = dims;
+    (0..batch * heads * tokens)
+        .map(move |row| (row / tokens / heads, row / tokens % heads, row % tokens))
 }

@@ -18,6 +18,7 @@
 //! keep.rs         some blocks of a layout        run.rs           adjacent blocks of one kind
 //! components.rs   strided terms in orders of residues
 //! source.rs       pattern and padding, for other kernels
+//! tiles.rs        boolean masks → blocks, and blocks → pattern
 //! ```
 
 use std::ops::{ControlFlow, Range};
@@ -40,7 +41,6 @@ mod count;
 mod diagonal;
 mod digest;
 mod evaluate;
-mod from_mask;
 mod keep;
 mod key_index;
 mod limits;
@@ -51,6 +51,7 @@ mod run;
 mod score_positions;
 mod shade;
 mod source;
+mod tiles;
 mod transpose;
 
 pub use blocks::{BlockMasks, Blocks};
@@ -62,6 +63,7 @@ pub use picture::{Cell, Picture};
 pub use run::{Run, RunKind};
 pub use score_positions::ScorePositions;
 pub use shade::Shade;
+pub use tiles::Tiles;
 pub use transpose::Transpose;
 
 use masks::MaskTable;

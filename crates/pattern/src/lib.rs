@@ -59,7 +59,7 @@ pub use error::{Error, ParseError, Result};
 pub use heads::Heads;
 pub use layout::{
     BlockMasks, Blocks, Cell, Component, Counts, Layout, LayoutHash, Masks, Picture, PositionOrder,
-    Run, RunKind, ScorePositions, Shade, Split, TileCounts, TokenSteps, Transpose,
+    Run, RunKind, ScorePositions, Shade, Split, TileCounts, Tiles, TokenSteps, Transpose,
 };
 pub use pattern::{Level, Pattern, Reach};
 pub use positions::{Positions, Progression};

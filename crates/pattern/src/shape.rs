@@ -228,13 +228,14 @@ impl Shape {
         self
     }
 
-    /// Whether there are offsets, maps or padding.
-    pub(crate) fn is_moved(&self) -> bool {
-        self.query_offset.is_some()
-            || self.key_offset != 0
-            || self.query_map.is_some()
-            || self.key_map.is_some()
-            || self.is_padded()
+    /// Whether there are offsets.
+    pub(crate) fn has_offsets(&self) -> bool {
+        self.query_offset.is_some() || self.key_offset != 0
+    }
+
+    /// Whether there are maps or padding.
+    pub(crate) fn is_restricted(&self) -> bool {
+        self.query_map.is_some() || self.key_map.is_some() || self.is_padded()
     }
 
     /// Whether the shape has padding.

@@ -1,10 +1,11 @@
 //! Layouts per batch entry and head, and layouts from given blocks.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use longspan_pattern::{
     BlockMasks, BlockSize, Blocks, Error, Heads, Layout, LayoutCache, LayoutSet, Padding, Pattern,
-    RunKind, Shape,
+    Positions, RunKind, Shape, Tiles,
 };
 
 fn shape(tokens: usize) -> Shape {
@@ -28,7 +29,7 @@ fn equal_layouts_are_stored_once() {
     }
     assert!(std::ptr::eq(set.get(2, 1), set.get(3, 1)));
     assert_eq!(set.layouts().len(), 3 * 2);
-    assert_eq!(set.bytes(), set.layouts().iter().map(|l| l.bytes()).sum());
+    assert_eq!(set.bytes(), set.layouts().iter().map(|l| l.bytes()).sum::<usize>());
     let causal = |padding: u128| (700 - padding) * (701 - padding) / 2;
     assert_eq!(set.get(0, 0).counts().unwrap().active_pairs, causal(0));
     assert_eq!(set.get(1, 0).counts().unwrap().active_pairs, causal(3));
@@ -100,10 +101,15 @@ fn given_blocks_are_checked() {
     for (starts, columns, message) in wrong {
         assert_eq!(refused(blocks(starts, columns)), format!("block layout: {message}"));
     }
-    let moved = Blocks { starts: &[0; 4], columns: &[], masks: BlockMasks::Full };
-    assert!(refused(Layout::from_blocks(&shape.clone().key_offset(1), moved)).contains("offsets"));
+    let none = Blocks { starts: &[0; 4], columns: &[], masks: BlockMasks::Full };
+    let padded = shape.clone().key_padding(0..20);
+    assert!(refused(Layout::from_blocks(&padded, none)).contains("maps and padding"));
     let budget = shape.clone().mask_bytes(0);
-    assert!(refused(Layout::from_blocks(&budget, moved)).contains("mask budget"));
+    assert!(refused(Layout::from_blocks(&budget, none)).contains("mask budget"));
+    // Offsets say where tokens are.
+    let moved = Layout::from_blocks(&shape.clone().query_offset(7).key_offset(5), none).unwrap();
+    assert_eq!(moved.query_positions().get(0), Some(7));
+    assert_eq!(moved.key_positions().get(0), Some(5));
 }
 
 #[test]
@@ -188,6 +194,14 @@ fn masks_are_layouts() {
                 }
             }
             assert_eq!(found, mask, "{queries} × {keys}, {share} %");
+            let pattern = layout.to_pattern().unwrap();
+            let first = |positions: &Positions| positions.get(0).unwrap_or(0);
+            let shape = Shape::new(queries, keys)
+                .block(BlockSize::MIN)
+                .query_offset(first(layout.query_positions()))
+                .key_offset(first(layout.key_positions()));
+            let compiled = Layout::compile(&pattern, &shape).unwrap();
+            assert!(compiled.same_pairs(&layout).unwrap(), "{queries} × {keys}, {share} %");
         }
     }
     let wrong = Layout::from_mask(&[true; 5], Shape::new(2, 3));
@@ -201,10 +215,83 @@ fn masks_have_the_positions_of_patterns() {
         let aligned = keys as i64 - queries as i64;
         let active = |pair: usize| (pair % keys) as i64 <= (pair / keys) as i64 + aligned;
         let mask: Vec<bool> = (0..queries * keys).map(active).collect();
-        let (_, first_query, first_key) = Pattern::from_mask(&mask, queries, keys).unwrap();
-        assert_eq!(first_query - first_key, aligned);
         let layout = Layout::from_mask(&mask, Shape::new(queries, keys)).unwrap();
+        let first_query = layout.query_positions().get(0).unwrap();
+        assert_eq!(first_query - layout.key_positions().get(0).unwrap(), aligned);
         let causal = Layout::compile(&Pattern::causal(), &Shape::new(queries, keys)).unwrap();
         assert!(layout.same_pairs(&causal).unwrap());
     }
+}
+
+/// Tiles of any size, aligned with blocks or not, make the layout of their mask.
+#[test]
+fn tiles_are_layouts() {
+    let mut random = longspan_testing::Random::new(6);
+    for case in 0..400 {
+        let (queries, keys) = (1 + random.below(150) as usize, 1 + random.below(150) as usize);
+        let size = match case % 4 {
+            0 => (16, 32),
+            1 => (64, 64),
+            _ => (1 + random.below(90) as usize, 1 + random.below(90) as usize),
+        };
+        let block = BlockSize::new([16, 17, 64, 128][random.below(4) as usize]).unwrap();
+        let mut mask = vec![false; queries * keys];
+        let (mut starts, mut columns) = (vec![0], Vec::new());
+        let (mut numbers, mut masks) = (Vec::new(), Vec::<u8>::new());
+        for row in 0..queries.div_ceil(size.0) {
+            for column in 0..keys.div_ceil(size.1) {
+                if random.below(3) == 0 {
+                    continue;
+                }
+                let full = random.below(2) == 0;
+                columns.push(column as u32);
+                numbers.push((!full).then_some((masks.len() / (size.0 * size.1)) as u32));
+                for query in 0..size.0 {
+                    for key in 0..size.1 {
+                        // Pairs past the last token have any value, and all but 0 is active.
+                        let active = random.below(3);
+                        if !full {
+                            masks.push([0, 1, 255][active as usize]);
+                        }
+                        let (query, key) = (row * size.0 + query, column * size.1 + key);
+                        if query < queries && key < keys {
+                            mask[query * keys + key] = full || active != 0;
+                        }
+                    }
+                }
+            }
+            starts.push(columns.len());
+        }
+        let (starts, columns, numbers) = (&starts[..], &columns[..], &numbers[..]);
+        let tiles = Tiles { size, starts, columns, numbers, masks: &masks[..] };
+        let shape = Shape::new(queries, keys).block(block);
+        let layout = Layout::from_tiles(&shape, tiles).unwrap();
+        let whole = Layout::from_mask(&mask, shape).unwrap();
+        assert!(layout.same_pairs(&whole).unwrap(), "case {case}: {queries} × {keys}, {size:?}");
+    }
+}
+
+#[test]
+fn given_tiles_are_checked() {
+    let shape = Shape::new(40, 30);
+    let tiles = |size, starts: &[usize], columns: &[u32], numbers: &[Option<u32>]| {
+        let tiles = Tiles { size, starts, columns, numbers, masks: &[true; 800] };
+        Layout::from_tiles(&shape, tiles)
+    };
+    assert!(tiles((20, 20), &[0, 1, 3], &[0, 0, 1], &[None, Some(0), Some(1)]).is_ok());
+    let wrong = [
+        (tiles((0, 20), &[0], &[], &[]), "tiles of 0 × 20 pairs, expected at least 1 × 1"),
+        (tiles((20, 20), &[0, 0], &[], &[]), "2 starts of rows of tiles, expected 3"),
+        (tiles((20, 20), &[0, 2, 1], &[0], &[None]), "expected ascending from 0 to 1"),
+        (tiles((20, 20), &[0, 0, 1], &[0], &[]), "0 mask numbers for 1 tiles"),
+        (tiles((20, 20), &[0, 0, 1], &[0], &[Some(2)]), "a tile has mask 2 of 2"),
+        (tiles((20, 20), &[0, 0, 1], &[2], &[None]), "[2], expected ascending ones below 2"),
+        (tiles((20, 20), &[0, 0, 2], &[1, 1], &[None; 2]), "[1, 1], expected ascending"),
+    ];
+    for (layout, message) in wrong {
+        let error = refused(layout);
+        assert!(error.contains(message), "{error}");
+    }
+    let stopped = Layout::from_mask_with(&[true; 1200], shape, |_, _| ControlFlow::Break(()));
+    assert_eq!(stopped.unwrap_err(), Error::Stopped { row: 0, rows: 1 });
 }

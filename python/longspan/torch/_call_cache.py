@@ -3,16 +3,12 @@
 Layouts are compiled on the host. What kernels read of them lies on the device: block lists, the numbers and
 tables of a mask, indices of gathered tokens. Making these takes milliseconds and, where lengths, padding or
 offsets come as tensors of the device, a copy to the host, for which the device has to be waited for. So calls
-are kept per device, up to ``CACHE_BYTES`` of lists, and found again by the identity and the version of the
-tensors that they were made from: a tensor that is the same object and was not written to since is not read.
+are kept per device, up to ``CACHE_BYTES`` of lists, and found again by the identity of what they were made from.
 """
 
 from __future__ import annotations
 
-import threading
-import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy
@@ -21,6 +17,7 @@ from torch import Tensor
 
 from longspan import _mask_mod
 from longspan._longspan import DeviceCall, DevicePart
+from longspan.torch._identity_cache import IdentityCache
 from longspan.torch._views import Selection
 
 #: Bytes of lists and tables that are kept per device.
@@ -97,57 +94,6 @@ def on_device(numbers: Any, device: torch.device) -> Tensor:
     return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
 
 
-class _Entry(NamedTuple):
-    objects: list[Callable[[], Any]]
-    """What the calls were made from; None for a tensor that is gone."""
-    calls: list[Call]
-    nbytes: int
-
-
-class CallCache:
-    """Calls by what they were made from."""
-
-    def __init__(self, most: int = CACHE_BYTES):
-        self.most = most
-        self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(
-        self, key: Hashable, made_from: Sequence[Any], make: Callable[[], list[Call]]
-    ) -> list[Call]:
-        """The calls of a key and of the objects that they are made from, which are compared by identity;
-        tensors by version, too."""
-        versions = [_version(x) for x in made_from]
-        if None in versions:
-            return make()
-        key = (key, tuple(map(id, made_from)), tuple(versions))
-        with self._lock:
-            found = self._entries.get(key)
-            # Another object may have got the address of one that is gone.
-            if found is not None and all(get() is x for get, x in zip(found.objects, made_from)):
-                self._entries.move_to_end(key)
-                return found.calls
-        calls = make()
-        size = sum(call.nbytes for call in calls)
-        with self._lock:
-            self._entries[key] = _Entry([_reference(x) for x in made_from], calls, size)
-            self._entries.move_to_end(key)
-            total = sum(entry.nbytes for entry in self._entries.values())
-            while total > self.most and len(self._entries) > 1:
-                total -= self._entries.popitem(last=False)[1].nbytes
-        return calls
-
-    def clear(self) -> None:
-        with self._lock:
-            self._entries.clear()
-
-
-def _reference(x: Any) -> Callable[[], Any]:
-    return weakref.ref(x) if isinstance(x, Tensor) else lambda: x
-
-
-def _version(x: Any) -> int | None:
-    """How often a tensor was written to; None where torch does not count."""
-    if not isinstance(x, Tensor):
-        return 0
-    return None if x.is_inference() else x._version
+def call_cache() -> IdentityCache[list[Call]]:
+    """Calls on one device by what they were made from."""
+    return IdentityCache(CACHE_BYTES, lambda calls: sum(call.nbytes for call in calls))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from longspan import Layout, Pattern
 from longspan.torch._attention import attention, text_of
-from longspan.torch._engine import BLOCK, is_own
+from longspan.torch._mask_layouts import layout_of_mask
 
 #: Further than any key: the longest side of a window.
 _FAR = 1 << 60
@@ -38,8 +38,8 @@ def scaled_dot_product_attention(
     """torch's function of that name; ``attn_mask`` may be a pattern in place of a tensor.
 
     A tensor is bool, or holds 0 and -inf alone, and broadcasts to ``(batch, head, query, key)``. It is
-    read in every call, which costs more than attention over few pairs does: a mask that stays the same
-    is best made a ``Layout.from_mask`` once, and one with a rule a pattern.
+    read once for as long as it is the same tensor and not written to; a mask with a rule is best given
+    as a pattern, which is not read at all.
 
     ``sink_logits`` is that of ``attention``, which torch's function has not.
 
@@ -65,7 +65,7 @@ def scaled_dot_product_attention(
         query, key, value = query[None], key[None], value[None]
     pattern, offset = attn_mask, None
     if isinstance(attn_mask, Tensor):
-        pattern = _layout(attn_mask, (query.shape[0], query.shape[1], query.shape[2], key.shape[2]))
+        pattern = layout_of_mask(attn_mask, (*query.shape[:3], key.shape[2]))
     elif attn_mask is None:
         pattern, offset = ("causal", 0) if is_causal else ("full", None)
     out = attention(
@@ -82,45 +82,6 @@ def scaled_dot_product_attention(
     for _ in range(4 - axes):
         out = out[0]
     return out
-
-
-def _layout(mask: Tensor, shape: tuple[int, int, int, int]) -> Layout:
-    """The layout of a mask of pairs."""
-    if torch.compiler.is_compiling():
-        raise TypeError(
-            "attn_mask is a tensor, expected a pattern under torch.compile: what a mask holds is known "
-            "only when it runs"
-        )
-    if mask.ndim > 4 or any(size not in (1, full) for size, full in zip(mask.shape[::-1], shape[::-1])):
-        raise ValueError(
-            f"attn_mask has shape {tuple(mask.shape)}, expected one that broadcasts to {shape}"
-        )
-    if mask.requires_grad:
-        raise ValueError(
-            "attn_mask requires a gradient, which a mask of pairs has not: a bias by distance is "
-            "bias_table of longspan.torch.attention"
-        )
-    if mask.is_floating_point():
-        active = mask == 0
-        if not bool((active | (mask == -torch.inf)).all()):
-            raise ValueError(
-                "attn_mask adds numbers other than 0 and -inf, expected a mask of pairs: a bias by "
-                "distance is bias_table or alibi_slopes of longspan.torch.attention"
-            )
-    elif mask.dtype == torch.bool:
-        active = mask
-    else:
-        raise TypeError(f"attn_mask is a {mask.dtype} tensor, expected bool, or floating-point")
-    active = active.reshape((1,) * (4 - active.ndim) + active.shape)
-    # Axes along which it is the same are looked at once.
-    for axis in (0, 1):
-        if active.stride(axis) == 0:
-            active = active.narrow(axis, 0, min(1, active.shape[axis]))
-    active = active.expand(active.shape[0], active.shape[1], shape[2], shape[3])
-    if active.shape[0] * active.shape[1] == 0:
-        active = active.new_ones((1, 1, shape[2], shape[3]))
-    block = None if is_own(mask.device) else BLOCK
-    return Layout.from_mask(active.cpu().numpy(), block=block)
 
 
 @overload
@@ -232,7 +193,7 @@ def flash_attention(
         _turned("q", q),
         _turned("k", k),
         _turned("v", v),
-        _within(pattern, causal, window_size),
+        within_window(causal, window_size, pattern),
         scale=softmax_scale,
         enable_gqa=True,
         softcap=None if softcap == 0 else softcap,
@@ -257,8 +218,10 @@ def _turned(name: str, x: Tensor) -> Tensor:
     return x.transpose(1, 2)
 
 
-def _within(pattern: Pattern | str | None, causal: bool, window_size: tuple[int, int]) -> str:
-    """The text of a pattern inside a window."""
+def within_window(
+    causal: bool, window_size: tuple[int, int], pattern: Pattern | str | None = None
+) -> str:
+    """The text of a pattern inside a window of flash-attn."""
     left, right = window_size
     for side in (left, right):
         if side < -1:

@@ -20,8 +20,9 @@ from torch import Tensor
 import longspan
 from longspan._longspan import device_calls
 from longspan.torch import _run
-from longspan.torch._call_cache import Call, CallCache, prepared
+from longspan.torch._call_cache import Call, call_cache, prepared
 from longspan.torch._engine import BLOCK
+from longspan.torch._identity_cache import IdentityCache
 from longspan.torch._partials import Partial, add_rows, sink_gradient
 from longspan.torch._run import Found, Places, Scores
 from longspan.torch._views import dense_like, gather, within_32_bits
@@ -33,7 +34,7 @@ class DeviceEngine(abc.ABC):
     name: str
 
     def __init__(self) -> None:
-        self._caches: dict[torch.device, CallCache] = {}
+        self._caches: dict[torch.device, IdentityCache[list[Call]]] = {}
 
     # --- What a kernel does.
 
@@ -151,8 +152,8 @@ class DeviceEngine(abc.ABC):
 
         return self.cache(q.device).get(key, made_from, make)
 
-    def cache(self, device: torch.device) -> CallCache:
-        return self._caches.setdefault(device, CallCache())
+    def cache(self, device: torch.device) -> IdentityCache[list[Call]]:
+        return self._caches.setdefault(device, call_cache())
 
     def state(
         self, q: Tensor, k: Tensor, v: Tensor, calls: Sequence[Call], scores: Scores, saves: bool

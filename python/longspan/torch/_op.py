@@ -36,7 +36,7 @@ _SCORES = (
 )
 
 
-def _define(name: str, how: str, read: Callable[..., tuple[Any, Places]]) -> Any:
+def define(name: str, how: str, read: Callable[..., tuple[Any, Places]]) -> Any:
     """An operator and its backward pass. ``how`` are its arguments between queries, keys and values
     and those of ``_SCORES``; ``read`` puts them in the words of ``_run``."""
     count = len(Scores._fields)
@@ -116,14 +116,14 @@ def no_second_derivative(ctx, *_: Tensor):
     )
 
 
-attention = _define(
+attention = define(
     "attention",
     "str pattern, Tensor? key_padding, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
     "Tensor? query_offset, Tensor? key_offset, Tensor? global_tokens, Tensor? prefix",
     lambda pattern, *places: (pattern, Places(*places)),
 )
 
-dilated_attention = _define(
+dilated_attention = define(
     "dilated_attention",
     "int[] segment_lengths, int[] dilation_rates, str within, str? also, str overlap, "
     "Tensor? key_padding, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? query_offset",

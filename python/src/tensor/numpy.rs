@@ -78,3 +78,33 @@ fn masked(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
     static MASKED: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     MASKED.import(py, "numpy.ma", "MaskedArray")
 }
+
+/// The items of an array, to read.
+///
+/// # Safety
+///
+/// It must be contiguous and hold `len` valid items of the type; for `'a` it must live, and nothing may
+/// write to it.
+pub(crate) unsafe fn items<'a, T>(array: &Bound<'_, PyAny>, len: usize) -> PyResult<&'a [T]> {
+    // SAFETY: as this function demands; the exclusive borrow ends here.
+    unsafe { items_mut(array, len) }.map(|items| &*items)
+}
+
+/// The items of an array, to write.
+///
+/// # Safety
+///
+/// As of [`items`], and for `'a` nothing else may read it.
+pub(crate) unsafe fn items_mut<'a, T>(
+    array: &Bound<'_, PyAny>,
+    len: usize,
+) -> PyResult<&'a mut [T]> {
+    let interface = array.getattr(intern!(array.py(), "__array_interface__"))?;
+    let (address, _): (usize, bool) = interface.get_item("data")?.extract()?;
+    let data: *mut T = std::ptr::with_exposed_provenance_mut(address);
+    if len == 0 || !data.is_aligned() {
+        return if len == 0 { Ok(&mut []) } else { Err(errors::value("an array isn't aligned")) };
+    }
+    // SAFETY: this function demands `len` items there for `'a`; the address is aligned.
+    Ok(unsafe { std::slice::from_raw_parts_mut(data, len) })
+}

@@ -14,11 +14,14 @@ from longspan.torch import (
     Shards,
     attention,
     flash_attention,
+    flex_attention,
+    impl_calls,
     ring_attention,
     ring_loss,
     ring_positions,
     scale_loss,
     scaled_dot_product_attention,
+    score_mod,
     sum_gradients,
 )
 from torch import Tensor
@@ -34,6 +37,9 @@ def calls() -> None:
     flash: Tensor = flash_attention(turned, turned, turned, causal=True)
     flash_pair: tuple[Tensor, Tensor] = flash_attention(turned, turned, turned, return_lse=True)
     assert out.shape == pair[0].shape == same.shape and flash.shape == flash_pair[0].shape
+    capped: Tensor = flex_attention(q, q, q, score_mod(softcap=2.0))
+    counts: int = impl_calls().longspan + impl_calls().stock
+    assert capped.shape == out.shape and counts >= 0
 
 
 def either(return_lse: bool) -> Tensor:

@@ -23,6 +23,7 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::{Executor, Step, Threads, pin, threads};
@@ -47,8 +48,9 @@ use crate::error::Result;
 /// # Ok::<_, longspan::Error>(())
 /// ```
 pub struct Pool {
-    /// The workers of the process that used the pool last; null before the first use.
-    shared: AtomicPtr<Shared>,
+    /// The workers of the process that used the pool last; null before the first use. Boxed, so that tools
+    /// that look for leaks find them from here.
+    shared: AtomicPtr<Arc<Shared>>,
     /// Threads of a call at most, the calling thread included; `None` grows with what calls ask
     /// for.
     threads: Option<usize>,
@@ -100,14 +102,32 @@ impl Pool {
     pub fn trim(&self) {
         // Workers of another process are not here to be ended.
         if let Some(shared) = self.existing().filter(|shared| shared.is_of_this_process()) {
-            shared.retire();
+            drop(shared.retire());
+        }
+    }
+
+    /// [Ends all workers](Self::trim), and waits until they have ended: before their code is unloaded, or
+    /// threads are counted. Not from a hook of a call.
+    ///
+    /// ```
+    /// let pool = longspan::Pool::new(4)?;
+    /// # drop(&pool);
+    /// pool.join();
+    /// # Ok::<_, longspan::Error>(())
+    /// ```
+    pub fn join(&self) {
+        if let Some(shared) = self.existing().filter(|shared| shared.is_of_this_process()) {
+            for worker in shared.retire() {
+                // A worker's panics are those of the call whose task it ran.
+                let _ = worker.join();
+            }
         }
     }
 
     fn existing(&self) -> Option<&Shared> {
-        // SAFETY: the pointer is null or comes from `Arc::into_raw`, and the pool owns that count
-        // until it is dropped.
-        unsafe { self.shared.load(Ordering::Acquire).as_ref() }
+        // SAFETY: the pointer is null or comes from `Box::into_raw`, and the pool owns the box until it
+        // is dropped.
+        unsafe { self.shared.load(Ordering::Acquire).as_ref() }.map(|shared| &**shared)
     }
 
     fn shared(&self) -> Arc<Shared> {
@@ -115,24 +135,21 @@ impl Pool {
         let shared = match self.existing().filter(|shared| shared.is_of_this_process()) {
             Some(_) => old,
             None => {
-                let new = Arc::into_raw(Arc::<Shared>::default()).cast_mut();
+                let new = Box::into_raw(Box::<Arc<Shared>>::default());
                 // What a parent process left is not freed: its locks may be held.
                 match self.shared.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire) {
                     Ok(_) => new,
                     Err(other) => {
-                        // SAFETY: `new` came from `Arc::into_raw` and was given to nothing.
-                        drop(unsafe { Arc::from_raw(new) });
+                        // SAFETY: `new` came from `Box::into_raw` and was given to nothing.
+                        drop(unsafe { Box::from_raw(new) });
                         other
                     }
                 }
             }
         };
-        // SAFETY: `shared` came from `Arc::into_raw` here or in an earlier call, and the pool owns
-        // that count while `self` is borrowed.
-        unsafe {
-            Arc::increment_strong_count(shared);
-            Arc::from_raw(shared)
-        }
+        // SAFETY: `shared` came from `Box::into_raw` here or in an earlier call, and the pool owns the
+        // box while `self` is borrowed.
+        unsafe { (*shared).clone() }
     }
 }
 
@@ -170,8 +187,8 @@ impl Drop for Pool {
         self.trim();
         let shared = *self.shared.get_mut();
         if self.existing().is_some_and(Shared::is_of_this_process) {
-            // SAFETY: the pool's own count, which nothing uses any more.
-            drop(unsafe { Arc::from_raw(shared) });
+            // SAFETY: the pool's own box, which nothing uses any more.
+            drop(unsafe { Box::from_raw(shared) });
         }
     }
 }
@@ -201,6 +218,7 @@ struct State {
     /// Workers started since the last `retire`, and those of them that wait.
     workers: usize,
     idle: usize,
+    handles: Vec<JoinHandle<()>>,
     /// How often workers were told to end.
     generation: u64,
     /// Counts jobs and joins, to number the former and order the latter.
@@ -264,10 +282,9 @@ impl Shared {
                 cpu.inspect(|&cpu| pin::current_thread(cpu));
                 shared.work(generation);
             });
-            // The system has no more threads: fewer do the same work.
-            if worker.is_err() {
-                break;
-            }
+            // The system may have no more threads: fewer do the same work.
+            let Ok(worker) = worker else { break };
+            state.handles.push(worker);
             state.workers += 1;
         }
         state.clock += 1;
@@ -300,12 +317,15 @@ impl Shared {
         job.panic
     }
 
-    fn retire(&self) {
+    /// Tells all workers to end.
+    fn retire(&self) -> Vec<JoinHandle<()>> {
         let mut state = self.lock();
         state.generation += 1;
         (state.workers, state.idle) = (0, 0);
+        let handles = std::mem::take(&mut state.handles);
         drop(state);
         self.posted.notify_all();
+        handles
     }
 
     /// The life of a worker.

@@ -144,7 +144,7 @@ unsafe fn have_one_head(terms: Rows, lane: usize, count: usize) -> bool {
 /// written may be shared with anything else here.
 #[derive(Clone, Copy)]
 pub(crate) struct Adjust<'a> {
-    pub(crate) additions: Additions<'a>,
+    pub(crate) additions: &'a Additions<'a>,
     pub(crate) scale: f32,
     pub(crate) scores: Rows,
     pub(crate) rows: usize,
@@ -180,7 +180,7 @@ impl Adjust<'_> {
     /// That of [`Adjust`]; `QUERIES` must be its `queries_in_lanes`.
     #[inline(always)]
     unsafe fn tile<S: Simd, const QUERIES: bool>(&self, simd: S) {
-        let Additions { softcap, slopes, table, dropout, .. } = self.additions;
+        let Additions { softcap, slopes, table, dropout, .. } = *self.additions;
         let (zero, one) = (simd.splat(0.0), simd.splat(1.0));
         let scale = simd.splat(self.scale);
         let changes = self.additions.change_scores();

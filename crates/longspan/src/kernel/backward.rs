@@ -65,7 +65,7 @@ const OVER_KEYS: usize = 16;
 pub(crate) struct Backward<'a, X: FusedKernel> {
     pub(crate) tiles: X,
     pub(crate) scale: f32,
-    pub(crate) additions: Option<Additions<'a>>,
+    pub(crate) additions: Option<&'a Additions<'a>>,
     /// Whether gradients of tables or slopes are wanted.
     pub(crate) bias_gradients: bool,
     pub(crate) q: Raw<X::Element>,

@@ -57,7 +57,7 @@ impl BiasSums {
     pub(crate) unsafe fn add<S: Simd>(
         &mut self,
         simd: S,
-        additions: Additions<'_>,
+        additions: &Additions<'_>,
         head: usize,
         gradients: Rows,
         (queries, query_terms): (usize, Rows),
@@ -91,7 +91,7 @@ struct Touched {
 /// That of [`BiasSums::add`]; and where there is a table, sums of one of its rows must be readable
 /// and writable.
 struct AddTile<'a> {
-    additions: Additions<'a>,
+    additions: &'a Additions<'a>,
     gradients: Rows,
     queries: usize,
     keys: usize,

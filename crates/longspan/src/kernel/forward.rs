@@ -64,7 +64,7 @@ const FOLD: u32 = 1024;
 pub(crate) struct Forward<'a, X: FusedKernel> {
     pub(crate) tiles: X,
     pub(crate) scale: f32,
-    pub(crate) additions: Option<Additions<'a>>,
+    pub(crate) additions: Option<&'a Additions<'a>>,
     /// A logit per query head, for rows that are finished; see [`crate::softmax::finish`].
     pub(crate) sink_logits: Option<&'a [f32]>,
     pub(crate) q: Raw<X::Element>,

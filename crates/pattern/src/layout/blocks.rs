@@ -33,7 +33,8 @@ pub enum BlockMasks<'a> {
 
 impl Layout {
     /// A layout of given blocks, selected by content or by another library. The shape has lengths,
-    /// rows and block size; offsets, maps, padding and a mask budget are errors.
+    /// rows, block size and offsets, which say where tokens are; maps, padding and a mask budget are
+    /// errors.
     ///
     /// Blocks out of order, outside the shape, or with bits past the last token are errors. A
     /// block whose mask is all zeros is dropped; one whose mask is all ones becomes Full.
@@ -50,9 +51,9 @@ impl Layout {
         let frame = shape.resolve()?;
         let rows = frame.rows.len();
         let fail = |message: String| Err(Error::Blocks(message));
-        if shape.is_moved() {
+        if shape.is_restricted() {
             return fail(
-                "offsets, maps and padding are part of the blocks; omit them from the shape".into(),
+                "maps and padding are part of the blocks; omit them from the shape".into(),
             );
         }
         if shape.has_mask_budget() {

@@ -37,6 +37,11 @@ impl MaskTable {
         self.len() as u32 - 1
     }
 
+    /// All masks, contiguous.
+    pub(crate) fn words(&self) -> &[u64] {
+        &self.words
+    }
+
     pub(crate) fn bytes(&self) -> usize {
         self.words.capacity() * 8
     }

@@ -167,6 +167,9 @@ fn trimmed_and_dropped_pools_end_their_workers() {
     wait_until("workers that don't end", || shared.strong_count() == 1);
     run_on_exactly(&pool, 3);
     assert_eq!(shared.strong_count(), 3);
+    pool.join();
+    assert_eq!(shared.strong_count(), 1, "workers that were waited for");
+    run_on_exactly(&pool, 3);
     drop(pool);
     wait_until("workers that outlive their pool", || shared.strong_count() == 0);
 }
