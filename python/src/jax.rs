@@ -211,8 +211,8 @@ fn calls(call: &Call<'_>, operands: &Operands<'_>) -> Result<longspan::Options> 
     if let Some(logits) = operands.sink_logits {
         calls = calls.sink_logits(logits);
     }
-    if let (Some(p), Some(seed)) = (call.f32("dropout_p")?, operands.seed) {
-        calls = calls.dropout(Dropout::new(p.into(), seed)?);
+    if let (Some(p), Some(seed)) = (call.f64("dropout_p")?, operands.seed) {
+        calls = calls.dropout(Dropout::new(p, seed)?);
     }
     if let Some(threads) = call.i64("threads")? {
         calls = calls.threads(threads as usize);

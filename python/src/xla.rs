@@ -166,6 +166,7 @@ const S64: c_int = 5;
 const U32: c_int = 8;
 const F16: c_int = 10;
 const F32: c_int = 11;
+const F64: c_int = 12;
 const BF16: c_int = 16;
 
 /// A call of a handler.
@@ -297,6 +298,13 @@ impl<'a> Call<'a> {
         let value = self.scalar(name, F32)?;
         // SAFETY: `scalar` has found a value of this type.
         Ok(value.map(|value| unsafe { value.cast::<f32>().read_unaligned() }))
+    }
+
+    /// A number of 64 bits.
+    pub(crate) fn f64(&self, name: &str) -> Result<Option<f64>> {
+        let value = self.scalar(name, F64)?;
+        // SAFETY: `scalar` has found a value of this type.
+        Ok(value.map(|value| unsafe { value.cast::<f64>().read_unaligned() }))
     }
 
     /// An integer.

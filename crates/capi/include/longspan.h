@@ -128,7 +128,7 @@ typedef struct {
 typedef struct {
   // Handed to `progress`.
   void *context;
-  // Returns 0 to go on, and anything else to end the call with `LONGSPAN_STOPPED`. `total` is 0 while the
+  // Returns 0 to go on, and anything else to end the call with `LONGSPAN_STATUS_STOPPED`. `total` is 0 while the
   // call still prepares its work.
   int (*progress)(void *context, uint64_t done, uint64_t total);
 } longspan_hook;
@@ -307,7 +307,7 @@ longspan_status longspan_layout_compile(const char *pattern,
 // The layout of the pairs whose byte is not 0 in `mask`, `[batch or 1, heads or 1, tokens_q, tokens_k]`. The
 // queries are the last positions: the shape has no offsets and no padding. `hook` may be null.
 //
-// Requires: As of `longspan_layout_compile`; so many bytes may be read at `mask`.
+// Requires: As for `longspan_layout_compile`; so many bytes may be read at `mask`.
 longspan_status longspan_layout_from_mask(const uint8_t *mask,
                                           const longspan_shape *shape,
                                           const longspan_hook *hook,
@@ -368,7 +368,7 @@ longspan_status longspan_forward(const longspan_attention *attention,
 // the log-sum-exp (`dlse`, may be null). `lse_lo` may be null, which costs exactness of long rows. `hook`
 // may be null.
 //
-// Requires: As of `longspan_forward`; what `gradients` point to may be written.
+// Requires: As for `longspan_forward`; what `gradients` point to may be written.
 longspan_status longspan_backward(const longspan_attention *attention,
                                   const longspan_tensor *q,
                                   const longspan_tensor *k,
@@ -432,7 +432,7 @@ longspan_status longspan_cache_step(longspan_cache *cache,
 
 // Appends keys and values; no query attends yet. `lengths` as for `longspan_cache_step`.
 //
-// Requires: As of `longspan_cache_step`.
+// Requires: As for `longspan_cache_step`.
 longspan_status longspan_cache_append(longspan_cache *cache,
                                       const longspan_tensor *k,
                                       const longspan_tensor *v,

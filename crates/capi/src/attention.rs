@@ -321,7 +321,7 @@ pub unsafe extern "C" fn longspan_forward(
 ///
 /// # Safety
 ///
-/// As of `longspan_forward`; what `gradients` point to may be written.
+/// As for `longspan_forward`; what `gradients` point to may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn longspan_backward(
     attention: *const Attention,

@@ -107,7 +107,7 @@ pub unsafe extern "C" fn longspan_cache_step(
 ///
 /// # Safety
 ///
-/// As of `longspan_cache_step`.
+/// As for `longspan_cache_step`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn longspan_cache_append(
     cache: *mut Cache,

@@ -16,7 +16,7 @@ use crate::status::{Result, invalid};
 pub struct Hook {
     /// Handed to `progress`.
     pub context: *mut c_void,
-    /// Returns 0 to go on, and anything else to end the call with `LONGSPAN_STOPPED`. `total` is 0 while the
+    /// Returns 0 to go on, and anything else to end the call with `LONGSPAN_STATUS_STOPPED`. `total` is 0 while the
     /// call still prepares its work.
     pub progress:
         Option<unsafe extern "C" fn(context: *mut c_void, done: u64, total: u64) -> c_int>,

@@ -138,6 +138,9 @@ pub(crate) unsafe fn handle<'a, T>(name: &str, pointer: *const T) -> Result<&'a 
     unsafe { pointer.as_ref() }.ok_or_else(|| invalid(format!("{name} is null, expected a handle")))
 }
 
+/// Batch entries × heads of a layout at most: each takes some words of memory.
+const MAX_ENTRIES: usize = 1 << 24;
+
 struct Resolved {
     shape: longspan::Shape,
     /// Batch entries and heads that the layout is for; `None` for any.
@@ -158,6 +161,13 @@ unsafe fn resolve(shape: &Shape, differs: bool) -> Result<Resolved> {
              of calls: the layout differs by one of them (or leave both 0)"
         )));
     }
+    if batch.checked_mul(heads).is_none_or(|entries| entries > MAX_ENTRIES) {
+        let message = format!(
+            "shape.batch × shape.heads is {batch} × {heads}, expected at most 2^24: a layout that is the \
+             same for all has 0 of both"
+        );
+        return Err(Failure::new(Status::TooLarge, message));
+    }
     let mut resolved = longspan::Shape::new(tokens_q, tokens_k).key_offset(shape.key_offset);
     // SAFETY: as this function demands.
     if let Some(offset) = unsafe { shape.query_offset.as_ref() } {
@@ -168,9 +178,9 @@ unsafe fn resolve(shape: &Shape, differs: bool) -> Result<Resolved> {
     }
     let mut padding = Padding::None(batch.max(1));
     if padded {
-        let len = batch.checked_mul(2).ok_or_else(|| invalid("shape.batch is too large"))?;
         // SAFETY: as this function demands: two per batch entry.
-        let bounds = unsafe { list("key_padding", shape.key_padding, len) }?.unwrap_or_default();
+        let bounds =
+            unsafe { list("key_padding", shape.key_padding, 2 * batch) }?.unwrap_or_default();
         for (entry, pair) in bounds.as_chunks::<2>().0.iter().enumerate() {
             if pair[0] > pair[1] || pair[1] > tokens_k {
                 return Err(invalid(format!(
@@ -229,7 +239,7 @@ pub unsafe extern "C" fn longspan_layout_compile(
 ///
 /// # Safety
 ///
-/// As of `longspan_layout_compile`; so many bytes may be read at `mask`.
+/// As for `longspan_layout_compile`; so many bytes may be read at `mask`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn longspan_layout_from_mask(
     mask: *const u8,

@@ -20,7 +20,7 @@
 //! - A function that can fail returns `longspan_status`; 0 is success. `longspan_last_error` has the text
 //!   of the last failure on the calling thread. A function that fails writes nothing but results that are
 //!   not to be used.
-//! - Panics end at the boundary as `LONGSPAN_INTERNAL`.
+//! - Panics end at the boundary as `LONGSPAN_STATUS_INTERNAL`.
 //! - Structs with options begin with `size`, which the caller sets to the `sizeof` that it was compiled
 //!   with (`LONGSPAN_OPTIONS_INIT` and its like). Fields are only ever added at the end; 0 means that an
 //!   option isn't given. A library reads the fields that the caller has, and refuses a larger struct
@@ -30,8 +30,8 @@
 //!   `.ci/abi` fails when the library differs from it.
 //! - Handles are made by `…_create` or `…_compile` and released by `…_free`, which accepts null. A handle
 //!   may be used by several threads at once where the function takes it as `const`.
-//! - Memory belongs to whoever allocated it: the library writes only where it is told to, and keeps no
-//!   pointer to a caller's memory after a call but that of an executor.
+//! - The caller's memory stays the caller's: the library writes to the arguments that say so, and keeps no
+//!   pointer after a call but that of an executor.
 
 mod attention;
 mod cache;

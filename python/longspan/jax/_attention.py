@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
 import numpy
 
-import longspan
 from longspan import Dilated, Pattern
-from longspan.jax._call import Array, Static, call
+from longspan.jax._call import Array, Static, call, read
 
 _DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
 
@@ -181,17 +179,12 @@ def _selected(static: Static, pattern: Any, batch: int, heads: int) -> Static:
             f"pattern is a {type(pattern).__name__}, expected a longspan.Pattern, its text or a longspan.Dilated: it is "
             "a constant of a compiled program"
         )
-    own = _read(pattern) if isinstance(pattern, str) else pattern
+    own = read(pattern) if isinstance(pattern, str) else pattern
     if own.heads not in (None, heads):
         raise ValueError(f"pattern has {own.heads} heads, expected {heads}, as q")
     if own.batch not in (None, batch):
         raise ValueError(f"pattern has {own.batch} batch entries, expected {batch}, as q")
     return static._replace(pattern=str(own))
-
-
-@functools.lru_cache(maxsize=256)
-def _read(text: str) -> Pattern:
-    return longspan.Pattern(text)
 
 
 def _checked(q: Any, k: Any, v: Any) -> tuple[Array, Array, Array]:

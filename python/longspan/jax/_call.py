@@ -9,12 +9,19 @@ import jax
 import jax.numpy as jnp
 import numpy
 
+from longspan import Pattern
 from longspan._longspan import jax_handlers
 
 for _name, _address in jax_handlers():
     jax.ffi.register_ffi_target(_name, jax.ffi.pycapsule(_address), platform="cpu")
 
 Array = jax.Array
+
+
+@functools.lru_cache(maxsize=256)
+def read(text: str) -> Pattern:
+    """The pattern of a text."""
+    return Pattern(text)
 
 
 class Static(NamedTuple):
@@ -55,7 +62,7 @@ _KINDS = {
     "scale": numpy.float32,
     "softcap": numpy.float32,
     "bias_right": numpy.int64,
-    "dropout_p": numpy.float32,
+    "dropout_p": numpy.float64,
     "query_offset": numpy.int64,
     "key_offset": numpy.int64,
     "threads": numpy.int64,
@@ -120,11 +127,16 @@ def _forward(static: Static) -> Any:
         return Saved(*function(q, k, v, *operands.values(), **static.attributes(tuple(operands))))
 
     @forward.def_vmap
-    def batched(size: int, in_batched: Any, q: Array, k: Array, v: Array, operands: dict[str, Array]) -> Any:
-        fold = _Fold(size)
-        entries = [fold.entries(x, known) for x, known in zip((q, k, v), in_batched)]
-        saved = forward(*entries, fold.operands(operands, in_batched[3]))
-        return Saved(*map(fold.apart, saved)), Saved(True, True, True)
+    def batched(size: int, in_batched: Any, *arguments: Any) -> Any:
+        q, k, v, operands = arguments
+        fold = _Fold(size, q.shape[1 if in_batched[0] else 0])
+        if fold.is_possible(static, operands, in_batched[3]):
+            entries = [fold.entries(x, known) for x, known in zip((q, k, v), in_batched)]
+            saved = forward(*entries, fold.operands(operands, in_batched[3]))
+            saved = Saved(*map(fold.apart, saved))
+        else:
+            saved = _one_by_one(forward, in_batched, arguments)
+        return saved, Saved(True, True, True)
 
     return forward
 
@@ -144,32 +156,51 @@ def _backward(static: Static) -> Any:
         return tuple(function(*tensors, **static.attributes(tuple(operands))))
 
     @backward.def_vmap
-    def batched(
-        size: int, in_batched: Any, q: Array, k: Array, v: Array, operands: dict[str, Array],
-        saved: Saved, dout: Array, dlse: Array,
-    ) -> Any:
-        fold = _Fold(size)
-        names = [name for name in LEARNED if name in operands]
-        if names:
-            raise NotImplementedError(
-                f"longspan.jax: vmap over a gradient of {names[0]}, which is a sum over all batch entries: put "
-                "the axis of vmap into the batch"
-            )
-        entries = [fold.entries(x, known) for x, known in zip((q, k, v), in_batched)]
-        rows = [fold.entries(x, known) for x, known in zip(saved, in_batched[4])]
-        cotangents = [fold.entries(x, known) for x, known in zip((dout, dlse), in_batched[5:])]
-        operands = fold.operands(operands, in_batched[3])
-        gradients = backward(*entries, operands, Saved(*rows), *cotangents)
-        return tuple(map(fold.apart, gradients)), (True,) * len(gradients)
+    def batched(size: int, in_batched: Any, *arguments: Any) -> Any:
+        *tensors, operands, saved, dout, dlse = arguments
+        fold = _Fold(size, tensors[0].shape[1 if in_batched[0] else 0])
+        # Learned operands have a gradient per call, which is a sum over all of its batch entries.
+        if fold.is_possible(static, operands, in_batched[3]) and not any(n in operands for n in LEARNED):
+            entries = [fold.entries(x, known) for x, known in zip(tensors, in_batched)]
+            rows = [fold.entries(x, known) for x, known in zip(saved, in_batched[4])]
+            cotangents = [fold.entries(x, known) for x, known in zip((dout, dlse), in_batched[5:])]
+            operands = fold.operands(operands, in_batched[3])
+            gradients = backward(*entries, operands, Saved(*rows), *cotangents)
+            gradients = tuple(map(fold.apart, gradients))
+        else:
+            gradients = _one_by_one(backward, in_batched, arguments)
+        return gradients, (True,) * len(gradients)
 
     return backward
 
 
-class _Fold:
-    """Batches of calls as batch entries of one."""
+def _one_by_one(function: Any, in_batched: Any, arguments: Any) -> Any:
+    """The calls of a batch, one after the other."""
+    leaves, structure = jax.tree.flatten(arguments)
+    batched = jax.tree.leaves(in_batched)
 
-    def __init__(self, size: int):
-        self.size = size
+    def one(own: list[Array]) -> Any:
+        rest = iter(own)
+        of_call = [next(rest) if known else x for x, known in zip(leaves, batched)]
+        return function(*jax.tree.unflatten(structure, of_call))
+
+    return jax.lax.map(one, [x for x, known in zip(leaves, batched) if known])
+
+
+class _Fold:
+    """A batch of calls as batch entries of one, where each entry is computed as in a call of its own."""
+
+    def __init__(self, size: int, batch: int):
+        self.size, self.batch = size, batch
+
+    def is_possible(self, static: Static, operands: dict[str, Array], batched: dict[str, bool]) -> bool:
+        # Which pairs are dropped depends on the number of the entry, and so may patterns.
+        if "seed" in operands or (static.pattern is not None and read(static.pattern).batch is not None):
+            return False
+        return all(
+            not batched[name] or name in _PER_ENTRY or (name == "mask" and x.shape[1] == self.batch)
+            for name, x in operands.items()
+        )
 
     def entries(self, x: Array, batched: bool) -> Array:
         if not batched:
@@ -177,24 +208,13 @@ class _Fold:
         return x.reshape((self.size * x.shape[1], *x.shape[2:]))
 
     def apart(self, x: Array) -> Array:
-        return x.reshape((self.size, -1, *x.shape[1:]))
+        return x.reshape((self.size, self.batch, *x.shape[1:]))
 
     def operands(self, operands: dict[str, Array], batched: dict[str, bool]) -> dict[str, Array]:
-        folded = {}
-        for name, x in operands.items():
-            of_entries = x.shape[1 if batched[name] else 0] if name == "mask" else 1
-            if name in _PER_ENTRY or (name == "mask" and (batched[name] or of_entries > 1)):
-                if name == "mask" and batched[name] and of_entries == 1:
-                    raise NotImplementedError(
-                        "longspan.jax: vmap over a mask that is the same for all batch entries: broadcast its "
-                        "first axis to the batch"
-                    )
-                folded[name] = self.entries(x, batched[name])
-            elif batched[name]:
-                raise NotImplementedError(
-                    f"longspan.jax: vmap over {name}, expected it the same for all: vmap over q, k, v, key_padding "
-                    "and masks per batch entry, and loop over the others"
-                )
-            else:
-                folded[name] = x
-        return folded
+        # A mask of one entry that is the same for all calls is one of all entries.
+        return {
+            name: self.entries(x, batched[name])
+            if name in _PER_ENTRY or (name == "mask" and (batched[name] or x.shape[0] > 1))
+            else x
+            for name, x in operands.items()
+        }

@@ -319,6 +319,12 @@ def varlen_forward(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropou
     """``aten::_flash_attention_forward`` on the CPU."""
     _refuse(dropout_p=dropout_p, return_debug_mask=return_debug_mask, num_splits=num_splits)
     _refuse(block_table=block_table is not None)
+    for name, x in (("alibi_slopes", alibi_slopes), ("seqused_k", seqused_k)):
+        if x is not None and torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value)):
+            raise NotImplementedError(
+                f"longspan: {name} with gradients, which aten's backward pass does not know of: "
+                "longspan.torch.flash_attention has them"
+            )
     sequences = _Sequences.read(
         query, key, (cum_seq_q, cum_seq_k), (max_q, max_k), is_causal,
         (window_size_left, window_size_right), scale, alibi_slopes, seqused_k,

@@ -427,6 +427,21 @@ def test_what_varlen_refuses(active, options, message):
         varlen_attn(q, q, q, **arguments)
 
 
+@pytest.mark.parametrize("name", ["alibi_slopes", "seqused_k"])
+def test_what_the_backward_pass_does_not_know_of(active, name):
+    """torch refuses these under gradients in ``varlen_attn``; its operator would ignore them."""
+    q, cu = torch.randn(40, 2, 16), torch.tensor([0, 40], dtype=torch.int32)
+    option = {"alibi_slopes": torch.tensor([0.5, 0.1]), "seqused_k": torch.tensor([30], dtype=torch.int32)}
+    call = functools.partial(torch.ops.aten._flash_attention_forward, cum_seq_q=cu, cum_seq_k=cu, max_q=40, max_k=40,
+                             dropout_p=0.0, is_causal=False, return_debug_mask=False, **{name: option[name]})
+    assert not call(q, q, q)[0].equal(call(q, q, q, **{name: None})[0])
+    q.requires_grad_()
+    with torch.no_grad():
+        call(q, q, q)
+    with pytest.raises(NotImplementedError, match=f"{name} with gradients"):
+        call(q, q, q)
+
+
 def test_activation_by_others_and_twice(active):
     q = torch.randn(1, 2, 100, 16)
     activate_flash_attention_impl("longspan")

@@ -1,7 +1,11 @@
 """FlexAttention's call on the CPU: masks of attention-gym's kinds, gradients, what is kept and what is refused."""
 
+import collections
 import functools
+import itertools
 import os
+import random
+import types
 
 import dense
 import numpy
@@ -315,6 +319,10 @@ def test_captured_functions_of_every_kind():
         def method(self, b, h, q, k):
             return k - q < self.size
 
+    class Module(torch.nn.Module):
+        def forward(self, b, h, q, k):
+            return q < k
+
     first = Callable(3)
 
     def readings():
@@ -323,6 +331,7 @@ def test_captured_functions_of_every_kind():
             "method": first.method,
             "partial": functools.partial(lambda w, b, h, q, k: q - k < w, 5),
             "default": lambda b, h, q, k, w=table: q < w[0],
+            "module": Module(),
             "nested": flex.and_masks(first, lambda b, h, q, k: table[q] == k),
             "torch": lambda b, h, q, k: torch.where(q < k, q == k, q > k),
         }
@@ -337,6 +346,49 @@ def test_captured_functions_of_every_kind():
     assert before["object"].values != after["object"].values
     assert before["method"].values != after["method"].values
     assert before["nested"].values != after["nested"].values
+
+
+def test_variables_at_any_depth_are_watched():
+    """Of modules within modules, of classes, of functions, behind methods written in C."""
+    package, inner = types.ModuleType("package"), types.ModuleType("package.inner")
+    package.inner, inner.width = inner, 1
+
+    class Window:
+        width = 1
+
+        def __call__(self, b, h, q, k):
+            return q - k < self.width
+
+    def rule(b, h, q, k):
+        return q - k < rule.width
+
+    rule.width, table, window = 1, {0: 1}, Window()
+    get = table.get
+    functions = {
+        "module": (lambda b, h, q, k: q - k < package.inner.width, lambda x: setattr(inner, "width", x)),
+        "class": (window, lambda x: setattr(Window, "width", x)),
+        "function": (rule, lambda x: setattr(rule, "width", x)),
+        "bound": (lambda b, h, q, k: q - k < get(0), lambda x: table.update({0: x})),
+        "NumPy": (lambda b, h, q, k, w=[numpy.int64(1)]: q - k < w[0], None),
+    }
+    functions["NumPy"] = (functions["NumPy"][0], lambda x: functions["NumPy"][0].__defaults__[0].__setitem__(0, numpy.int64(x)))
+    for name, (function, change) in functions.items():
+        before, again = _captured.read(function), _captured.read(function)
+        assert before is not None and before.values == again.values, name
+        change(2)
+        assert _captured.read(function).values != before.values, name
+
+
+class Queue(collections.deque):
+    """Its items are in no attribute."""
+
+
+HIDDEN = [Queue([3]), {(3,)}, random.Random(0), random.Random(0).random, numpy.array([3]), itertools.count()]
+
+
+@pytest.mark.parametrize("captured", HIDDEN, ids=lambda x: type(x).__name__)
+def test_state_out_of_sight_is_not_guessed(captured):
+    assert _captured.read(lambda b, h, q, k: captured and q < k) is None
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # Dynamo reads it at every break.

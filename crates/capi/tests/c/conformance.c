@@ -64,7 +64,7 @@ static void both_passes(longspan_attention *attention, sizes s, pairs active) {
   CHECK(close_to(dq, t.dq, rows * s.dim));
   CHECK(close_to(dk, t.dk, keys * s.dim));
   CHECK(close_to(dv, t.dv, keys * s.value_dim));
-  // Without rows that nobody wants.
+  // Without the log-sum-exp.
   memset(out, 0xff, rows * s.value_dim * sizeof(float));
   OK(longspan_forward(attention, &tq, &tk, &tv, &tout, NULL, NULL, NULL));
   CHECK(close_to(out, t.out, rows * s.value_dim));

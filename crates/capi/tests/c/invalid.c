@@ -49,6 +49,10 @@ static void of_layouts(void) {
   REFUSED(longspan_layout_compile("causal", &s, NULL, &layout), TOO_LARGE, "2^60");
   s = good, s.batch = 1;
   REFUSED(longspan_layout_compile("causal", &s, NULL, &layout), INVALID_ARGUMENT, "shape.heads is 0");
+  s = good, s.batch = (size_t)1 << 40, s.heads = 1;
+  REFUSED(longspan_layout_compile("causal", &s, NULL, &layout), TOO_LARGE, "1099511627776 × 1");
+  s.tokens_q = s.tokens_k = 0;
+  REFUSED(longspan_layout_from_mask(NULL, &s, NULL, &layout), TOO_LARGE, "2^24");
   s = good, s.batch = s.heads = 1, s.key_padding = padding;
   REFUSED(longspan_layout_compile("causal", &s, NULL, &layout), INVALID_ARGUMENT, "entry 0 is 0 to 40");
   s.key_padding = back;
