@@ -28,7 +28,9 @@ pyo3::create_exception!(
 pub(crate) fn raise(error: Error) -> PyErr {
     match error {
         Error::Pattern(error) => raise_pattern(error),
-        Error::Overflow { .. } => PyOverflowError::new_err(error.to_string()),
+        Error::Overflow { .. } | Error::TooManyHeads { .. } => {
+            PyOverflowError::new_err(error.to_string())
+        }
         Error::OutOfMemory { .. } | Error::TooManyWeights { .. } => {
             PyMemoryError::new_err(error.to_string())
         }

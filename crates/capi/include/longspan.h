@@ -11,6 +11,23 @@
 #include <stddef.h>
 #include <stdint.h>
 
+// Structs that carry their size: `longspan_options options = LONGSPAN_OPTIONS_INIT;`
+#ifdef __cplusplus
+template <typename T> T longspan_init_() {
+  T value{};
+  value.size = sizeof(T);
+  return value;
+}
+#define LONGSPAN_INIT_(type) longspan_init_<type>()
+#else
+#define LONGSPAN_INIT_(type) ((type){.size = sizeof(type)})
+#endif
+#define LONGSPAN_SHAPE_INIT LONGSPAN_INIT_(longspan_shape)
+#define LONGSPAN_LAYOUT_INFO_INIT LONGSPAN_INIT_(longspan_layout_info)
+#define LONGSPAN_OPTIONS_INIT LONGSPAN_INIT_(longspan_options)
+#define LONGSPAN_BRANCHES_INIT LONGSPAN_INIT_(longspan_branches)
+#define LONGSPAN_GRADIENTS_INIT LONGSPAN_INIT_(longspan_gradients)
+
 // 32-bit floating point.
 #define LONGSPAN_F32 0
 
@@ -453,20 +470,3 @@ longspan_status longspan_cache_clear(longspan_cache *cache, size_t entry);
 #endif  // __cplusplus
 
 #endif  /* LONGSPAN_H */
-
-// Structs that carry their size: `longspan_options options = LONGSPAN_OPTIONS_INIT;`
-#ifdef __cplusplus
-template <typename T> T longspan_init_() {
-  T value{};
-  value.size = sizeof(T);
-  return value;
-}
-#define LONGSPAN_INIT_(type) longspan_init_<type>()
-#else
-#define LONGSPAN_INIT_(type) ((type){.size = sizeof(type)})
-#endif
-#define LONGSPAN_SHAPE_INIT LONGSPAN_INIT_(longspan_shape)
-#define LONGSPAN_LAYOUT_INFO_INIT LONGSPAN_INIT_(longspan_layout_info)
-#define LONGSPAN_OPTIONS_INIT LONGSPAN_INIT_(longspan_options)
-#define LONGSPAN_BRANCHES_INIT LONGSPAN_INIT_(longspan_branches)
-#define LONGSPAN_GRADIENTS_INIT LONGSPAN_INIT_(longspan_gradients)

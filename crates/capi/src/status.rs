@@ -53,7 +53,7 @@ impl From<longspan::Error> for Failure {
         let status = match &error {
             Error::Pattern(error) => of_pattern(error),
             Error::OutOfMemory { .. } | Error::TooManyWeights { .. } => Status::OutOfMemory,
-            Error::Overflow { .. } => Status::TooLarge,
+            Error::Overflow { .. } | Error::TooManyHeads { .. } => Status::TooLarge,
             Error::Isa { .. } => Status::Unsupported,
             Error::Stopped { .. } => Status::Stopped,
             _ => Status::InvalidArgument,

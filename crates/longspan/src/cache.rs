@@ -279,6 +279,7 @@ impl KvCache {
     fn slots_for<E: Element>(&mut self, k: &View<'_, E>, v: &View<'_, E>) -> Result<&mut Slots<E>> {
         if self.held.is_none() {
             let (dims, reach) = (k.dims(), self.patterns.reach());
+            check::heads(dims)?;
             if let Some(entries) = self.patterns.entries() {
                 check::axis("k", "batch", dims.batch, entries, "as the patterns")?;
             }

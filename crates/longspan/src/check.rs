@@ -56,8 +56,22 @@ pub(crate) fn layouts(layouts: &Layouts, q: Dims, k: Dims) -> Result<()> {
     Ok(())
 }
 
+/// Batch entries × heads of a call at most: each has an entry in the list of tasks, also where there are no
+/// tokens, and indices of both are 32 bits wide.
+const MOST_HEADS: usize = 1 << 28;
+
+/// Whether a tensor of these dims has as many batch entries and heads as a call can have.
+pub(crate) fn heads(dims: Dims) -> Result<()> {
+    match dims.batch.checked_mul(dims.heads.max(1)) {
+        Some(heads) if heads <= MOST_HEADS => Ok(()),
+        _ => Err(Error::TooManyHeads { dims }),
+    }
+}
+
 /// Whether queries and keys of these dims fit each other, but for their head dims.
 pub(crate) fn query_and_key(q: Dims, k: Dims) -> Result<()> {
+    heads(q)?;
+    heads(k)?;
     axis("k", "batch", k.batch, q.batch, "as q")?;
     if k.heads == 0 && q.heads != 0 || k.heads != 0 && !q.heads.is_multiple_of(k.heads) {
         return Err(Error::Heads { query: q.heads, key: k.heads });

@@ -25,6 +25,12 @@ pub enum Error {
         /// Its axes.
         dims: Dims,
     },
+    /// More batch entries and heads than tasks can number.
+    #[error("a tensor of {dims:?}: batch entries × heads, expected at most 2^28")]
+    TooManyHeads {
+        /// Its axes.
+        dims: Dims,
+    },
     /// Memory that the system hasn't got.
     #[error(
         "out of memory: an allocation of {bytes} bytes failed; use fewer tokens, heads or batch \

@@ -1,9 +1,9 @@
 //! What can't be done is an error that names the value and the rule; nothing is ignored.
 
 use longspan::{
-    Attention, BlockSize, Dims, Error, GradientsMut, Hook, Inputs, Isa, Layout, LayoutSet, Order,
-    OutputGradient, OutputMut, OutputRef, Padding, Pattern, RowStatistics, Score, Shape, State,
-    Strides, Tensor, Threads, View, ViewMut, merge_outputs, row_deltas,
+    Attention, BlockSize, Dims, Error, GradientsMut, Hook, Inputs, Isa, KvCache, Layout, LayoutSet,
+    Order, OutputGradient, OutputMut, OutputRef, Padding, Pattern, RowStatistics, Score, Shape,
+    State, Strides, Tensor, Threads, View, ViewMut, merge_outputs, row_deltas,
 };
 
 mod overlap;
@@ -140,6 +140,14 @@ fn sizes_that_can_not_be_counted() {
         // SAFETY: refused before anything is read.
         let view = unsafe { View::from_raw(data.as_ptr(), d, strides(stride)) };
         refused(view, &["64 bits"]);
+    }
+    // No tokens, but batch entries that tasks would number.
+    for many in [dims(1 << 40, 0, 1, 8), dims(1 << 20, 0, 1 << 20, 8)] {
+        let error = refused(forward(many, many, many), &["2^28"]);
+        assert_eq!(error, Error::TooManyHeads { dims: many });
+        refused(forward(dims(1, 0, 0, 8), many, many), &["2^28"]);
+        let mut cache = KvCache::new(Pattern::causal());
+        refused(cache.append(tensor(many).view(), tensor(many).view()), &["2^28"]);
     }
     // No elements, whatever the other axes say.
     let none: [f32; 0] = [];
