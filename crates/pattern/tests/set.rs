@@ -279,12 +279,14 @@ fn given_tiles_are_checked() {
         Layout::from_tiles(&shape, tiles)
     };
     assert!(tiles((20, 20), &[0, 1, 3], &[0, 0, 1], &[None, Some(0), Some(1)]).is_ok());
+    assert!(tiles((usize::MAX, usize::MAX), &[0, 1], &[0], &[None]).is_ok());
     let wrong = [
         (tiles((0, 20), &[0], &[], &[]), "tiles of 0 × 20 pairs, expected at least 1 × 1"),
         (tiles((20, 20), &[0, 0], &[], &[]), "2 starts of rows of tiles, expected 3"),
         (tiles((20, 20), &[0, 2, 1], &[0], &[None]), "expected ascending from 0 to 1"),
         (tiles((20, 20), &[0, 0, 1], &[0], &[]), "0 mask numbers for 1 tiles"),
         (tiles((20, 20), &[0, 0, 1], &[0], &[Some(2)]), "a tile has mask 2 of 2"),
+        (tiles((usize::MAX, 2), &[0, 1], &[0], &[Some(0)]), "a tile has mask 0 of 0"),
         (tiles((20, 20), &[0, 0, 1], &[2], &[None]), "[2], expected ascending ones below 2"),
         (tiles((20, 20), &[0, 0, 2], &[1, 1], &[None; 2]), "[1, 1], expected ascending"),
     ];

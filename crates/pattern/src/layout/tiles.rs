@@ -254,7 +254,7 @@ fn check<B>(frame: &Frame, tiles: &Tiles<'_, B>) -> Result<()> {
     if numbers.len() != columns.len() {
         return fail(format!("{} mask numbers for {} tiles", numbers.len(), columns.len()));
     }
-    let count = masks.len() / (queries * keys);
+    let count = queries.checked_mul(keys).map_or(0, |pairs| masks.len() / pairs);
     if let Some(number) = numbers.iter().flatten().find(|&&number| number as usize >= count) {
         return fail(format!("a tile has mask {number} of {count}"));
     }
