@@ -100,7 +100,12 @@ fn are_disjoint(components: &[Component], sizes: &Sizes) -> bool {
     }
     let places = components.iter().map(|component| component.place.map_or(0, |place| place.entry));
     let entries = places.max().map_or(0, |last| last + 1);
-    let mut taken = vec![0_u64; (entries * sizes.heads * sizes.queries).div_ceil(64)];
+    let (mut taken, words) = (Vec::new(), (entries * sizes.heads * sizes.queries).div_ceil(64));
+    // Rows that no memory holds, of which a caller asks what they need, count as shared.
+    if taken.try_reserve_exact(words).is_err() {
+        return false;
+    }
+    taken.resize(words, 0_u64);
     components.iter().all(|component| {
         let entry = component.place.map_or(0, |place| place.entry);
         let Some((queries, _)) = component.part.of(entry) else { return false };
